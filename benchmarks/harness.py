@@ -1,0 +1,178 @@
+"""What every benchmark shares: samples taken in turn, cases with a target, and one form of result."""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Final, Generic, TypeVar
+
+SIGNIFICANT_DIGITS: Final = 4
+ENOUGH_FOR_P99: Final = 100
+
+SizesT = TypeVar("SizesT")
+
+
+class Goal(Enum):
+    """What is held against the target, in which direction, as the sentence of the result says it."""
+
+    RATIO_AT_MOST = "ratio is ours/beside, lower is better; met when ratio <= target"
+    RATIO_AT_LEAST = "ratio is ours/beside, higher is better; met when ratio >= target"
+    DIFFERENCE_AT_MOST = "ratio is ours/beside; met when ours - beside <= target, in the unit given"
+
+
+def median(samples: Sequence[float]) -> float:
+    """Give the middle of the samples. Raises `ValueError` when there is none."""
+    if not samples:
+        raise ValueError("nothing was measured")
+    return statistics.median(samples)
+
+
+def spread(samples: Sequence[float]) -> dict[str, float | int]:
+    """Tell how far the samples lie apart; the 99th percentile only where there are enough of them to have one."""
+    told: dict[str, float | int] = {
+        "samples": len(samples),
+        "min": rounded(min(samples)),
+        "median": rounded(median(samples)),
+        "max": rounded(max(samples)),
+    }
+    if len(samples) >= ENOUGH_FOR_P99:
+        told["p99"] = rounded(statistics.quantiles(samples, n=100, method="inclusive")[98])
+    return told
+
+
+def rounded(value: float) -> float:
+    """Round to the digits that a benchmark can mean."""
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One thing measured: the samples of the library and of what it is compared with, in the same unit."""
+
+    name: str
+    ours: Sequence[float]
+    beside: Sequence[float]
+    unit: str
+    goal: Goal
+    target: float
+
+    @property
+    def ratio(self) -> float:
+        """Median of ours by median of beside. Raises `ValueError` where that says nothing."""
+        beside = median(self.beside)
+        if beside <= 0:
+            raise ValueError(f"{self.name}: what it is compared with measured {beside:g} {self.unit}")
+        return rounded(median(self.ours) / beside)
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the target is reached, by the figures as they are shown."""
+        match self.goal:
+            case Goal.RATIO_AT_MOST:
+                return self.ratio <= self.target
+            case Goal.RATIO_AT_LEAST:
+                return self.ratio >= self.target
+            case Goal.DIFFERENCE_AT_MOST:
+                return rounded(median(self.ours) - median(self.beside)) <= self.target
+
+    def told(self) -> dict[str, Any]:
+        """Give the case as it stands in the result."""
+        return {
+            "name": self.name,
+            "ours": rounded(median(self.ours)),
+            "beside": rounded(median(self.beside)),
+            "unit": self.unit,
+            "ratio": self.ratio,
+            "target": self.target,
+            "met": self.is_met,
+            "meaning": self.goal.value,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a benchmark found: its cases, and what else belongs to the conditions."""
+
+    cases: Sequence[Case]
+    conditions: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark(Generic[SizesT]):
+    """A benchmark by name. `sizes` is a frozen dataclass of whole numbers; each of its fields is an option."""
+
+    name: str
+    summary: str
+    sizes: SizesT
+    run: Callable[[SizesT], Measured]
+
+
+def alternate(
+    rounds: int, ours: Callable[[], float], beside: Callable[[], float], *, warm_up: int = 1
+) -> tuple[list[float], list[float]]:
+    """Measure in turn: ours, beside, ours, beside, ...; the first `warm_up` rounds do not count.
+
+    Each callable gives what it measured, so that preparing and clearing away can stay out of it.
+    """
+    pairs = [(ours(), beside()) for _ in range(warm_up + rounds)][warm_up:]
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def result(name: str, measured: Measured, conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Put the result together: the object that `--json` prints."""
+    spreads = {case.name: {"ours": spread(case.ours), "beside": spread(case.beside)} for case in measured.cases}
+    return {
+        "benchmark": name,
+        "conditions": {**conditions, **measured.conditions, "spread": spreads},
+        "cases": [case.told() for case in measured.cases],
+    }
+
+
+def as_json(found: Mapping[str, Any]) -> str:
+    """Render a result as one JSON object."""
+    return json.dumps(found, indent=2, ensure_ascii=False)
+
+
+_COLUMNS: Final = ("case", "ours", "beside", "unit", "ratio", "target", "met")
+
+
+def cells(case: Mapping[str, Any]) -> list[str]:
+    """Give the columns of a case of a result, as text."""
+    sign = {Goal.RATIO_AT_LEAST.value: "≥", Goal.DIFFERENCE_AT_MOST.value: "+"}.get(case["meaning"], "≤")
+    return [
+        case["name"],
+        f"{case['ours']:,.6g}",
+        f"{case['beside']:,.6g}",
+        case["unit"],
+        f"{case['ratio']:.3g}",
+        f"{sign} {case['target']:g}",
+        "yes" if case["met"] else "NO",
+    ]
+
+
+def as_table(found: Mapping[str, Any]) -> str:
+    """Render a result for a person."""
+    rows = [list(_COLUMNS), *(cells(case) for case in found["cases"])]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_COLUMNS))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    spreads = found["conditions"]["spread"]
+    details = [
+        f"{name}, {side}: " + ", ".join(f"{word} {value:g}" for word, value in told.items())
+        for name, sides in spreads.items()
+        for side, told in sides.items()
+    ]
+    others = [
+        f"{word}: {value if isinstance(value, str | int | float) else json.dumps(value, ensure_ascii=False)}"
+        for word, value in found["conditions"].items()
+        if word != "spread"
+    ]
+    return "\n".join([found["benchmark"], "", *lines, "", *details, "", *others])
+
+
+def as_markdown(results: Sequence[Mapping[str, Any]]) -> str:
+    """Render the cases of several results as one table for the documentation."""
+    rows = [["benchmark", *_COLUMNS]]
+    rows += [[found["benchmark"], *cells(case)] for found in results for case in found["cases"]]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "| --- " * len(rows[0]) + "|", *lines[1:]])

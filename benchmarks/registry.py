@@ -1,0 +1,13 @@
+"""The benchmarks there are; a new one is a module with a `BENCHMARK`, added here."""
+
+from typing import Any, Final
+
+from benchmarks import batch, claim, start_up, world_state
+from benchmarks.harness import Benchmark
+
+BENCHMARKS: Final[tuple[Benchmark[Any], ...]] = (
+    claim.BENCHMARK,
+    world_state.BENCHMARK,
+    batch.BENCHMARK,
+    start_up.BENCHMARK,
+)

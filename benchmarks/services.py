@@ -1,0 +1,69 @@
+"""The broker of a benchmark: its own, on free ports, in a temporary folder, gone afterwards."""
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import Producer
+
+from marshal_dagster.devkafka import running_kafka
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+
+COORDINATION_PARTITIONS: Final = 8
+LIKE_A_COORDINATION_TOPIC: Final = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
+_FLUSH_WITHIN_S: Final = 120.0
+
+
+@contextmanager
+def broker() -> Iterator[KafkaConnection]:
+    """Start one broker and stop it at the end."""
+    with tempfile.TemporaryDirectory(prefix="marshal-benchmark-") as folder, running_kafka(Path(folder)) as cluster:
+        yield KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=60)
+
+
+def create_coordination_topic(connection: KafkaConnection, name: str) -> None:
+    """Make a topic with the settings and the number of partitions of a coordination topic."""
+    with Topics(connection) as topics:
+        topics.create(name, COORDINATION_PARTITIONS, 1, LIKE_A_COORDINATION_TOPIC)
+
+
+def load(connection: KafkaConnection, topic: str, records: Iterable[tuple[int, bytes | None]]) -> int:
+    """Write (partition, value) records as fast as may be, in order within a partition; give their number.
+
+    Raises `RuntimeError` when not all of them arrived.
+    """
+    failed: list[str] = []
+
+    def note(error: Any, _: object) -> None:  # noqa: ANN401 - the client library's
+        if error is not None:
+            failed.append(str(error))
+
+    producer = Producer(
+        {
+            "bootstrap.servers": connection.bootstrap_servers,
+            "enable.idempotence": True,
+            "linger.ms": 20,
+            "batch.size": 1_000_000,
+            "queue.buffering.max.messages": 200_000,
+            "delivery.report.only.error": True,
+            "log_level": 3,  # a young cluster's first refusals are warnings, and are tried again
+        }
+    )
+    count = 0
+    for partition, value in records:
+        while True:
+            try:
+                producer.produce(topic, value, partition=partition, on_delivery=note)
+                break
+            except BufferError:
+                producer.poll(0.05)
+        count += 1
+    unsent = producer.flush(_FLUSH_WITHIN_S)
+    if unsent or failed:
+        raise RuntimeError(
+            f"of {count} records for {topic!r} {unsent} were not sent, {len(failed)} failed: {failed[:3]}"
+        )
+    return count

@@ -1,0 +1,24 @@
+"""The deployable code location: it only puts together. Loading it needs neither Kafka nor Java."""
+
+from dagster import Definitions
+
+from jobs.flights import GROUP, flights_job, flights_schedule, reprocess_flights_job
+from jobs.settings import CONNECTION, COORDINATION_TOPIC, HEARTBEAT_INTERVAL_S
+from marshal_dagster.resources import ClaimerResource, RationalizerResource
+from sensors.stale_claims import stale_flights_sensor
+
+defs = Definitions(
+    jobs=[flights_job, reprocess_flights_job],
+    schedules=[flights_schedule],
+    sensors=[stale_flights_sensor],
+    resources={
+        "claimer": ClaimerResource(
+            connection=CONNECTION,
+            coordination_topic=COORDINATION_TOPIC,
+            group=GROUP,
+            heartbeat_interval_s=HEARTBEAT_INTERVAL_S,
+            delivery="effectively_once",
+        ),
+        "rationalizer": RationalizerResource(connection=CONNECTION, coordination_topic=COORDINATION_TOPIC),
+    },
+)

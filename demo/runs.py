@@ -1,0 +1,50 @@
+"""What Dagster says of its runs."""
+
+import re
+from dataclasses import dataclass
+
+import dagster as dg
+
+_PID = re.compile(r"\(pid: (\d+)\)")
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The runs of one Dagster instance."""
+
+    instance: dg.DagsterInstance
+
+    def all(self) -> list[dg.DagsterRun]:
+        """Give every run, the newest first."""
+        return list(self.instance.get_runs())
+
+    def get(self, run_id: str) -> dg.RunRecord:
+        """Give one run with its times."""
+        record = self.instance.get_run_record_by_id(run_id)
+        if record is None:
+            raise LookupError(f"Dagster knows no run {run_id}")
+        return record
+
+    def running(self) -> list[str]:
+        """Give the ids of the runs that are at work now."""
+        at_work = dg.RunsFilter(statuses=[dg.DagsterRunStatus.STARTED])
+        return [run.run_id for run in self.instance.get_runs(at_work)]
+
+    def all_ended(self) -> bool:
+        """Tell whether no run is queued or at work."""
+        return all(run.is_finished for run in self.all())
+
+    def worker_pid(self, run_id: str) -> int:
+        """Give the process id of the run's worker, as Dagster logged it."""
+        for entry in self.instance.all_logs(run_id):
+            if (found := _PID.search(entry.message)) is not None:
+                return int(found[1])
+        raise LookupError(f"Dagster's log of run {run_id} names no process")
+
+    def found_by(self, successor: dg.DagsterRun, last_heartbeat_ms: float, heartbeat_interval_s: float) -> str:
+        """Say in words how the dead run was found: stale in the log, or reported by Dagster before that."""
+        sensor = successor.tags.get("dagster/sensor_name")
+        how = f"sensor {sensor!r}" if sensor else "the schedule"
+        asked_s = self.get(successor.run_id).create_timestamp.timestamp() - last_heartbeat_ms / 1_000
+        was_stale = asked_s > 2 * heartbeat_interval_s
+        return f"{'stale' if was_stale else 'reported by Dagster'}, by {how}"

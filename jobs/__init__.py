@@ -1,0 +1,1 @@
+"""This deployment's own jobs, built from the library's factories."""

@@ -1,0 +1,124 @@
+"""Claims Kafka partitions before Spark batches in Dagster, coordinated over Kafka alone.
+
+What a user needs stands here by name. Each name is imported at its first use: `import marshal_dagster` alone brings
+neither Dagster nor a Kafka client nor Spark, so a process that only claims never pays for the others.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason, PartitionReport
+    from marshal_dagster.errors import (
+        BatchAborted,
+        ClaimLost,
+        ConfigurationError,
+        DataLoss,
+        DataTopicChanged,
+        GroupPaused,
+        LogChanged,
+        MarshalError,
+        NotCertain,
+        NotCommitted,
+        NothingToClaim,
+        PlanRejected,
+        RightMissing,
+        SettingsDiffer,
+        SinkRefused,
+        StartUnknown,
+        TooManyAttempts,
+        TopicMissing,
+        UnavailableError,
+        UnsafeTopic,
+    )
+    from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
+    from marshal_dagster.kafka.connection import KafkaConnection
+    from marshal_dagster.ops import ClaimedBatchConfig, DrainedBatches, build_claimed_batch_op
+    from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+    from marshal_dagster.protocol.positions import StartPolicy
+    from marshal_dagster.protocol.ranges import ClaimedRange
+    from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
+    from marshal_dagster.sensors import build_dead_run_sensors, build_stale_claim_sensor
+    from marshal_dagster.spark.session import spark_settings, start_session
+    from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink, WriteOutcome
+
+__all__ = [
+    "BatchAborted",
+    "BatchRequest",
+    "ClaimLost",
+    "ClaimedBatch",
+    "ClaimedBatchConfig",
+    "ClaimedRange",
+    "ClaimerResource",
+    "ConfigurationError",
+    "DataLoss",
+    "DataTopicChanged",
+    "Delivery",
+    "DeliveryMode",
+    "DrainedBatches",
+    "FileSink",
+    "GroupPaused",
+    "IdleReason",
+    "KafkaConnection",
+    "KafkaConnectionConfig",
+    "LogChanged",
+    "MarshalError",
+    "NotCertain",
+    "NotCommitted",
+    "NothingToClaim",
+    "PartitionReport",
+    "PlanRejected",
+    "PostgresSink",
+    "RationalizerResource",
+    "RightMissing",
+    "RuleSet",
+    "Settings",
+    "SettingsDiffer",
+    "Sink",
+    "SinkRefused",
+    "StartPolicy",
+    "StartUnknown",
+    "TooManyAttempts",
+    "TopicMissing",
+    "UnavailableError",
+    "UnsafeTopic",
+    "WriteOutcome",
+    "build_claimed_batch_job",
+    "build_claimed_batch_op",
+    "build_claimed_batch_schedule",
+    "build_dead_run_sensors",
+    "build_reprocess_job",
+    "build_stale_claim_sensor",
+    "spark_settings",
+    "start_session",
+]
+
+_ELSEWHERE: Final = {
+    "delivery": ("BatchRequest", "ClaimedBatch", "Delivery", "IdleReason", "PartitionReport"),
+    "jobs": ("build_claimed_batch_job", "build_claimed_batch_schedule", "build_reprocess_job"),
+    "kafka.connection": ("KafkaConnection",),
+    "ops": ("ClaimedBatchConfig", "DrainedBatches", "build_claimed_batch_op"),
+    "protocol.messages": ("DeliveryMode", "RuleSet", "Settings"),
+    "protocol.positions": ("StartPolicy",),
+    "protocol.ranges": ("ClaimedRange",),
+    "resources": ("ClaimerResource", "KafkaConnectionConfig", "RationalizerResource"),
+    "sensors": ("build_dead_run_sensors", "build_stale_claim_sensor"),
+    "spark.session": ("spark_settings", "start_session"),
+    "spark.sinks": ("FileSink", "PostgresSink", "Sink", "WriteOutcome"),
+}
+"""Where a name is defined; those that are not listed are errors."""
+_MODULES: Final = {name: module for module, names in _ELSEWHERE.items() for name in names}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name at its first use (PEP 562)."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names with what is there already."""
+    return sorted({*globals(), *__all__})

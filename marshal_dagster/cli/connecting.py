@@ -1,0 +1,87 @@
+"""From options and environment to a connection, and to the coordination log behind it."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.protocol.messages import is_topic
+
+_SERVERS: Final = "MARSHAL_BOOTSTRAP_SERVERS"
+_DATA_PREFIX: Final = "MARSHAL_DATA_"
+
+
+def connection_of(options: ConnectionOptions, environment: Mapping[str, str] | None = None) -> KafkaConnection:
+    """Build the connection that command line, file and environment describe together.
+
+    Raises `ConfigurationError`: none is described, it is described twice, or a field is wrong.
+    """
+    environment = os.environ if environment is None else environment
+    _check_options(options)
+    if options.file is not None:
+        connection = KafkaConnection.from_file(options.file)
+    elif options.bootstrap_servers is None and not environment.get(_SERVERS, "").strip():
+        raise ConfigurationError(
+            f"no Kafka is named: give --bootstrap-servers HOST:PORT or --connection FILE, or set {_SERVERS} "
+            "(`marshal-dagster kafka up` starts one on this machine)"
+        )
+    else:
+        named = {} if options.bootstrap_servers is None else {_SERVERS: options.bootstrap_servers}
+        connection = KafkaConnection.from_environment({**environment, **named})
+    return connection if options.timeout_s is None else connection.model_copy(update={"timeout_s": options.timeout_s})
+
+
+def data_connection_of(
+    file: Path | None, coordination: KafkaConnection, environment: Mapping[str, str] | None = None
+) -> KafkaConnection:
+    """Build the connection to the data topics' cluster: by default the one that has the coordination topic.
+
+    Raises `ConfigurationError`.
+    """
+    environment = os.environ if environment is None else environment
+    if file is not None:
+        return KafkaConnection.from_file(file)
+    if environment.get(f"{_DATA_PREFIX}BOOTSTRAP_SERVERS", "").strip():
+        return KafkaConnection.from_environment(environment, prefix=_DATA_PREFIX)
+    return coordination
+
+
+def open_log(connection: KafkaConnection, topic: str) -> KafkaLog:
+    """Name the coordination log of a cluster; nothing is connected yet. Raises `ConfigurationError`."""
+    check_topic("--coordination-topic", topic)
+    return KafkaLog(connection, topic)
+
+
+@contextmanager
+def telling_how_to_create(topic: str) -> Iterator[None]:
+    """Have the error that the coordination topic is missing say what creates it."""
+    try:
+        yield
+    except TopicMissing as error:
+        raise TopicMissing(f"{error}; `marshal-dagster topic create --name {topic}` creates it") from None
+
+
+def check_topic(option: str, name: str) -> None:
+    """Raise `ConfigurationError` unless Kafka allows `name` for a topic."""
+    if not is_topic(name):
+        raise ConfigurationError(
+            f"{option}: {name!r} is no name that Kafka allows for a topic: use letters, digits, '.', '_' and '-'"
+        )
+
+
+def _check_options(options: ConnectionOptions) -> None:
+    """Check what the options say by themselves, so that an error names the option."""
+    if options.file is not None and options.bootstrap_servers is not None:
+        raise ConfigurationError("--connection and --bootstrap-servers both name a Kafka: give one of them")
+    given: dict[str, Any] = {"bootstrap_servers": options.bootstrap_servers, "timeout_s": options.timeout_s}
+    fields = {"bootstrap_servers": "localhost:1"} | {name: value for name, value in given.items() if value is not None}
+    KafkaConnection.from_settings(fields, source="command line", name_of=_option)
+
+
+def _option(field: str) -> str:
+    return {"timeout_s": "--timeout"}.get(field, f"--{field.replace('_', '-')}")

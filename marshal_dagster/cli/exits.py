@@ -1,0 +1,53 @@
+"""What a command's exit code says."""
+
+from enum import IntEnum
+from typing import Final
+
+from marshal_dagster.errors import (
+    ConfigurationError,
+    MarshalError,
+    RightMissing,
+    TopicMissing,
+    UnavailableError,
+)
+
+
+class ExitCode(IntEnum):
+    """The exit codes; `docs/cli.md` and each command's help list them."""
+
+    OK = 0
+    PROBLEMS = 1
+    USAGE = 2
+    UNAVAILABLE = 3
+    MALFORMED = 4
+    TOPIC_MISSING = 5
+    NOT_ALLOWED = 6
+    BUG = 70
+    INTERRUPTED = 130
+    PIPE_CLOSED = 141
+
+
+HELP: Final = (
+    "Exit codes: 0 done; 1 something is wrong, or was refused; 2 wrong usage or settings; 3 Kafka cannot be reached or "
+    "started; 4 malformed input; 5 the topic does not exist; 6 a right is missing; 130 interrupted."
+)
+"""The exit codes as the end of a command's help."""
+
+
+def code_of(error: Exception) -> ExitCode | None:
+    """Name the exit code of an error that is told in one line; None for one that is a mistake in this program."""
+    # Only a command that failed gets here; a good one does not wait for these.
+    from marshal_dagster.devkafka.errors import DevKafkaError
+    from marshal_dagster.protocol.replay import MalformedLog
+
+    codes: tuple[tuple[type[Exception], ExitCode], ...] = (
+        (ConfigurationError, ExitCode.USAGE),
+        (UnavailableError, ExitCode.UNAVAILABLE),
+        (DevKafkaError, ExitCode.UNAVAILABLE),
+        (MalformedLog, ExitCode.MALFORMED),
+        (TopicMissing, ExitCode.TOPIC_MISSING),
+        (RightMissing, ExitCode.NOT_ALLOWED),
+        (MarshalError, ExitCode.PROBLEMS),
+        (OSError, ExitCode.PROBLEMS),
+    )
+    return next((code for kind, code in codes if isinstance(error, kind)), None)

@@ -1,0 +1,451 @@
+"""The command `marshal-dagster`: its commands, their options and help, and what becomes of errors.
+
+Nothing heavy is imported here: a command's module comes when the command is called.
+"""
+
+import contextlib
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command
+
+from marshal_dagster.cli import output
+from marshal_dagster.cli.exits import HELP, ExitCode, code_of
+from marshal_dagster.cli.options import (
+    DEFAULT_COORDINATION_TOPIC,
+    AsJson,
+    BootstrapServers,
+    ConnectionFile,
+    ConnectionOptions,
+    CoordinationTopic,
+    Timeout,
+)
+
+PROGRAM: Final = "marshal-dagster"
+_DEBUG: Final = "--debug"
+_NOWHERE: Final = logging.NullHandler()
+_UsageError: Final[Any] = typer.BadParameter.__mro__[1]
+"""The parser's own error, for which typer has no public name."""
+
+
+class _Command(TyperCommand):
+    """A command whose reader may go away: typer would take that for a failure."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401 - whatever it returns
+        """Carry the command out. Raises `PipeClosed`."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise output.PipeClosed from None
+
+
+def _group(help_text: str) -> typer.Typer:
+    return typer.Typer(
+        help=help_text,
+        epilog=HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+
+
+def _help(what: str, *examples: str) -> str:
+    """Put a command's help together, the lines of the examples kept as they are."""
+    shown = "\n".join(f"  {PROGRAM} {each}" for each in examples)
+    return f"{what}\n\n\b\n{'Example' if len(examples) == 1 else 'Examples'}:\n{shown}"
+
+
+app = _group("Kafka partitions claimed before Spark batches: the coordination log, looked at and looked after.")
+kafka_app = _group("A real Kafka for this machine: started, looked at and stopped.")
+topic_app = _group("The coordination topic: created and checked.")
+app.add_typer(topic_app, name="topic")
+app.add_typer(kafka_app, name="kafka")
+
+Directory = Annotated[
+    Path | None,
+    typer.Option(
+        "--directory",
+        "-d",
+        help="Where the cluster lives; by default MARSHAL_KAFKA_DIR, else a folder of the user's.",
+        show_default=False,
+    ),
+]
+
+
+TopicName = Annotated[
+    str,
+    typer.Option(
+        "--name",
+        metavar="NAME",
+        envvar="MARSHAL_COORDINATION_TOPIC",
+        show_envvar=False,
+        help="The topic's name; MARSHAL_COORDINATION_TOPIC sets it too.",
+    ),
+]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        output.write_line(f"{PROGRAM} {version(PROGRAM)}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and leave.")
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option(_DEBUG, help="With an error show where it comes from, and log what Kafka's client says.")
+    ] = False,
+) -> None:
+    # Both are dealt with by now: the one by its callback, the other by `run`.
+    del version, debug
+
+
+@app.command(
+    "doctor",
+    cls=_Command,
+    short_help="Check what a deployment needs.",
+    epilog=HELP,
+    help=_help(
+        "Check what a deployment needs: versions, Java, Spark's connector, the connection, the coordination topic. "
+        "Each thing that is wrong is told with why it matters and the command that mends it; the exit code is then 1.",
+        "doctor --bootstrap-servers localhost:9092",
+    ),
+)
+def _doctor(
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import doctor
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    return doctor.run(options, coordination_topic, as_json=as_json)
+
+
+@app.command(
+    "status",
+    cls=_Command,
+    short_help="Show the world state, by group and key.",
+    epilog=HELP,
+    help=_help(
+        "Show the world state that the coordination log leads to: groups, pauses, settings, and each key with its "
+        "owner, offset and plan. Freshness and lag are as of now.",
+        "status",
+        "status --group flights --topic flights --json",
+    ),
+)
+def _status(  # noqa: PLR0917 - typer gives options by name
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    data_connection: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-connection",
+            metavar="FILE",
+            help="The data topics' cluster, if it is another one; MARSHAL_DATA_... variables name it too.",
+            show_default=False,
+        ),
+    ] = None,
+    group: Annotated[str | None, typer.Option("--group", "-g", help="This group only.", show_default=False)] = None,
+    topic: Annotated[
+        str | None,
+        typer.Option(
+            "--topic", "-t", help="This data topic only; no other coordination partition is read.", show_default=False
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    from marshal_dagster.cli import status
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    status.run(status.StatusRequest(options, coordination_topic, data_connection, group, topic, as_json))
+
+
+@app.command(
+    "tail",
+    cls=_Command,
+    short_help="Show the coordination log's records.",
+    epilog=HELP,
+    help=_help(
+        "Show the coordination log's records, parsed and with what each came to: by default the last 10, with --json "
+        "all of them, as `replay` reads them. Records of one coordination partition are in order; those of several are "
+        "merged by log time.",
+        "tail --follow",
+        "tail --json > log.jsonl",
+    ),
+)
+def _tail(  # noqa: PLR0917 - by name
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with the records that come.")] = False,
+    from_start: Annotated[bool, typer.Option("--from-start", help="Begin with the log's first record.")] = False,
+    lines: Annotated[
+        int | None, typer.Option("--lines", "-n", metavar="N", help="The last N records.", show_default=False)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    from marshal_dagster.cli import tail
+
+    if from_start and lines is not None:
+        raise typer.BadParameter("--from-start and -n contradict each other: give one of them")
+    if lines is None and not from_start and not as_json:
+        lines = tail.DEFAULT_LINES
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    tail.run(tail.TailRequest(options, coordination_topic, lines, follow, as_json))
+
+
+@app.command(
+    "replay",
+    cls=_Command,
+    short_help="Show what a stored log leads to.",
+    epilog=HELP,
+    help=_help(
+        "Read a stored coordination log and show the world state that it leads to. A line is "
+        '{"partition": p, "offset": o, "timestamp": ms, "value": text or null}.',
+        "replay log.jsonl --json",
+        "tail --json | marshal-dagster replay - --coordination-partitions 8",
+    ),
+)
+def _replay(  # noqa: PLR0917 - by name
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The stored log; - for standard input.")],
+    heartbeat_interval: Annotated[
+        float,
+        typer.Option(
+            "--heartbeat-interval",
+            metavar="SECONDS",
+            help="The heartbeat interval until a group's first settings record.",
+        ),
+    ] = 60.0,
+    rules: Annotated[
+        str, typer.Option("--rules", metavar="native|go", help="The rule set until a group's first settings record.")
+    ] = "native",
+    coordination_partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--coordination-partitions",
+            metavar="N",
+            help="How many the coordination topic has; by default the largest number in the log + 1.",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    at_each: Annotated[
+        bool, typer.Option("--at-each", help="Write each record's verdict, a JSON line each.", show_default=False)
+    ] = False,
+) -> None:
+    from marshal_dagster.cli import replay
+
+    replay.run(replay.ReplayRequest(file, heartbeat_interval, rules, coordination_partitions, as_json, at_each))
+
+
+@topic_app.command(
+    "create",
+    cls=_Command,
+    short_help="Create it with the right settings.",
+    epilog=HELP,
+    help=_help(
+        "Create the coordination topic with the settings that the protocol needs: "
+        "message.timestamp.type=LogAppendTime, cleanup.policy=delete, retention.ms=-1, retention.bytes=-1, "
+        "unclean.leader.election.enable=false, and with 3 replicas min.insync.replicas=2. One that is there already "
+        "stays as it is; with dangerous settings it is refused.",
+        "topic create",
+        "topic create --name __marshal --partitions 8 --replication 3",
+    ),
+)
+def _create(  # noqa: PLR0917 - by name
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    name: TopicName = DEFAULT_COORDINATION_TOPIC,
+    partitions: Annotated[
+        int, typer.Option("--partitions", "-p", metavar="N", help="Coordination partitions; this can never change.")
+    ] = 8,
+    replication: Annotated[
+        int | None,
+        typer.Option(
+            "--replication",
+            metavar="N",
+            help="Replicas of each; 3 by default, or as many as there are brokers.",
+            show_default=False,
+        ),
+    ] = None,
+    accept_unsafe: Annotated[
+        bool, typer.Option("--accept-unsafe", help="Do with one that is there and has dangerous settings.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    from marshal_dagster.cli import topic
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    topic.create(topic.CreateRequest(options, name, partitions, replication, accept_unsafe, as_json))
+
+
+@topic_app.command(
+    "check",
+    cls=_Command,
+    short_help="Check its settings.",
+    epilog=HELP,
+    help=_help(
+        "Check the coordination topic's settings. The exit code is 1 if the protocol does not hold under one of "
+        "them; a warning alone leaves it 0.",
+        "topic check --json",
+    ),
+)
+def _check(
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    name: TopicName = DEFAULT_COORDINATION_TOPIC,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import topic
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    return topic.check(options, name, as_json=as_json)
+
+
+@kafka_app.command(
+    "up",
+    cls=_Command,
+    short_help="Start a Kafka on this machine.",
+    epilog=HELP,
+    help=_help(
+        "Start a real Apache Kafka on this machine, or what is missing of it. It listens on 127.0.0.1 only and goes on "
+        "until `kafka down`. The first time its jars are fetched.",
+        "kafka up",
+        "kafka up --brokers 3 --port 19092 --directory /tmp/kafka",
+    ),
+)
+def _up(
+    brokers: Annotated[
+        int | None, typer.Option("--brokers", metavar="1|3", help="How many brokers.", show_default=False)
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            "--port",
+            metavar="PORT",
+            help="The first broker's port, 9092 by default; others take the next ones. 0: any free ones.",
+            show_default=False,
+        ),
+    ] = None,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    from marshal_dagster.cli import devkafka
+
+    devkafka.up(devkafka.UpRequest(directory, brokers, port, as_json))
+
+
+@kafka_app.command(
+    "down",
+    cls=_Command,
+    short_help="Stop it, and delete its data if asked.",
+    epilog=HELP,
+    help=_help(
+        "Stop the brokers that `kafka up` started. Their data stays, unless it is to be deleted.",
+        "kafka down",
+        "kafka down --wipe",
+    ),
+)
+def _down(
+    wipe: Annotated[bool, typer.Option("--wipe", help="Delete the topics and all else that the brokers kept.")] = False,
+    directory: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    from marshal_dagster.cli import devkafka
+
+    devkafka.down(directory, wipe=wipe, as_json=as_json)
+
+
+@kafka_app.command(
+    "status",
+    cls=_Command,
+    short_help="Show each broker.",
+    epilog=HELP,
+    help=_help(
+        "Show each broker: its address, its process, whether it answers. The exit code is 3 unless all do.",
+        "kafka status --json",
+    ),
+)
+def _kafka_status(directory: Directory = None, as_json: AsJson = False) -> ExitCode:
+    from marshal_dagster.cli import devkafka
+
+    return devkafka.status(directory, as_json=as_json)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carry out one command line and give its exit code; an error is told in one line on stderr."""
+    arguments, debug = _without_debug(arguments)
+    _prepare(debug=debug)
+    try:
+        given = get_command(app).main(list(arguments), prog_name=PROGRAM, standalone_mode=False)
+        output.flush()
+        return int(given or ExitCode.OK)
+    except _UsageError as error:
+        error.show()
+        return ExitCode.USAGE
+    except (output.PipeClosed, BrokenPipeError):
+        output.stop_writing()
+        return ExitCode.PIPE_CLOSED
+    except (KeyboardInterrupt, typer.Abort):
+        return ExitCode.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is told in one line
+        return _tell(error, debug=debug)
+
+
+def main() -> None:
+    """Run the command line of this process, and leave with its exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """Take `--debug` out, which may stand anywhere before a `--`."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    kept = [each for each in arguments[:end] if each != _DEBUG]
+    return [*kept, *arguments[end:]], len(kept) < end
+
+
+def _prepare(*, debug: bool) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):  # a stand-in of a test's has no encoding to speak of
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    if debug:
+        logging.basicConfig(level=logging.DEBUG, stream=sys.stderr)
+    else:
+        # What the parts below log is for Dagster; here it is shown, or told as an error, by the command.
+        logging.getLogger("marshal_dagster").addHandler(_NOWHERE)
+
+
+def _tell(error: Exception, *, debug: bool) -> ExitCode:
+    code = code_of(error)
+    if debug:
+        traceback.print_exception(error)
+    if code is None:
+        kind = type(error).__name__
+        advice = (
+            "" if debug else f"; this is a mistake in {PROGRAM}: run it again with {_DEBUG} and report what it shows"
+        )
+        output.say_error(f"unexpected {kind}: {error}{advice}")
+        return ExitCode.BUG
+    output.say_error(str(error))
+    return code

@@ -1,0 +1,59 @@
+"""The options that several commands have, and what they say together."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+DEFAULT_COORDINATION_TOPIC: Final = "__marshal"
+
+BootstrapServers = Annotated[
+    str | None,
+    typer.Option(
+        "--bootstrap-servers",
+        "-b",
+        metavar="HOST:PORT,...",
+        help="Brokers to ask first; MARSHAL_BOOTSTRAP_SERVERS by default. Other fields stay as MARSHAL_... say.",
+        show_default=False,
+    ),
+]
+ConnectionFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--connection",
+        "-c",
+        metavar="FILE",
+        help="A .toml or .json file with the whole connection, in place of MARSHAL_... variables.",
+        show_default=False,
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        metavar="SECONDS",
+        help="How long the first connection and each request may take (10 by default).",
+        show_default=False,
+    ),
+]
+CoordinationTopic = Annotated[
+    str,
+    typer.Option(
+        "--coordination-topic",
+        metavar="NAME",
+        envvar="MARSHAL_COORDINATION_TOPIC",
+        show_envvar=False,
+        help="The topic that is the coordination log; MARSHAL_COORDINATION_TOPIC sets it too.",
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout, and nothing else.")]
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """What the command line says of the connection; None where the environment or the default counts."""
+
+    bootstrap_servers: str | None = None
+    file: Path | None = None
+    timeout_s: float | None = None

@@ -1,0 +1,114 @@
+"""`status`: the world state as the log has it now, and how far the data topics are ahead of it."""
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from marshal_dagster.cli import output, survey, view
+from marshal_dagster.cli.connecting import (
+    check_topic,
+    connection_of,
+    data_connection_of,
+    open_log,
+    telling_how_to_create,
+)
+from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.coordination.clock import SystemClock
+from marshal_dagster.coordination.log import LogIdentity
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+
+
+@dataclass(frozen=True, slots=True)
+class StatusRequest:
+    """What is looked at, and where."""
+
+    connection: ConnectionOptions
+    coordination_topic: str
+    data_connection: Path | None = None
+    group: str | None = None
+    topic: str | None = None
+    as_json: bool = False
+
+
+def run(request: StatusRequest) -> None:
+    """Read the log to its present end and show what it says. Raises `MarshalError`."""
+    connection = connection_of(request.connection)
+    data_connection = data_connection_of(request.data_connection, connection)
+    if request.topic is not None:
+        check_topic("--topic", request.topic)
+    wanted = survey.Wanted(request.group, request.topic)
+    followed = None if request.topic is None else [request.topic]
+    with closing(_rationalizer(connection, request.coordination_topic, followed)) as rationalizer:
+        world = rationalizer.catch_up()
+        at_ms = SystemClock().wall_ms()
+        with Topics(data_connection, client_id="marshal-dagster-status") as topics:
+            data = look_at_data(topics, survey.data_places(world, wanted))
+        looked = survey.survey(world, at_ms=at_ms, data=data, wanted=wanted)
+        if request.as_json:
+            output.write_json(_identity_json(rationalizer.identity) | survey.to_json(world, looked))
+        else:
+            _show(rationalizer.identity, looked, request)
+
+
+def _rationalizer(connection: KafkaConnection, topic: str, followed: list[str] | None) -> Rationalizer:
+    with telling_how_to_create(topic):
+        return Rationalizer(open_log(connection, topic), topics=followed, timeout_s=connection.timeout_s)
+
+
+def look_at_data(topics: Topics, places: Mapping[str, set[int]]) -> dict[str, survey.DataTopicNow]:
+    """Ask for id and ends of each data topic; what cannot be known does not keep the state from being shown."""
+    found: dict[str, survey.DataTopicNow] = {}
+    out_of_reach = False
+    for topic, partitions in sorted(places.items()):
+        if not out_of_reach:
+            found[topic] = _guarded(lambda topic=topic, wanted=partitions: _look(topics, topic, wanted))  # type: ignore[misc]
+            out_of_reach = found[topic].unknown is survey.NoLag.UNAVAILABLE
+        else:
+            found[topic] = survey.DataTopicNow(unknown=survey.NoLag.UNAVAILABLE)
+    return found
+
+
+def _look(topics: Topics, topic: str, partitions: set[int]) -> survey.DataTopicNow:
+    described = topics.describe(topic)
+    bounds = topics.offsets(topic, partitions & set(described.partitions))
+    return survey.DataTopicNow(described.topic_id, {number: each.end for number, each in bounds.items()})
+
+
+def _guarded(look: Callable[[], survey.DataTopicNow]) -> survey.DataTopicNow:
+    try:
+        return look()
+    except MarshalError as error:
+        unknown = next((why for kind, why in _UNKNOWN.items() if isinstance(error, kind)), None)
+        if unknown is None:
+            raise
+        return survey.DataTopicNow(unknown=unknown)
+
+
+_UNKNOWN: Mapping[type[MarshalError], survey.NoLag] = {
+    TopicMissing: survey.NoLag.NO_TOPIC,
+    RightMissing: survey.NoLag.NOT_ALLOWED,
+    UnavailableError: survey.NoLag.UNAVAILABLE,
+}
+
+
+def _identity_json(identity: LogIdentity) -> dict[str, str]:
+    return {"coordination_topic": identity.topic, "coordination_topic_id": identity.topic_id}
+
+
+def _show(identity: LogIdentity, looked: survey.Survey, request: StatusRequest) -> None:
+    followed = survey.listed([each.number for each in looked.partitions])
+    which = (
+        f"{identity.partitions}"
+        if len(looked.partitions) == identity.partitions
+        else f"{followed} of the {identity.partitions}"
+    )
+    output.show(
+        f"Coordination log {identity.topic} (id {identity.topic_id}), {which} coordination partitions",
+        *view.survey(looked),
+    )
+    if request.group is not None and not looked.groups:
+        output.note(f"the log does not name a group {request.group!r}")

@@ -1,0 +1,334 @@
+"""The world state as a person looks at it: by group, with what a clock and the data topics add to it.
+
+What is added is advice and shown as such: an owner's freshness and a pause that has run out by this machine's clock,
+the lag up to the data topics' present ends.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from marshal_dagster.cli import output
+from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.replay import summary
+from marshal_dagster.protocol.state import Freshness, Group, Key, Place, freshness
+from marshal_dagster.protocol.world import PartitionWorld, World
+
+
+class NoLag(StrEnum):
+    """Why the lag of a key is not known."""
+
+    NO_OFFSET = "no offset yet"
+    NO_TOPIC = "no such topic"
+    NO_PARTITION = "no such partition"
+    OTHER_TOPIC = "topic made anew"
+    BEYOND_END = "beyond the end"
+    NOT_ALLOWED = "not allowed to see"
+    UNAVAILABLE = "out of reach"
+
+
+@dataclass(frozen=True, slots=True)
+class DataTopicNow:
+    """A data topic as its cluster has it: the next offset of each partition; or why that is not known."""
+
+    topic_id: str | None = None
+    ends: Mapping[int, int] | None = None
+    unknown: NoLag | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """The data partition's next offset, and how many offsets lie before it; or why that is not known."""
+
+    end: int | None = None
+    records: int | None = None
+    unknown: NoLag | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KeySurvey:
+    """One key.
+
+    `freshness`, and for how long its owner was silent, are None without an owner or a clock; `lag` is None without a
+    look at the data topics.
+    """
+
+    place: Place
+    key: Key
+    freshness: Freshness | None
+    silent_ms: int | None
+    lag: Lag | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSurvey:
+    """One group over all coordination partitions that were read; `differences` tells what is written by halves."""
+
+    name: str
+    settings: Settings
+    settings_accepted: bool
+    paused_until_s: int | None
+    paused_by: str | None
+    is_paused: bool
+    differences: tuple[str, ...]
+    keys: tuple[KeySurvey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSurvey:
+    """One coordination partition; one that is not `certain` is only observed."""
+
+    number: int
+    certain: bool
+    next_offset: int
+    log_time_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All that was read. `at_ms` is the clock that it was looked at by, None for a stored log."""
+
+    at_ms: int | None
+    partitions: tuple[PartitionSurvey, ...]
+    groups: tuple[GroupSurvey, ...]
+    invalid: Mapping[str, int]
+    refused: Mapping[str, int]
+
+    @property
+    def observed(self) -> list[int]:
+        """The coordination partitions that are only observed."""
+        return [each.number for each in self.partitions if not each.certain]
+
+    @property
+    def log_time_ms(self) -> int | None:
+        """The latest log time of all coordination partitions."""
+        return max((each.log_time_ms for each in self.partitions if each.log_time_ms is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which group and data topic are looked at; None stands for all."""
+
+    group: str | None = None
+    topic: str | None = None
+
+    def has_group(self, name: str) -> bool:
+        """Tell whether the group is looked at."""
+        return self.group in {None, name}
+
+    def has_topic(self, name: str) -> bool:
+        """Tell whether the data topic is looked at."""
+        return self.topic in {None, name}
+
+
+EVERYTHING = Wanted()
+
+
+def data_places(world: World, wanted: Wanted = EVERYTHING) -> dict[str, set[int]]:
+    """Give the data topics that the log names, each with the partitions that it names."""
+    places: dict[str, set[int]] = {}
+    for group, (topic, partition), _, _ in world.keys():  # noqa: SIM118 - no mapping
+        if wanted.has_group(group) and wanted.has_topic(topic):
+            places.setdefault(topic, set()).add(partition)
+    return places
+
+
+def survey(
+    world: World,
+    *,
+    at_ms: int | None = None,
+    data: Mapping[str, DataTopicNow] | None = None,
+    wanted: Wanted = EVERYTHING,
+) -> Survey:
+    """Look at the world state by the clock `at_ms` (unix ms) and against the data topics, where these are given."""
+    partitions = [world.partitions[number] for number in sorted(world.partitions)]
+    names = sorted({name for partition in partitions for name in partition.groups if wanted.has_group(name)})
+    return Survey(
+        at_ms=at_ms,
+        partitions=tuple(PartitionSurvey(p.number, p.certain, p.next_offset, p.log_time_ms) for p in partitions),
+        groups=tuple(_group(name, partitions, at_ms, data, wanted) for name in names),
+        invalid=_sums(partition.invalid for partition in partitions),
+        refused=_sums(partition.refused for partition in partitions),
+    )
+
+
+def to_json(world: World, looked: Survey) -> dict[str, Any]:
+    """Give what `replay --json` gives of `world`, for the groups and keys in `looked`, and what `looked` adds."""
+    stored = summary(world)
+    groups = {}
+    for group in looked.groups:
+        rows = {(row["topic"], row["partition"]): row for row in stored["groups"][group.name]["partitions"]}
+        groups[group.name] = {
+            "paused_until": stored["groups"][group.name]["paused_until"],
+            "paused": group.is_paused,
+            "paused_by": group.paused_by,
+            "settings": _settings_json(group),
+            "differences": list(group.differences),
+            "partitions": [rows[each.place] | _added(each) for each in group.keys],
+        }
+    return {
+        "at_ms": looked.at_ms,
+        "coordination_partitions": [
+            {
+                "partition": each.number,
+                "certain": each.certain,
+                "next_offset": each.next_offset,
+                "log_time_ms": each.log_time_ms,
+            }
+            for each in looked.partitions
+        ],
+        "invalid": stored["invalid"],
+        "refused": stored["refused"],
+        "groups": groups,
+    }
+
+
+def listed(numbers: Collection[int]) -> str:
+    """Write numbers in rising order, neighbours together: 0-2, 5."""
+    runs: list[list[int]] = []
+    for each in sorted(numbers):
+        if runs and each == runs[-1][-1] + 1:
+            runs[-1].append(each)
+        else:
+            runs.append([each])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A group as one coordination partition has it, and the time at which it is looked at."""
+
+    number: int
+    certain: bool
+    group: Group
+    at_ms: int
+
+    @property
+    def is_paused(self) -> bool:
+        return self.group.is_paused(self.at_ms)
+
+
+def _group(
+    name: str,
+    partitions: Collection[PartitionWorld],
+    at_ms: int | None,
+    data: Mapping[str, DataTopicNow] | None,
+    wanted: Wanted,
+) -> GroupSurvey:
+    parts = [
+        _Part(each.number, each.certain, group, _time(each, at_ms))
+        for each in partitions
+        if (group := each.groups.get(name)) is not None
+    ]
+    told = next((part.group for part in parts if part.group.settings_accepted), parts[0].group)
+    last = max(parts, key=lambda part: -1 if part.group.paused_until_s is None else part.group.paused_until_s).group
+    keys = [
+        _key(part, place, key, at_ms, data)
+        for part in parts
+        for place, key in part.group.keys.items()
+        if wanted.has_topic(place[0])
+    ]
+    return GroupSurvey(
+        name=name,
+        settings=told.settings,
+        settings_accepted=told.settings_accepted,
+        paused_until_s=last.paused_until_s,
+        paused_by=last.paused_by,
+        is_paused=any(part.is_paused for part in parts),
+        differences=tuple(_differences(parts, [each.number for each in partitions if each.certain])),
+        keys=tuple(sorted(keys, key=lambda each: each.place)),
+    )
+
+
+def _time(partition: PartitionWorld, at_ms: int | None) -> int:
+    """Give the later of log time and the clock: the time of a silent log stands still."""
+    return max(partition.log_time_ms or 0, at_ms or 0)
+
+
+def _key(part: _Part, place: Place, key: Key, at_ms: int | None, data: Mapping[str, DataTopicNow] | None) -> KeySurvey:
+    lag = None if data is None else _lag(place, key, data)
+    if key.owner is None or at_ms is None:
+        return KeySurvey(place, key, None, None, lag)
+    silent_ms = part.at_ms - key.last_beat_ms
+    heard = freshness(silent_ms, part.group.settings.heartbeat_interval_ms)
+    return KeySurvey(place, key, heard, silent_ms, lag)
+
+
+def _differences(parts: Iterable[_Part], everywhere: Collection[int]) -> Iterable[str]:
+    """Tell in which coordination partitions a pause or settings stand, if not in all that are certain."""
+    certain = [part for part in parts if part.certain]
+    yield from _standing("paused until", certain, everywhere, _pause)
+    yield from _standing("settings", certain, everywhere, _settings)
+
+
+def _pause(part: _Part) -> str | None:
+    if not part.is_paused or part.group.paused_until_s is None:
+        return None
+    return f"{output.utc(part.group.paused_until_s * 1_000)} by {part.group.paused_by}"
+
+
+def _settings(part: _Part) -> str | None:
+    return settings_text(part.group.settings) if part.group.settings_accepted else None
+
+
+def _standing(
+    what: str, parts: Iterable[_Part], everywhere: Collection[int], value_of: Callable[[_Part], str | None]
+) -> Iterable[str]:
+    where: dict[str, set[int]] = {}
+    for part in parts:
+        value = value_of(part)
+        if value is not None:
+            where.setdefault(value, set()).add(part.number)
+    for value, numbers in where.items():
+        if numbers != set(everywhere):
+            yield f"{what} {value}: in coordination partitions {listed(numbers)} only; mended by writing it again"
+
+
+def settings_text(settings: Settings) -> str:
+    """Write a group's settings in words."""
+    features = ", ".join(settings.features) or "none"
+    return (
+        f"heartbeat interval {settings.heartbeat_interval_ms / 1_000:g} s, rule set {settings.rule_set}, "
+        f"delivery {settings.delivery}, features {features}"
+    )
+
+
+def _lag(place: Place, key: Key, data: Mapping[str, DataTopicNow]) -> Lag:
+    now = data[place[0]]
+    if now.unknown is not None or now.ends is None:
+        return Lag(unknown=now.unknown)
+    end = now.ends.get(place[1])
+    if end is None:
+        return Lag(unknown=NoLag.NO_PARTITION)
+    if key.data_topic_id not in {None, now.topic_id}:
+        return Lag(end, unknown=NoLag.OTHER_TOPIC)
+    if key.offset is None:
+        return Lag(end, unknown=NoLag.NO_OFFSET)
+    if key.offset > end:
+        return Lag(end, unknown=NoLag.BEYOND_END)
+    return Lag(end, end - key.offset)
+
+
+def _added(each: KeySurvey) -> dict[str, Any]:
+    lag = each.lag or Lag()
+    return {"freshness": each.freshness, "data_end": lag.end, "lag": lag.records, "lag_unknown": lag.unknown}
+
+
+def _settings_json(group: GroupSurvey) -> dict[str, Any]:
+    settings = group.settings
+    return {
+        "heartbeat_interval_ms": settings.heartbeat_interval_ms,
+        "rule_set": settings.rule_set,
+        "delivery": settings.delivery,
+        "features": list(settings.features),
+        "accepted": group.settings_accepted,
+    }
+
+
+def _sums(counters: Iterable[Mapping[Any, int]]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for counter in counters:
+        for reason, count in counter.items():
+            sums[str(reason)] = sums.get(str(reason), 0) + count
+    return dict(sorted(sums.items()))

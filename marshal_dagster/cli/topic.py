@@ -1,0 +1,128 @@
+"""`topic create|check`: the coordination topic and the settings that the protocol's promises rest on."""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from marshal_dagster.cli import output
+from marshal_dagster.cli.connecting import check_topic, connection_of, telling_how_to_create
+from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.coordination.admin import (
+    Problem,
+    Severity,
+    check_coordination_topic,
+    create_coordination_topic,
+)
+from marshal_dagster.errors import ConfigurationError, UnsafeTopic
+from marshal_dagster.kafka.topics import TopicDescription, Topics
+
+_CLIENT_ID = "marshal-dagster-topic"
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """Which topic is to be there; `replication` None: 3, or as many as there are brokers."""
+
+    connection: ConnectionOptions
+    name: str
+    partitions: int
+    replication: int | None = None
+    accept_unsafe: bool = False
+    as_json: bool = False
+
+
+def create(request: CreateRequest) -> None:
+    """Create the coordination topic, or make sure that the one that is there will do.
+
+    Raises `UnsafeTopic` for one that would not, unless that is accepted; `ConfigurationError` for another partition
+    count; `MarshalError`.
+    """
+    check_topic("--name", request.name)
+    for option, value in (("--partitions", request.partitions), ("--replication", request.replication)):
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{option}: {value}; give 1 or more")
+    connection = connection_of(request.connection)
+    with Topics(connection, client_id=_CLIENT_ID) as topics:
+        created = _created(topics, request)
+        described, problems = _look(topics, request.name, connection.bootstrap_servers)
+    if request.as_json:
+        output.write_json({"created": created} | _to_json(described, problems))
+        return
+    output.show(f"{_said(described)} {'was created' if created else 'is there already'}")
+    _show(problems)
+
+
+def check(options: ConnectionOptions, name: str, *, as_json: bool) -> ExitCode:
+    """Show what is wrong with the coordination topic's settings; the exit code says whether one is dangerous.
+
+    Raises `TopicMissing`, `MarshalError`.
+    """
+    check_topic("--name", name)
+    connection = connection_of(options)
+    with telling_how_to_create(name), Topics(connection, client_id=_CLIENT_ID) as topics:
+        described, problems = _look(topics, name, connection.bootstrap_servers)
+    if as_json:
+        output.write_json(_to_json(described, problems))
+    else:
+        output.show(f"{_said(described)} {'will do' if is_safe(problems) else 'has dangerous settings'}")
+        _show(problems)
+    return ExitCode.OK if is_safe(problems) else ExitCode.PROBLEMS
+
+
+def is_safe(problems: Iterable[Problem]) -> bool:
+    """Tell whether the protocol holds all the same."""
+    return all(each.severity is not Severity.DANGER for each in problems)
+
+
+def with_servers(problem: Problem, servers: str) -> Problem:
+    """Have the command that mends a setting name the cluster, so that it can be run as it is."""
+    tool, _, rest = problem.mend.partition(" ")
+    if tool != "kafka-configs":
+        return problem
+    return Problem(**{**asdict(problem), "mend": f"{tool} --bootstrap-server {servers} {rest}"})
+
+
+def _look(topics: Topics, name: str, servers: str) -> tuple[TopicDescription, list[Problem]]:
+    described = topics.describe(name)
+    return described, [with_servers(each, servers) for each in check_coordination_topic(topics, name)]
+
+
+def _created(topics: Topics, request: CreateRequest) -> bool:
+    try:
+        return create_coordination_topic(topics, request.name, request.partitions, request.replication)
+    except UnsafeTopic:
+        if request.accept_unsafe:
+            return False
+        raise
+
+
+def _said(described: TopicDescription) -> str:
+    count, replicas = len(described.partitions), described.replication
+    return (
+        f"{described.name} ({count} coordination partition{'' if count == 1 else 's'}, {replicas} "
+        f"replica{'' if replicas == 1 else 's'}, id {described.topic_id})"
+    )
+
+
+def _show(problems: Iterable[Problem]) -> None:
+    for each in problems:
+        style = "bold red" if each.severity is Severity.DANGER else "yellow"
+        output.show(
+            output.Line(
+                ((f"{each.severity}: ", style), (f"{each.setting} is {each.found}, should be {each.wanted}", ""))
+            ),
+            output.styled(f"  why: {each.why}", "dim"),
+            output.styled(f"  mend: {each.mend}", ""),
+        )
+
+
+def _to_json(described: TopicDescription, problems: Iterable[Problem]) -> dict[str, object]:
+    listed = list(problems)
+    return {
+        "topic": described.name,
+        "topic_id": described.topic_id,
+        "partitions": len(described.partitions),
+        "replication": described.replication,
+        "ok": is_safe(listed),
+        "problems": [asdict(each) for each in listed],
+    }

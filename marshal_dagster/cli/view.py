@@ -1,0 +1,102 @@
+"""The world state as tables for a person."""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from marshal_dagster.cli import output
+from marshal_dagster.cli.output import Line, Table
+from marshal_dagster.cli.survey import GroupSurvey, KeySurvey, Lag, Survey, listed, settings_text
+from marshal_dagster.protocol.state import Freshness, Key
+
+_STYLES: Final[Mapping[Freshness, str]] = {
+    Freshness.FRESH: "green",
+    Freshness.UNKNOWN: "yellow",
+    Freshness.STALE: "bold red",
+}
+_WARNING: Final = "yellow"
+
+
+def survey(looked: Survey) -> Iterator[str | Line | Table]:
+    """Show the log in a few lines, then each group with its keys."""
+    yield from _log(looked)
+    if not looked.groups:
+        yield "No group is named in it."
+    for group in looked.groups:
+        yield from _group(group, looked)
+
+
+def _log(looked: Survey) -> Iterator[str | Line | Table]:
+    log_time_ms = looked.log_time_ms
+    if log_time_ms is not None:
+        yield f"Log time {output.utc(log_time_ms)}{_distance(log_time_ms, looked.at_ms)}"
+    for what, counts in (("invalid", looked.invalid), ("refused", looked.refused)):
+        reasons = "; ".join(f"{count} {reason}" for reason, count in counts.items())
+        yield f"{sum(counts.values())} {what}" + (f": {reasons}" if reasons else "")
+    if looked.observed:
+        yield output.styled(
+            f"Only observed: coordination partitions {listed(looked.observed)}. They do not begin at offset 0: their "
+            "keys are provisional, and nothing can be claimed from them.",
+            _WARNING,
+        )
+
+
+def _distance(log_time_ms: int, at_ms: int | None) -> str:
+    if at_ms is None:
+        return ""
+    return f" ({output.duration(at_ms - log_time_ms)} {'ago' if log_time_ms <= at_ms else 'ahead of this clock'})"
+
+
+def _group(group: GroupSurvey, looked: Survey) -> Iterator[str | Line | Table]:
+    yield ""
+    yield output.styled(f"Group {group.name}", "bold")
+    unwritten = "" if group.settings_accepted else " (by default: no settings record yet)"
+    yield f"  {settings_text(group.settings)}{unwritten}"
+    if group.paused_until_s is not None:
+        tense = "" if looked.at_ms is None else " (paused now)" if group.is_paused else " (over)"
+        until = output.utc(group.paused_until_s * 1_000)
+        line = f"  paused until {until} by {group.paused_by}{tense}"
+        yield output.styled(line, _WARNING if group.is_paused else "")
+    for difference in group.differences:
+        yield output.styled(f"  half written: {difference}", _WARNING)
+    if group.keys:
+        yield _keys(group.keys, with_clock=looked.at_ms is not None)
+
+
+def _keys(keys: tuple[KeySurvey, ...], *, with_clock: bool) -> Table:
+    with_lag = any(each.lag is not None for each in keys)
+    columns = ["partition", "owner", "heard of" if with_clock else "last beat", "#offset", "#plan end"]
+    columns += ["#lag"] if with_lag else []
+    columns += ["#epoch", "#generation"]
+    return Table(columns, [_row(each, with_lag=with_lag) for each in keys], may_fold={"partition", "owner"})
+
+
+def _row(each: KeySurvey, *, with_lag: bool) -> list[str | Line]:
+    key, owner = each.key, each.key.owner
+    return [
+        f"{each.place[0]}/{each.place[1]}" + (" (provisional)" if key.provisional else ""),
+        output.NOTHING if owner is None else f"{owner.instance} ({owner.client})",
+        _heard(each),
+        output.number(key.offset),
+        _plan(key),
+        *([_lag(each.lag or Lag())] if with_lag else []),
+        output.number(None if owner is None else owner.epoch),
+        str(key.generation),
+    ]
+
+
+def _heard(each: KeySurvey) -> str | Line:
+    if each.key.owner is None:
+        return output.NOTHING
+    if each.freshness is None or each.silent_ms is None:
+        return output.utc(each.key.last_beat_ms)
+    return output.styled(f"{each.freshness}, {output.duration(each.silent_ms)}", _STYLES[each.freshness])
+
+
+def _plan(key: Key) -> str:
+    if key.plan_end is None:
+        return output.NOTHING
+    return f"{key.plan_end} ({key.plan_attempts} attempt{'' if key.plan_attempts == 1 else 's'})"
+
+
+def _lag(lag: Lag) -> str | Line:
+    return output.number(lag.records) if lag.unknown is None else output.styled(lag.unknown, _WARNING)

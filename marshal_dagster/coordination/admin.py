@@ -1,0 +1,216 @@
+"""Makes and checks the coordination topic: the settings that the protocol's promises rest on."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from marshal_dagster.errors import ConfigurationError, UnsafeTopic
+from marshal_dagster.kafka.topics import TopicDescription, Topics
+
+DEFAULT_TOPIC: Final = "__marshal"
+DEFAULT_PARTITIONS: Final = 8
+MOST_REPLICAS: Final = 3
+LEAST_INSYNC: Final = 2
+"""On how many replicas a record must be before it counts, where there are several."""
+UNLIMITED: Final = "-1"
+NOT_TOLD: Final = "not told by the broker"
+LEAST_MESSAGE_BYTES: Final = 4_096
+"""More than the largest valid record (PROTOCOL.md 1) with Kafka's own overhead."""
+BATCH_BYTES: Final = 1_048_588
+"""Kafka's own default: the records of a claim of many partitions travel as one batch, to which this limit applies."""
+
+ALWAYS: Final[Mapping[str, str]] = {
+    "cleanup.policy": "delete",
+    "max.message.bytes": str(BATCH_BYTES),
+    "message.timestamp.type": "LogAppendTime",
+    "retention.bytes": UNLIMITED,
+    "retention.ms": UNLIMITED,
+    "unclean.leader.election.enable": "false",
+}
+
+
+class Severity(StrEnum):
+    """How much a problem matters."""
+
+    DANGER = "danger"
+    """The protocol's promises do not hold."""
+    WARNING = "warning"
+    """They hold, but less works than could: one machine's failure stops everything, a large claim is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A setting of the coordination topic that is not as it should be, why that matters, and what mends it."""
+
+    setting: str
+    found: str
+    wanted: str
+    why: str
+    mend: str
+    severity: Severity = Severity.DANGER
+
+    def __str__(self) -> str:
+        """Say it in one sentence."""
+        return f"{self.setting} is {self.found}, it must be {self.wanted}: {self.why} (mend it with: {self.mend})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    setting: str
+    wanted: str
+    why: str
+    is_right: Callable[[str], bool]
+    severity: Severity = Severity.DANGER
+    if_not_told: Severity = Severity.DANGER
+
+
+_CHECKS: Final = (
+    _Check(
+        "message.timestamp.type",
+        "LogAppendTime",
+        "members judge staleness by the broker's clock; with a sender's clock one wrong clock takes over live claims",
+        lambda found: found == "LogAppendTime",
+    ),
+    _Check(
+        "unclean.leader.election.enable",
+        "false",
+        "an unclean election can lose acknowledged records, and two runs own one partition",
+        lambda found: found == "false",
+        if_not_told=Severity.WARNING,  # some brokers that speak Kafka's protocol have no such elections
+    ),
+    _Check(
+        "cleanup.policy",
+        "delete",
+        "records have no key; compaction refuses or removes them",
+        lambda found: found == "delete",
+    ),
+    _Check(
+        "retention.ms",
+        UNLIMITED,
+        "a log that no longer starts at offset 0 can only be observed: offsets, plans and pauses are forgotten",
+        lambda found: found == UNLIMITED,
+    ),
+    _Check(
+        "retention.bytes",
+        UNLIMITED,
+        "a log that no longer starts at offset 0 can only be observed: offsets, plans and pauses are forgotten",
+        lambda found: found == UNLIMITED,
+    ),
+    _Check(
+        "max.message.bytes",
+        f"{LEAST_MESSAGE_BYTES} or more",
+        "a record that is too large for the topic cannot be written",
+        lambda found: int(found) >= LEAST_MESSAGE_BYTES,
+        if_not_told=Severity.WARNING,
+    ),
+    _Check(
+        "max.message.bytes",
+        f"{BATCH_BYTES} or more",
+        "a claim of many partitions is sent as one batch, which the topic would refuse",
+        lambda found: not LEAST_MESSAGE_BYTES <= int(found) < BATCH_BYTES,
+        severity=Severity.WARNING,
+        if_not_told=Severity.WARNING,
+    ),
+)
+
+
+def settings_for(replication: int) -> dict[str, str]:
+    """Give the topic settings that the protocol needs, for so many replicas."""
+    return {**ALWAYS, "min.insync.replicas": str(min(LEAST_INSYNC, replication))}
+
+
+def create_coordination_topic(
+    topics: Topics,
+    name: str = DEFAULT_TOPIC,
+    partitions: int = DEFAULT_PARTITIONS,
+    replication: int | None = None,
+) -> bool:
+    """Create the coordination topic; an existing one with as many partitions and safe settings is left as it is.
+
+    `replication` is 3 by default, or as many as there are brokers. Gives True if it was created now. Raises
+    `ConfigurationError` if it exists with another partition count (placement depends on it) or another replication than
+    asked for, `UnsafeTopic`, `RightMissing`, `UnavailableError`.
+    """
+    replicas = min(MOST_REPLICAS, topics.broker_count()) if replication is None else replication
+    if topics.create(name, partitions, replicas, settings_for(replicas)):
+        return True
+    found = topics.describe(name)
+    if len(found.partitions) != partitions:
+        raise ConfigurationError(
+            f"coordination topic {name!r} exists with {len(found.partitions)} partitions, not {partitions}; that can "
+            f"never change: give --partitions {len(found.partitions)}, or another name"
+        )
+    if replication not in (None, found.replication):
+        raise ConfigurationError(
+            f"coordination topic {name!r} exists with {found.replication} replicas, not {replication}: reassign its "
+            f"partitions with Kafka's own tools, or give --replication {found.replication}"
+        )
+    require_safe(topics, name)
+    return False
+
+
+def check_coordination_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> list[Problem]:
+    """List what is wrong with the coordination topic's settings.
+
+    Raises `TopicMissing`, `RightMissing` (DESCRIBE_CONFIGS), `UnavailableError`.
+    """
+    settings = topics.settings(name)
+    wrong = [problem for check in _CHECKS if (problem := _problem(name, check, settings.get(check.setting)))]
+    return [*wrong, *_replica_problems(topics, topics.describe(name), settings)]
+
+
+def require_safe(topics: Topics, name: str = DEFAULT_TOPIC, *, accept_unsafe: bool = False) -> list[Problem]:
+    """Give the problems that one can live with; raise `UnsafeTopic` for dangerous ones unless told to accept them."""
+    problems = check_coordination_topic(topics, name)
+    dangers = [problem for problem in problems if problem.severity is Severity.DANGER]
+    if dangers and not accept_unsafe:
+        raise UnsafeTopic(name, [str(problem) for problem in dangers])
+    return problems
+
+
+def _problem(name: str, check: _Check, found: str | None) -> Problem | None:
+    if found is not None and check.is_right(found):
+        return None
+    return Problem(
+        check.setting,
+        NOT_TOLD if found is None else found,
+        check.wanted,
+        check.why,
+        _alter(name, check.setting, ALWAYS[check.setting]),
+        check.if_not_told if found is None else check.severity,
+    )
+
+
+def _replica_problems(topics: Topics, described: TopicDescription, settings: Mapping[str, str]) -> list[Problem]:
+    replicas, insync = described.replication, int(settings.get("min.insync.replicas", "1"))
+    problems: list[Problem] = []
+    if replicas < MOST_REPLICAS:
+        alone = replicas == 1
+        problems.append(
+            Problem(
+                "replication factor",
+                str(replicas),
+                str(MOST_REPLICAS),
+                "one broker that fails stops all members" + (", and its disk holds the only copies" if alone else ""),
+                f"kafka-reassign-partitions for {described.name}, with {MOST_REPLICAS} replicas for each partition",
+                Severity.DANGER if alone and topics.broker_count() > 1 else Severity.WARNING,
+            )
+        )
+    if insync < min(LEAST_INSYNC, replicas):
+        problems.append(
+            _insync_problem(described, insync, "a record acknowledged by one replica alone is lost with it")
+        )
+    if insync > replicas:
+        problems.append(_insync_problem(described, insync, "there are never that many, so nothing can be written"))
+    return problems
+
+
+def _insync_problem(described: TopicDescription, insync: int, why: str) -> Problem:
+    wanted = str(min(LEAST_INSYNC, described.replication))
+    mend = _alter(described.name, "min.insync.replicas", wanted)
+    return Problem("min.insync.replicas", str(insync), wanted, why, mend)
+
+
+def _alter(name: str, setting: str, value: str) -> str:
+    return f"kafka-configs --alter --entity-type topics --entity-name {name} --add-config {setting}={value}"

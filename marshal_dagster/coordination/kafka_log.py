@@ -1,0 +1,220 @@
+"""The coordination log over Kafka (PROTOCOL.md 6: idempotent, acks=all, read by position)."""
+
+import time
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, LogIdentity, PositionLost
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.leases import delivery_timeout_ms
+
+READ_BATCH: Final = 2_000
+"""Messages taken at once: more of them alive together cost the garbage collector more than fewer calls save."""
+CLIENT_ID: Final = "marshal-dagster"
+_SLICE_S: Final = 0.5
+_SHORT_PART: Final = 0.2
+"""Part of the delivery time-out for which another producer's connection is waited for: less than a lease's margin."""
+_POSITION_LOST: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+
+_PASSING: Final = clients.HARMLESS_TO_A_READER | {
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001
+    KafkaError._TIMED_OUT,  # noqa: SLF001
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+}
+
+
+class KafkaLog:
+    """A coordination topic of a Kafka cluster, as a `marshal_dagster.coordination.log.CoordinationLog`.
+
+    Nothing is connected before it is needed; a reader never opens a producer. `heartbeat_interval_ms` bounds how long a
+    record may wait to be sent.
+    """
+
+    def __init__(
+        self, connection: KafkaConnection, topic: str = "__marshal", heartbeat_interval_ms: int = 60_000
+    ) -> None:
+        """Say where the log is and for members of which interval it is opened."""
+        self.topic = topic
+        self._connection = connection
+        self._delivery_timeout_ms = delivery_timeout_ms(heartbeat_interval_ms)
+        self._topics: Topics | None = None
+        self._consumer: Consumer | None = None
+        self._producer: Producer | None = None
+        self._producer_log: clients.ClientLog | None = None
+        self._is_reached = False
+        self._positions: dict[int, int] = {}
+
+    @property
+    def delivery_timeout_ms(self) -> int:
+        """How long a record may wait to be sent, in milliseconds."""
+        return self._delivery_timeout_ms
+
+    def identity(self) -> LogIdentity:
+        """Ask the cluster which log it is now."""
+        described = self._admin().describe(self.topic)
+        return LogIdentity(self.topic, described.topic_id, len(described.partitions))
+
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+        """Ask the cluster for the present bounds."""
+        offsets = self._admin().offsets(self.topic, partitions, committed_only=False)
+        return {partition: Bounds(at.start, at.end) for partition, at in offsets.items()}
+
+    def follow(self, positions: Mapping[int, int]) -> None:
+        """Read from `positions` on."""
+        self._positions = dict(positions)
+        if self._consumer is None:
+            self._consumer = clients.consumer(self._connection, client_id=CLIENT_ID)[0]
+        self._consumer.assign([TopicPartition(self.topic, number, offset) for number, offset in positions.items()])
+
+    def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
+        """Read on, in chunks; an end that no record has (a transaction's marker, say) is reached all the same."""
+        if self._consumer is None:
+            raise RuntimeError("follow() comes before read_until()")
+        due = {partition: end for partition, end in ends.items() if self._positions[partition] < end}
+        deadline = time.monotonic() + timeout_s
+        while due:
+            for chunk in self._chunks(self._consume(self._consumer, min(_SLICE_S, timeout_s))):
+                deadline = time.monotonic() + timeout_s
+                if due.get(chunk.partition, chunk.position + 1) <= chunk.position:
+                    del due[chunk.partition]
+                yield chunk
+            if due and time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"the coordination topic {self.topic!r} was not read up to {due} (partition: offset) within "
+                    f"{timeout_s:g} s; are its leaders up and has this principal READ on it?"
+                )
+
+    @staticmethod
+    def _consume(consumer: Consumer, timeout_s: float) -> Sequence[Message]:
+        """Wait for one message, then take what else is there: asked for more, `consume` waits for all of them."""
+        first = consumer.consume(1, timeout_s)
+        return [*first, *consumer.consume(READ_BATCH, 0)] if first else first
+
+    def _chunks(self, messages: Iterable[Any]) -> Iterator[Chunk]:
+        """Sort by partition. An end that was reached moves the position too: offsets may hold no record."""
+        records: defaultdict[int, list[tuple[int, int, bytes | None]]] = defaultdict(list)
+        ends: dict[int, int] = {}
+        for message in messages:
+            error = message.error()
+            if error is None:
+                records[message.partition()].append((message.offset(), message.timestamp()[1], message.value()))
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - so the library names its own codes
+                ends[message.partition()] = message.offset()
+            else:
+                self._judge(error, message.partition())
+        for partition in ends.keys() | records.keys():
+            read = records.get(partition, ())
+            after = read[-1][0] + 1 if read else 0
+            position = max(self._positions[partition], after, ends.get(partition, 0))
+            self._positions[partition] = position
+            yield Chunk(partition, read, position)
+
+    def _judge(self, error: KafkaError, partition: int) -> None:
+        """Pass over what mends itself or does not concern a reader by position."""
+        if error.code() in _POSITION_LOST:
+            raise PositionLost(partition)
+        if not error.retriable() and error.code() not in _PASSING:
+            raise UnavailableError(f"the coordination topic {self.topic!r} cannot be read: {error.str()}")
+
+    def append(self, records: Sequence[Append]) -> Sequence[Ack]:
+        """Append and wait; each record is given up after a quarter of the heartbeat interval."""
+        producer = self._open_producer()
+        acks: list[Ack | None] = [None] * len(records)
+        try:
+            self._produce(producer, records, acks)
+            self._wait_for(producer)
+        except BaseException:
+            self.purge()  # an interrupt: who appended gives up, so nothing of it may be sent later
+            raise
+        unanswered = Ack(None, self._why_unanswered())
+        if self._producer_log is not None and self._producer_log.fatal:
+            self._producer = None
+        return [ack or unanswered for ack in acks]
+
+    def _produce(self, producer: Producer, records: Sequence[Append], acks: list[Ack | None]) -> None:
+        for index, (partition, value) in enumerate(records):
+            try:
+                producer.produce(self.topic, value, partition=partition, on_delivery=partial(_note, acks, index))
+            except (BufferError, KafkaException) as error:
+                acks[index] = Ack(None, str(error))
+
+    def purge(self) -> None:
+        """Drop what waits to be sent, and the producer with it.
+
+        A purge can go on after its call returned and take records that are produced next (the client library hands its
+        `blocking` on the wrong way round): a producer that was purged is not used again.
+        """
+        producer = self._producer
+        if producer is not None and len(producer):
+            self._producer = None
+            producer.purge()
+            producer.flush(0)
+
+    def close(self) -> None:
+        """Let go of all clients."""
+        self.purge()
+        self._producer = None
+        if self._consumer is not None:
+            self._consumer.close()
+        if self._topics is not None:
+            self._topics.close()
+        self._consumer = self._topics = None
+
+    def _why_unanswered(self) -> str:
+        log = self._producer_log
+        if log is None:
+            return "no acknowledgement came"
+        return log.fatal or (log.reason.text if log.reason else "no acknowledgement came")
+
+    def _admin(self) -> Topics:
+        if self._topics is None:
+            self._topics = Topics(self._connection)
+        return self._topics
+
+    def _open_producer(self) -> Producer:
+        """Wait for a connection before the first record; later hardly: one for a key that is held must not wait."""
+        if self._producer is None:
+            self._producer, self._producer_log = clients.producer(
+                self._connection, delivery_timeout_ms=self._delivery_timeout_ms, client_id=CLIENT_ID
+            )
+            if self._is_reached:
+                with suppress(UnavailableError):
+                    self._reach(self._delivery_timeout_ms * _SHORT_PART / 1_000)
+        if not self._is_reached:
+            self._reach(self._connection.timeout_s)
+            self._is_reached = True
+        return self._producer
+
+    def _reach(self, timeout_s: float) -> None:
+        if self._producer is not None and self._producer_log is not None:
+            clients.reach(self._producer, self._producer_log, timeout_s=timeout_s, topic=self.topic)
+
+    def _wait_for(self, producer: Producer) -> None:
+        """Wait in slices, so that signals get through."""
+        deadline = time.monotonic() + 2 * self._delivery_timeout_ms / 1_000 + 1
+        unsent = 1
+        with suppress(KafkaException):  # an idempotent producer that may not write fails here; the acks tell of it
+            while unsent and time.monotonic() < deadline:
+                unsent = producer.flush(_SLICE_S)
+        if unsent:
+            self.purge()
+
+
+def _note(acks: list[Ack | None], index: int, error: KafkaError | None, message: Message) -> None:
+    offset = message.offset() if error is None else None
+    if error is not None:
+        acks[index] = Ack(None, error.str())
+    elif offset is None or offset < 0:  # a repetition that the broker knows of, but not where the first one lies
+        acks[index] = Ack(None, "acknowledged without an offset")
+    else:
+        acks[index] = Ack(offset)

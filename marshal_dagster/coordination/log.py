@@ -1,0 +1,97 @@
+"""The coordination log as a port: what the rationalizer and the claimer need of Kafka, and nothing more.
+
+Two implementations pass the same tests: `kafka_log.KafkaLog` and `marshal_dagster.testing.MemoryLog`.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class LogIdentity:
+    """Which log it is: a topic that was deleted and made anew has another id."""
+
+    topic: str
+    topic_id: str
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """The offsets of one coordination partition: the first that is there, and the one that the next record gets."""
+
+    start: int
+    end: int
+
+
+class Append(NamedTuple):
+    """A record to append to one coordination partition."""
+
+    partition: int
+    value: bytes
+
+
+class Ack(NamedTuple):
+    """What became of one append. Without `offset` it is ambiguous: the record may be in the log, now or later."""
+
+    offset: int | None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Records read from one coordination partition: (offset, timestamp in ms, value); `position` is the next one."""
+
+    partition: int
+    records: Sequence[tuple[int, int, bytes | None]]
+    position: int
+
+
+class PositionLost(Exception):
+    """The next offset to read is not in the log: retention deleted it, or the log was truncated."""
+
+    def __init__(self, partition: int) -> None:
+        """Name the coordination partition."""
+        super().__init__(f"coordination partition {partition}")
+        self.partition = partition
+
+
+class CoordinationLog(Protocol):
+    """An ordered log per coordination partition. All calls are bounded in time; one thread uses it at a time."""
+
+    @property
+    def delivery_timeout_ms(self) -> int:
+        """How long a record may wait to be sent before it is given up, in milliseconds."""
+        ...
+
+    def identity(self) -> LogIdentity:
+        """Ask which log it is now. Raises `TopicMissing`, `UnavailableError`."""
+        ...
+
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+        """Ask for the present bounds of these coordination partitions. Raises `UnavailableError`."""
+        ...
+
+    def follow(self, positions: Mapping[int, int]) -> None:
+        """Read these coordination partitions, each from the given offset on, in place of any others."""
+        ...
+
+    def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
+        """Read on, until each partition in `ends` has been read up to that offset (exclusive).
+
+        Raises `PositionLost`, and `UnavailableError` after `timeout_s`; what was given before that stays read.
+        """
+        ...
+
+    def append(self, records: Sequence[Append]) -> Sequence[Ack]:
+        """Append all of `records`, in order within a partition, and wait until each is acknowledged or has failed."""
+        ...
+
+    def purge(self) -> None:
+        """Drop what waits to be sent: it must not reach the log any more."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        ...

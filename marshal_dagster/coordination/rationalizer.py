@@ -1,0 +1,308 @@
+"""Reads the coordination log into the world state (PROTOCOL.md 2 to 5)."""
+
+import logging
+import threading
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.log import CoordinationLog, LogIdentity, PositionLost
+from marshal_dagster.errors import LogChanged, MarshalError, UnavailableError
+from marshal_dagster.protocol.messages import Heartbeat, Message
+from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.world import ACCEPTED, PartitionWorld, Verdict, VerdictKind, World
+
+logger = logging.getLogger(__name__)
+
+LOG_TIME_AHEAD_MS: Final = 5_000
+"""How far log time may lie ahead of this machine's clock before it is reported, in milliseconds."""
+
+_MOST_RESTARTS: Final = 5
+_SEE_DOCTOR: Final = "stop all members and see `marshal-dagster doctor`"
+
+Written = tuple[Message, bytes]
+"""A record that this process appended: what it says, and as which value it was written."""
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """What one own record came to; of a heartbeat also the key's offset just `before` and just `after` it."""
+
+    verdict: Verdict
+    before: int | None = None
+    after: int | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """Whether it changed the state."""
+        return self.verdict.kind is VerdictKind.ACCEPTED
+
+
+_ACCEPTED: Final = Outcome(ACCEPTED)
+
+
+class Rationalizer:
+    """Follows coordination partitions and keeps the world state that their records lead to.
+
+    `lock` guards the world state: hold it while looking at a state that another thread may be reading on. What a
+    method returns under it is the live state, not a copy. It is also the lock of every claimer that stands on it.
+
+    `failure` is the error that the last reading ended with; a `LogChanged` stays, and every later call raises it.
+    """
+
+    def __init__(
+        self,
+        log: CoordinationLog,
+        *,
+        topics: Collection[str] | None = None,
+        timeout_s: float = 10.0,
+        clock: Clock | None = None,
+    ) -> None:
+        """Follow the coordination partitions of the data `topics`, or all of them; nothing is read yet.
+
+        `timeout_s` bounds the waiting for each answer, not the reading of a long log; `clock` is what log time is
+        compared with. Raises `TopicMissing`, `UnavailableError`.
+        """
+        self.lock = threading.RLock()
+        self.log = log
+        self.identity: LogIdentity = log.identity()
+        self.world = World(self.identity.partitions)
+        self.records_read = 0
+        self.failure: MarshalError | None = None
+        self._timeout_s = timeout_s
+        self._clock = clock or SystemClock()
+        self._is_clock_reported = False
+        self._reads_on = False
+        """Whether the log's next record is the one that the world state waits for."""
+        self._half_applied: int | None = None
+        """The coordination partition in which a record may have been carried out in part."""
+        numbers = range(self.identity.partitions)
+        self._begin(numbers if topics is None else {self._partition_of(topic) for topic in topics})
+
+    @property
+    def reads_on(self) -> bool:
+        """Whether the next reading takes up where the last one ended, as none was interrupted."""
+        return self._reads_on
+
+    @property
+    def changed(self) -> LogChanged | None:
+        """How the log was found not to be the one read before; all that was known of it counts no more."""
+        return self.failure if isinstance(self.failure, LogChanged) else None
+
+    def catch_up(self) -> World:
+        """Read to the present end of every followed coordination partition.
+
+        Raises `LogChanged` when it is not the log that was read before, `UnavailableError` when it does not answer.
+        """
+        with self._reading():
+            self.check_identity()
+            bounds = self.log.bounds(self.world.partitions.keys())
+            for partition, at in bounds.items():
+                read = self.world.partitions[partition].next_offset
+                if at.end < read:
+                    raise LogChanged(
+                        f"coordination partition {partition} of {self.identity.topic!r} ends at {at.end}, but was read "
+                        f"up to {read}: the log was truncated; {_SEE_DOCTOR}"
+                    )
+            self._read({partition: at.end for partition, at in bounds.items()})
+            return self.world
+
+    def read_past(self, own: Mapping[int, Mapping[int, Written]]) -> Mapping[int, Mapping[int, Outcome]]:
+        """Read past every record of `own` (by coordination partition and log offset), and tell what each came to.
+
+        They are told by where they lie: nobody else's equal record is mistaken for one of them.
+        The records must not have been read before: hold `lock` from before they are appended. Raises `LogChanged` when
+        one is not in the log, or is another one there; `UnavailableError`.
+        """
+        with self._reading():
+            outcomes: dict[int, dict[int, Outcome]] = {partition: {} for partition in own}
+            self._read({partition: max(records) + 1 for partition, records in own.items()}, own, outcomes)
+            for partition, records in own.items():
+                missing = sorted(records.keys() - outcomes[partition].keys())
+                if missing:
+                    raise LogChanged(
+                        f"records that coordination partition {partition} of {self.identity.topic!r} acknowledged are "
+                        f"not in it: offsets {missing[:5]}. The log was truncated or made anew; {_SEE_DOCTOR}"
+                    )
+            return outcomes
+
+    def follow_all(self) -> World:
+        """Follow every coordination partition from now on, and catch up."""
+        with self._reading():
+            missing = set(range(self.identity.partitions)) - self.world.partitions.keys()
+            if missing:
+                self._begin(missing)
+            return self.catch_up()
+
+    def check_identity(self) -> None:
+        """Ask whether it is still the log that was read before.
+
+        Raises `LogChanged`, `TopicMissing`, `UnavailableError`.
+        """
+        with self._reading():
+            now = self.log.identity()
+            if now != self.identity:
+                raise LogChanged(
+                    f"coordination topic {self.identity.topic!r} is not the one read before: topic id {now.topic_id} "
+                    f"with {now.partitions} partitions instead of {self.identity.topic_id} with "
+                    f"{self.identity.partitions}. It was made anew or repartitioned; {_SEE_DOCTOR}"
+                )
+
+    def log_time_ahead_ms(self) -> int:
+        """Give how far log time lies ahead of this machine's clock: a broker's has jumped, or this one is slow."""
+        with self.lock:
+            times = [world.log_time_ms for world in self.world.partitions.values() if world.log_time_ms is not None]
+            return max(times, default=0) - self._clock.wall_ms()
+
+    def close(self) -> None:
+        """Let go of the log."""
+        with self.lock:
+            self.log.close()
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Hold the lock and remember how it ended: what is known of a log that changed counts no more."""
+        with self.lock:
+            if self.changed is not None:
+                raise LogChanged(str(self.changed))
+            try:
+                yield
+            except (LogChanged, UnavailableError) as failure:
+                self.failure = failure
+                raise
+            self.failure = None
+
+    def _partition_of(self, topic: str) -> int:
+        return coordination_partition(topic, self.identity.partitions)
+
+    def _begin(self, partitions: Collection[int]) -> None:
+        """Know nothing of these partitions, and read them from the log's start."""
+        self._reads_on = False
+        for partition, at in self.log.bounds(partitions).items():
+            self.world.start(partition, at.start)
+            if at.start > 0:
+                self._warn_of_observing(partition, at.start)
+
+    def _warn_of_observing(self, partition: int, start: int) -> None:
+        logger.warning(
+            "coordination partition %d of %r begins at offset %d and there is no snapshot: it is only observed, "
+            "nothing can be claimed from it",
+            partition,
+            self.identity.topic,
+            start,
+        )
+
+    def _read(
+        self,
+        ends: Mapping[int, int],
+        own: Mapping[int, Mapping[int, Written]] = MappingProxyType({}),
+        outcomes: Mapping[int, dict[int, Outcome]] = MappingProxyType({}),
+    ) -> None:
+        """Read up to `ends`; note in `outcomes` what each record of `own` came to."""
+        for _ in range(_MOST_RESTARTS):
+            self._resume()
+            due = {number: end for number, end in ends.items() if end > self.world.partitions[number].next_offset}
+            if not due:
+                self._report_clock()
+                return
+            try:
+                self._read_on(due, own, outcomes)
+            except PositionLost as lost:
+                self._begin_again(lost.partition)
+        raise UnavailableError(
+            f"retention deletes the coordination topic {self.identity.topic!r} faster than it is read; set "
+            "retention.ms and retention.bytes to -1"
+        )
+
+    def _resume(self) -> None:
+        """Read on where the world state stands, after whatever ended the last reading.
+
+        An exception in the middle of it (Ctrl-C, Dagster's interrupt) may have lost records that the log gave, or have
+        left one half carried out; then that partition is read anew.
+        """
+        if self._reads_on:
+            return
+        if self._half_applied is not None:
+            self._begin([self._half_applied])
+            self._half_applied = None
+        self.log.follow({number: world.next_offset for number, world in self.world.partitions.items()})
+        self._reads_on = True
+
+    def _read_on(
+        self,
+        due: Mapping[int, int],
+        own: Mapping[int, Mapping[int, Written]],
+        outcomes: Mapping[int, dict[int, Outcome]],
+    ) -> None:
+        self._reads_on = False
+        for chunk in self.log.read_until(due, self._timeout_s):
+            world = self.world.partitions[chunk.partition]
+            self._half_applied = chunk.partition
+            if chunk.partition in own:
+                self._apply(world, chunk.records, own[chunk.partition], outcomes[chunk.partition])
+            else:
+                world.apply_many(chunk.records)
+            world.next_offset = chunk.position
+            self._half_applied = None
+            self.records_read += len(chunk.records)
+        self._reads_on = True
+
+    def _apply(
+        self,
+        world: PartitionWorld,
+        records: Collection[tuple[int, int, bytes | None]],
+        own: Mapping[int, Written],
+        outcomes: dict[int, Outcome],
+    ) -> None:
+        for offset, timestamp_ms, value in records:
+            written = own.get(offset)
+            if written is None:
+                world.apply(offset, timestamp_ms, value)
+                continue
+            message, sent = written
+            if value != sent:
+                raise LogChanged(
+                    f"the record at offset {offset} of coordination partition {world.number} of "
+                    f"{self.identity.topic!r} is not the one that was acknowledged there. The log was truncated or "
+                    f"made anew; {_SEE_DOCTOR}"
+                )
+            if isinstance(message, Heartbeat):
+                before = _offset(world, message)
+                verdict = world.apply(offset, timestamp_ms, value, message)
+                outcomes[offset] = Outcome(verdict, before, _offset(world, message))
+            else:
+                verdict = world.apply(offset, timestamp_ms, value, message)
+                outcomes[offset] = _ACCEPTED if verdict is ACCEPTED else Outcome(verdict)
+
+    def _begin_again(self, partition: int) -> None:
+        """Retention overtook this reader: from here on it can only observe that coordination partition."""
+        read = self.world.partitions[partition].next_offset
+        bounds = self.log.bounds([partition])[partition]
+        if bounds.start <= read:
+            raise LogChanged(
+                f"coordination partition {partition} of {self.identity.topic!r} was read up to {read}, which is no "
+                f"longer in it (it holds {bounds.start} to {bounds.end}): the log was truncated; {_SEE_DOCTOR}"
+            )
+        self._begin([partition])
+
+    def _report_clock(self) -> None:
+        """Say once that log time is ahead, until it is not any more (PROTOCOL.md 6)."""
+        ahead_ms = self.log_time_ahead_ms()
+        is_ahead = ahead_ms > LOG_TIME_AHEAD_MS
+        if is_ahead and not self._is_clock_reported:
+            logger.warning(
+                "log time of %r is %.1f s ahead of this machine's clock: a broker's clock has jumped, or this one is "
+                "slow. Owners may go stale early (safe: they are fenced) or late; check the clocks",
+                self.identity.topic,
+                ahead_ms / 1_000,
+            )
+        self._is_clock_reported = is_ahead
+
+
+def _offset(world: PartitionWorld, message: Message) -> int | None:
+    group = world.groups.get(message.group)
+    key = group and group.keys.get((message.topic, message.partition))
+    return key.offset if key else None

@@ -1,0 +1,100 @@
+"""Append, read back, tell what each record came to: what every step of a claimer is made of."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.log import Append
+from marshal_dagster.coordination.rationalizer import Outcome, Rationalizer, Written
+from marshal_dagster.coordination.tenure import Member
+from marshal_dagster.protocol.messages import Message, render
+from marshal_dagster.protocol.placement import coordination_partition
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Sent:
+    """Records that were handed to the log together, at `sent_ms`; where each lies and what it came to.
+
+    Both are None for a record that was not acknowledged.
+    """
+
+    sent_ms: float
+    messages: Sequence[Message]
+    log_offsets: Sequence[int | None]
+    outcomes: Sequence[Outcome | None]
+
+    def __iter__(self) -> Iterator[tuple[Message, Outcome | None]]:
+        """Give each record with what it came to."""
+        return zip(self.messages, self.outcomes, strict=True)
+
+    @property
+    def unheard(self) -> list[int]:
+        """The partitions whose record was not acknowledged."""
+        return [message.partition for message, outcome in self if outcome is None]
+
+
+class Sender:
+    """Sends records about one data topic; use it under the rationalizer's lock."""
+
+    def __init__(self, rationalizer: Rationalizer, topic: str, clock: Clock) -> None:
+        """Send to the coordination partition of data topic `topic`."""
+        self.coordination_partition = coordination_partition(topic, rationalizer.identity.partitions)
+        self._rationalizer = rationalizer
+        self._topic = topic
+        self._clock = clock
+
+    def signed(self, by: Member) -> dict[str, Any]:
+        """Give the fields that all records of `by` about the topic share."""
+        return {
+            "instance": by.instance,
+            "client": by.client,
+            "group": by.group,
+            "topic": self._topic,
+            "time_s": self._clock.wall_ms() // 1_000,
+        }
+
+    def send(self, messages: Sequence[Message], numbers: Sequence[int] | None = None) -> Sent:
+        """Append, read back past the acknowledged offsets, and tell what each record came to.
+
+        Each goes to the coordination partition that stands in its place in `numbers`, by default the topic's.
+        Raises `UnavailableError`, `LogChanged`; then what is in the log is not known.
+        """
+        numbers = numbers or [self.coordination_partition] * len(messages)
+        sent_ms = self._clock.lease_ms()
+        own, offsets = self._append(messages, numbers)
+        outcomes = self._rationalizer.read_past(own)
+        found = [None if at is None else outcomes[number][at] for number, at in zip(numbers, offsets, strict=True)]
+        return Sent(sent_ms, messages, offsets, found)
+
+    def send_last(self, messages: Sequence[Message]) -> None:
+        """Append what nobody here waits for; read it back so that others of this process find it read."""
+        own, _ = self._append(messages, [self.coordination_partition] * len(messages))
+        if self._rationalizer.reads_on:  # after an interrupt the log is read anew: not while others wait for the keys
+            self._rationalizer.read_past(own)
+
+    def _append(
+        self, messages: Sequence[Message], numbers: Sequence[int]
+    ) -> tuple[dict[int, dict[int, Written]], list[int | None]]:
+        """Append; give what was acknowledged, by where it lies, and the log offset of each record."""
+        if not messages:
+            return {}, []
+        records = [Append(number, render(message)) for number, message in zip(numbers, messages, strict=True)]
+        acks = self._rationalizer.log.append(records)
+        own: dict[int, dict[int, Written]] = {}
+        for (number, value), message, (offset, _) in zip(records, messages, acks, strict=True):
+            if offset is not None:
+                own.setdefault(number, {})[offset] = (message, value)
+        offsets = [ack.offset for ack in acks]
+        if None in offsets:
+            _tell_unacknowledged(messages, [ack.error for ack in acks if ack.offset is None])
+        return own, offsets
+
+
+def _tell_unacknowledged(messages: Sequence[Message], errors: Sequence[str | None]) -> None:
+    kinds = ", ".join(dict.fromkeys(type(message).__name__ for message in messages))
+    why = next((error for error in errors if error), "no reason given")
+    logger.warning("%d of %d records (%s) were not acknowledged: %s", len(errors), len(messages), kinds, why)

@@ -1,0 +1,121 @@
+"""What one instance id does: who it is, what it has asked for, holds, and has lost (PROTOCOL.md 6, "Instance id")."""
+
+import os
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.leases import Lease
+from marshal_dagster.protocol.messages import is_name
+from marshal_dagster.protocol.state import Key
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Who claims: the group, the client id for people to see, and the instance id of one tenure."""
+
+    group: str
+    client: str
+    instance: str
+
+    def __post_init__(self) -> None:
+        """Refuse names that a record could not carry."""
+        for name, value in (("group", self.group), ("client id", self.client), ("instance id", self.instance)):
+            if not is_name(value):
+                raise ConfigurationError(
+                    f"{name} {value!r} cannot be written into a record: use 1 to 255 characters, no '/' and no control "
+                    "characters"
+                )
+
+    def anew(self) -> "Member":
+        """Give the same member with an instance id that was never used: `<what comes before the dot>.<random>`."""
+        return replace(self, instance=new_instance_id(self.instance.rpartition(".")[0] or self.instance))
+
+
+def new_instance_id(run_id: str) -> str:
+    """Make the id of one tenure: `<run id>.<random suffix>`."""
+    return f"{run_id}.{os.urandom(6).hex()}"
+
+
+def is_held(key: Key, instance: str, epoch: int) -> bool:
+    """Tell whether `key`'s owner is the claim that `instance` won with the record at log offset `epoch`."""
+    owner = key.owner
+    return owner is not None and owner.epoch == epoch and owner.instance == instance
+
+
+@dataclass(slots=True)
+class Claim:
+    """A key that this instance holds: where it stands by the log as last read, and for how long that is sure."""
+
+    partition: int
+    epoch: int
+    lease: Lease
+    offset: int | None = None
+    data_topic_id: str | None = None
+    generation: int = 0
+    plan_end: int | None = None
+    plan_attempts: int = 0
+    highest_sent: int = -1
+    """The highest offset that a heartbeat of this tenure has carried: none may carry less."""
+
+    @property
+    def beat_offset(self) -> int | None:
+        """The offset for the next heartbeat that commits nothing."""
+        return None if self.offset is None else max(self.offset, self.highest_sent)
+
+    @classmethod
+    def of(cls, partition: int, epoch: int, lease: Lease, key: Key) -> "Claim":
+        """Make the claim that the record at log offset `epoch` has won, where `key` stands."""
+        return cls(
+            partition,
+            epoch,
+            lease,
+            key.offset,
+            key.data_topic_id,
+            key.generation,
+            key.plan_end,
+            key.plan_attempts,
+        )
+
+    def copy_state(self, key: Key) -> None:
+        """Take over where `key` stands."""
+        self.offset = key.offset
+        self.data_topic_id = key.data_topic_id
+        self.generation = key.generation
+        self.plan_end = key.plan_end
+        self.plan_attempts = key.plan_attempts
+
+
+@dataclass(slots=True)
+class Tenure:
+    """The partitions that an instance has asked for at any time, and what became of them.
+
+    `claims` are those it holds, `left` those it held once, and why no more. `unseen` are those for which its
+    `ClaimingPartition` is or may be in the log while nobody here has read what came of it.
+    """
+
+    claims: dict[int, Claim] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)
+    unseen: set[int] = field(default_factory=set)
+    left: dict[int, str] = field(default_factory=dict)
+
+    def ask(self, partitions: Collection[int]) -> None:
+        """Note that `partitions` are about to be asked for."""
+        self.unseen.update(partitions)
+        self.asked.update(partitions)
+
+    def lose(self, partition: int, why: str) -> None:
+        """Hold `partition` no more: no further record is sent for it."""
+        if self.claims.pop(partition, None) is not None:
+            self.left[partition] = why
+
+    def lose_all(self, why: str) -> None:
+        """Hold nothing any more, and expect nothing that was asked for."""
+        for partition in tuple(self.claims):
+            self.lose(partition, why)
+        self.unseen.clear()
+
+    def give_up(self, partitions: Iterable[int] | None) -> list[Claim]:
+        """Hold `partitions` (None: all) no more by one's own will; give their claims, for their last record."""
+        leaving = self.claims if partitions is None else dict.fromkeys(partitions)
+        return [self.claims.pop(partition) for partition in tuple(leaving) if partition in self.claims]

@@ -1,0 +1,35 @@
+"""What can go wrong with a Kafka of one's own; each message is one line that says what to do next."""
+
+from marshal_dagster.errors import MarshalError
+
+
+class DevKafkaError(MarshalError):
+    """Root of the errors of the Kafka for one machine."""
+
+
+class JavaMissing(DevKafkaError):
+    """No usable `java` was found where JAVA_HOME or PATH point."""
+
+
+class JavaTooOld(DevKafkaError):
+    """The `java` that was found is older than Kafka and Spark need."""
+
+
+class DownloadFailed(DevKafkaError):
+    """Kafka's jars could not be fetched, or what was fetched is not whole."""
+
+
+class PortInUse(DevKafkaError):
+    """Another process listens on a port that a broker was to have."""
+
+
+class BrokerFailed(DevKafkaError):
+    """A broker could not be set up, ended while it started, or was not ready in time."""
+
+
+class ClusterDiffers(DevKafkaError):
+    """The directory holds another cluster than the one asked for, or none."""
+
+
+class ClusterBusy(DevKafkaError):
+    """Another command is at work on the directory."""

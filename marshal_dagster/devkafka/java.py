@@ -1,0 +1,83 @@
+"""Finding a Java that both Kafka 4 and Spark 4 run on."""
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .errors import JavaMissing, JavaTooOld
+
+OLDEST_JAVA = 17
+_ADVICE = f"install Java {OLDEST_JAVA} or newer and put it on PATH, or set JAVA_HOME to it"
+# Up to Java 8 versions were told as 1.8.
+_VERSION = re.compile(r'version "(?P<version>(?:1\.)?(?P<major>\d+)[^"]*)"')
+_ANSWER_WITHIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java runtime: its launcher, and its version as it tells it (`17.0.15`)."""
+
+    executable: Path
+    version: str
+    major: int
+
+
+def find_java(environ: Mapping[str, str] = os.environ) -> Java:
+    """Return the Java of JAVA_HOME, or where that is not set the first one on PATH.
+
+    A JAVA_HOME without `bin/java` is an error and not passed over: Spark would start that very one and fail.
+
+    Raises:
+        JavaMissing: there is none, or it does not run.
+        JavaTooOld: it is older than 17.
+    """
+    executable = _locate(environ)
+    told = _ask_version(executable)
+    match = _VERSION.search(told)
+    if match is None:
+        said = told.strip().partition("\n")[0] or "nothing"
+        raise JavaMissing(f"{executable} does not tell a Java version (it said: {said}); {_ADVICE}")
+    java = Java(executable, match["version"], int(match["major"]))
+    if java.major < OLDEST_JAVA:
+        raise JavaTooOld(
+            f"{executable} is Java {java.version}, but Kafka and Spark need {OLDEST_JAVA} or newer; {_ADVICE}"
+        )
+    return java
+
+
+def java_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the environment for a Java process: this one's, with a locale in which it can name any file."""
+    return {**environ, "LC_ALL": "C.UTF-8"}
+
+
+def _locate(environ: Mapping[str, str]) -> Path:
+    home = environ.get("JAVA_HOME")
+    if home:
+        executable = Path(home) / "bin" / "java"
+        if os.access(executable, os.X_OK):
+            return executable
+        raise JavaMissing(f"JAVA_HOME is {home}, but {executable} is nothing that can be run; {_ADVICE}")
+    found = shutil.which("java", path=environ.get("PATH", ""))
+    if found is None:
+        raise JavaMissing(f"no Java found (JAVA_HOME is not set and PATH has no `java`); {_ADVICE}")
+    return Path(found)
+
+
+def _ask_version(executable: Path) -> str:
+    try:
+        done = subprocess.run(
+            [executable, "-version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_WITHIN_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaMissing(f"{executable} does not run ({error}); {_ADVICE}") from error
+    return done.stderr + done.stdout

@@ -1,0 +1,54 @@
+"""A lock between processes on one machine, let go by the kernel when its holder dies."""
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_POLL_S = 0.05
+
+
+@contextmanager
+def locked(path: Path, timeout_s: float) -> Iterator[None]:
+    """Hold the lock on the file `path`, which is made where missing and which its holder may delete.
+
+    Raises:
+        TimeoutError: another process held it for `timeout_s`.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            _wait_for(handle, path, deadline)
+            if _is_still(handle, path):
+                yield
+                return
+        finally:
+            os.close(handle)
+
+
+def _wait_for(handle: int, path: Path, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in {errno.EAGAIN, errno.EACCES}:
+                raise
+            if time.monotonic() >= deadline:
+                message = f"another process holds {path}"
+                raise TimeoutError(message) from error
+            time.sleep(_POLL_S)
+        else:
+            return
+
+
+def _is_still(handle: int, path: Path) -> bool:
+    """Tell whether `path` is the locked file, and not a new one after the last holder deleted it."""
+    try:
+        return os.path.samestat(os.fstat(handle), path.stat())
+    except FileNotFoundError:
+        return False

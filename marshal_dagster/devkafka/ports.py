@@ -1,0 +1,85 @@
+"""Ports on 127.0.0.1."""
+
+import errno
+import random
+import socket
+from collections.abc import Container
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+
+from .errors import PortInUse
+
+HOST = "127.0.0.1"
+LARGEST_PORT = 65_535
+_LOWEST = 20_000
+_EPHEMERAL_FROM = 32_768
+_EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def free_port(taken: Container[int] = ()) -> int:
+    """Return a free port that is not in `taken`, below those that the system gives to outgoing connections.
+
+    A stopped broker's port above that line can be taken by any connection, even by a client's own attempt to
+    reach it (TCP then connects to itself), and the broker could not be started again.
+    """
+    candidates = list(range(_LOWEST, _highest() + 1))
+    random.shuffle(candidates)
+    for port in candidates:
+        if port not in taken and _bind_error(port) is None:
+            return port
+    raise PortInUse(f"no port from {_LOWEST} to {_highest()} is free; give the ports to use by number")
+
+
+def check_free(port: int) -> None:
+    """Do nothing when `port` can be listened on.
+
+    Raises:
+        PortInUse: it cannot; the message names who listens where the system tells it.
+    """
+    error = _bind_error(port)
+    if error is None:
+        return
+    if error.errno == errno.EADDRINUSE:
+        what = f"port {port} is in use{_user_of(port)}; stop that process, or give another port"
+    else:
+        what = f"port {port} cannot be used ({error.strerror}); give another port"
+    raise PortInUse(f"{what} (0 picks a free one)") from error
+
+
+def is_free(port: int) -> bool:
+    """Tell whether `port` can be listened on."""
+    return _bind_error(port) is None
+
+
+def _bind_error(port: int) -> OSError | None:
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        # As the JVM does: connections of an earlier broker that are in TIME_WAIT do not matter.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+            probe.listen(1)
+        except OSError as error:
+            return error
+    return None
+
+
+def _user_of(port: int) -> str:
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN and connection.laddr[1:2] == (port,)
+            if listens and connection.pid is not None:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except (psutil.Error, OSError):
+        return ""
+    return ""
+
+
+def _highest() -> int:
+    try:
+        ephemeral_from = int(_EPHEMERAL_RANGE.read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        ephemeral_from = _EPHEMERAL_FROM
+    # Where the system gives out nearly all ports, there is nothing to stay clear of.
+    return ephemeral_from - 1 if ephemeral_from > _LOWEST + 1000 else LARGEST_PORT

@@ -1,0 +1,57 @@
+"""Whether a broker serves: one metadata request by hand, as Kafka clients are out of bounds on this floor."""
+
+import socket
+import struct
+
+from .ports import HOST
+
+_METADATA_KEY = 3
+_METADATA_VERSION = 1
+_HEADER = struct.Struct(">hhih")  # api key, api version, correlation id, length of the client id
+_CLIENT_ID = b"marshal-devkafka"
+_NO_TOPICS = struct.pack(">i", 0)
+_LENGTH = struct.Struct(">i")
+_LARGEST_ANSWER_BYTES = 1 << 20
+
+
+def brokers_known_to(port: int, *, timeout_s: float = 2.0) -> frozenset[int]:
+    """Ask the broker at `port` which brokers are alive; empty when it does not answer (yet)."""
+    header = _HEADER.pack(_METADATA_KEY, _METADATA_VERSION, 1, len(_CLIENT_ID)) + _CLIENT_ID
+    request = header + _NO_TOPICS
+    try:
+        with socket.create_connection((HOST, port), timeout=timeout_s) as connection:
+            connection.sendall(_LENGTH.pack(len(request)) + request)
+            (size_bytes,) = _LENGTH.unpack(_read(connection, _LENGTH.size))
+            if not 0 < size_bytes <= _LARGEST_ANSWER_BYTES:
+                return frozenset()
+            return _broker_ids(_read(connection, size_bytes))
+    except (OSError, EOFError, struct.error):
+        return frozenset()
+
+
+def _read(connection: socket.socket, size_bytes: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < size_bytes:
+        part = connection.recv(size_bytes - len(parts))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+def _broker_ids(answer: bytes) -> frozenset[int]:
+    """Parse a Metadata response, version 1: correlation id, count, and each broker's id, host, port, rack."""
+    _correlation_id, count = struct.unpack_from(">ii", answer)
+    at = 8
+    ids: list[int] = []
+    for _ in range(count):
+        ids += struct.unpack_from(">i", answer, at)
+        at = _after_string(answer, at + 4) + 4
+        at = _after_string(answer, at)
+    return frozenset(ids)
+
+
+def _after_string(answer: bytes, at: int) -> int:
+    length: int = struct.unpack_from(">h", answer, at)[0]
+    # Null has length -1.
+    return at + 2 + max(length, 0)

@@ -1,0 +1,118 @@
+"""The files that a broker reads at its start: `server.properties` and its logging."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from xml.sax.saxutils import quoteattr
+
+from marshal_dagster.errors import ConfigurationError
+
+from .ports import HOST
+
+_OWNED = frozenset(
+    {
+        "advertised.listeners",
+        "controller.listener.names",
+        "controller.quorum.bootstrap.servers",
+        "controller.quorum.voters",
+        "listener.security.protocol.map",
+        "listeners",
+        "log.dir",
+        "log.dirs",
+        "metadata.log.dir",
+        "node.id",
+        "process.roles",
+    }
+)
+_LAST_ASCII = 0x7E
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A broker that is also a controller: its number and its two ports."""
+
+    broker_id: int
+    port: int
+    controller_port: int
+
+
+def check_settings(settings: Mapping[str, str]) -> None:
+    """Do nothing when `settings` leave alone what the cluster itself decides.
+
+    Raises:
+        ConfigurationError: a setting names a port, folder or role, or is not one line.
+    """
+    for name, value in settings.items():
+        if name in _OWNED:
+            raise ConfigurationError(f"broker setting {name!r} is decided by the cluster itself; leave it out")
+        if not name or "\n" in name + value:
+            raise ConfigurationError(f"broker setting {name!r}: {value!r}; name and value are one line each")
+
+
+def server_properties(node: Node, nodes: Sequence[Node], data: Path, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of `node` in a cluster of `nodes`, with the extra `settings` on top."""
+    replicas = str(len(nodes))
+    in_sync = "2" if len(nodes) > 1 else "1"
+    return {
+        "process.roles": "broker,controller",
+        "node.id": str(node.broker_id),
+        "controller.quorum.voters": ",".join(f"{each.broker_id}@{HOST}:{each.controller_port}" for each in nodes),
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"PLAINTEXT://{HOST}:{node.port},CONTROLLER://{HOST}:{node.controller_port}",
+        "advertised.listeners": f"PLAINTEXT://{HOST}:{node.port}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": str(data),
+        "auto.create.topics.enable": "false",
+        "default.replication.factor": replicas,
+        "group.initial.rebalance.delay.ms": "0",
+        "offsets.topic.replication.factor": replicas,
+        "offsets.topic.num.partitions": "8",
+        "transaction.state.log.replication.factor": replicas,
+        "transaction.state.log.min.isr": in_sync,
+        "transaction.state.log.num.partitions": "8",
+        "share.coordinator.state.topic.replication.factor": replicas,
+        "share.coordinator.state.topic.min.isr": in_sync,
+        "share.coordinator.state.topic.num.partitions": "8",
+        # A broker that was killed is missed, and can register again, when its session is over.
+        "broker.heartbeat.interval.ms": "500",
+        "broker.session.timeout.ms": "4000",
+        # The default of 128 MiB is taken from a heap of 512 MiB whether or not a topic is compacted.
+        "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
+        **settings,
+    }
+
+
+def render_properties(properties: Mapping[str, str]) -> str:
+    """Render as Java's property files want it: backslashes doubled, anything beyond ASCII escaped."""
+    return "".join(f"{_escape(name, key=True)}={_escape(value)}\n" for name, value in properties.items())
+
+
+def _escape(text: str, *, key: bool = False) -> str:
+    escaped = text.replace("\\", "\\\\").replace("\t", "\\t").replace("\r", "\\r")
+    if key:
+        for special in "=: #!":
+            escaped = escaped.replace(special, f"\\{special}")
+    elif escaped.startswith(" "):
+        escaped = f"\\{escaped}"
+    units = escaped.encode("utf-16-be")
+    points = (int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2))
+    return "".join(chr(point) if point <= _LAST_ASCII else f"\\u{point:04x}" for point in points)
+
+
+def logging_configuration(log: Path) -> str:
+    """Return a log4j2 file that writes to `log`, at most 10 MB, and keeps one older file of that size."""
+    return f"""<?xml version="1.0" encoding="UTF-8"?>
+<Configuration status="ERROR" shutdownHook="disable">
+  <Appenders>
+    <RollingFile name="file" fileName={quoteattr(str(log))} filePattern={quoteattr(str(log) + ".%i")}>
+      <PatternLayout pattern="%d{{ISO8601}} %p %c{{1}}: %m%n"/>
+      <SizeBasedTriggeringPolicy size="10 MB"/>
+      <DefaultRolloverStrategy max="1"/>
+    </RollingFile>
+  </Appenders>
+  <Loggers>
+    <Root level="INFO"><AppenderRef ref="file"/></Root>
+    <Logger name="org.apache.kafka.common.config.AbstractConfig" level="WARN"/>
+  </Loggers>
+</Configuration>
+"""

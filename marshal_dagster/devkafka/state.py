@@ -1,0 +1,103 @@
+"""What a cluster's directory remembers from one command to the next, in `cluster.json`."""
+
+import base64
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from .errors import ClusterDiffers
+from .processes import ProcessMark
+from .properties import Node
+
+STATE_FILE = "cluster.json"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """The cluster of a directory: its id, its brokers, and by broker the process started for it last."""
+
+    cluster_id: str
+    nodes: tuple[Node, ...]
+    marks: Mapping[int, ProcessMark]
+
+    def with_mark(self, broker_id: int, mark: ProcessMark) -> Self:
+        """Return the state after a process was started for a broker."""
+        return replace(self, marks={**self.marks, broker_id: mark})
+
+    def node(self, broker_id: int) -> Node:
+        """Return the broker of that number.
+
+        Raises:
+            ClusterDiffers: there is none.
+        """
+        for node in self.nodes:
+            if node.broker_id == broker_id:
+                return node
+        there = ", ".join(str(node.broker_id) for node in self.nodes)
+        raise ClusterDiffers(f"there is no broker {broker_id}; this cluster has {there}")
+
+
+def new_cluster_id() -> str:
+    """Return a cluster id in Kafka's form: 16 random bytes in URL-safe base64, with no dash in front."""
+    while True:
+        cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode("ascii").rstrip("=")
+        if not cluster_id.startswith("-"):
+            return cluster_id
+
+
+def read_state(directory: Path) -> ClusterState | None:
+    """Return what `directory` remembers; None when it holds no cluster.
+
+    Raises:
+        ClusterDiffers: its `cluster.json` cannot be read, or another version wrote it.
+    """
+    path = directory / STATE_FILE
+    try:
+        return _parse(json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ClusterDiffers(
+            f"{path} does not read as a cluster of this version ({error}); "
+            f"move {directory} away, or name another directory"
+        ) from error
+
+
+def write_state(directory: Path, state: ClusterState) -> None:
+    """Replace what `directory` remembers, whole or not at all."""
+    document = {
+        "version": _VERSION,
+        "cluster_id": state.cluster_id,
+        "brokers": [_render(node, state.marks.get(node.broker_id)) for node in state.nodes],
+    }
+    path = directory / STATE_FILE
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps(document, indent=1), encoding="utf-8")
+    fresh.replace(path)
+
+
+def _render(node: Node, mark: ProcessMark | None) -> dict[str, object]:
+    return {
+        "id": node.broker_id,
+        "port": node.port,
+        "controller_port": node.controller_port,
+        "pid": mark.pid if mark else None,
+        "birth": mark.birth if mark else None,
+    }
+
+
+def _parse(document: dict[str, Any]) -> ClusterState:
+    if document["version"] != _VERSION:
+        raise ValueError(f"version {document['version']}, not {_VERSION}")
+    brokers = document["brokers"]
+    nodes = tuple(Node(int(each["id"]), int(each["port"]), int(each["controller_port"])) for each in brokers)
+    marks = {
+        int(each["id"]): ProcessMark(int(each["pid"]), str(each["birth"]))
+        for each in brokers
+        if each["pid"] is not None
+    }
+    return ClusterState(str(document["cluster_id"]), nodes, marks)

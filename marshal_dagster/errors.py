@@ -1,0 +1,93 @@
+"""The exceptions that a user can catch: one small tree with `MarshalError` at its root."""
+
+from collections.abc import Sequence
+
+
+class MarshalError(Exception):
+    """Root of all errors raised by marshal-dagster."""
+
+
+class ConfigurationError(MarshalError):
+    """A setting is missing, malformed, or contradicts another; the message names the field."""
+
+
+class UnavailableError(MarshalError):
+    """A service (Kafka, Spark, a sink's database) could not be reached within its time-out."""
+
+
+class TopicMissing(MarshalError):
+    """A data topic or the coordination topic does not exist, or cannot be seen with these rights."""
+
+
+class RightMissing(MarshalError):
+    """The user may not do this to a topic, a group or the cluster; the message names the right that it takes."""
+
+
+class UnsafeTopic(MarshalError):
+    """The coordination topic has settings under which the protocol does not hold."""
+
+    def __init__(self, topic: str, reasons: Sequence[str]) -> None:
+        """Keep `reasons`, one sentence for each setting that is wrong."""
+        self.topic = topic
+        self.reasons = tuple(reasons)
+        listed = "; ".join(self.reasons)
+        super().__init__(
+            f"coordination topic {topic!r} has dangerous settings: {listed}. "
+            "Mend them (`marshal-dagster topic create --help` tells the right ones), or accept them explicitly."
+        )
+
+
+class LogChanged(MarshalError):
+    """The coordination log is not the one read before: truncated, made anew, or repartitioned."""
+
+
+class NotCertain(MarshalError):
+    """The log no longer starts at offset 0 and there is no snapshot: one may observe, never claim."""
+
+
+class SettingsDiffer(MarshalError):
+    """The group's settings in the log differ from those this member is configured with."""
+
+
+class GroupPaused(MarshalError):
+    """The group is paused; nothing is claimed or planned until it is resumed."""
+
+
+class NothingToClaim(MarshalError):
+    """Every wanted partition is held by a live owner, or there is none."""
+
+
+class ClaimLost(MarshalError):
+    """A claim is no longer this instance's; the message names who holds it now."""
+
+
+class NotCommitted(MarshalError):
+    """A commit was not seen accepted in the log: nothing was committed by it."""
+
+
+class PlanRejected(MarshalError):
+    """A plan was not seen accepted in the log."""
+
+
+class TooManyAttempts(MarshalError):
+    """A plan has failed more often than configured and waits for a person."""
+
+
+class DataTopicChanged(MarshalError):
+    """The data topic is not the incarnation to which the stored offsets belong."""
+
+
+class DataLoss(MarshalError):
+    """Retention deleted messages that were not processed, and the mode does not allow going on."""
+
+
+class StartUnknown(MarshalError):
+    """A partition has no position and the start policy is `fail`, or the log forgot one."""
+
+
+class SinkRefused(MarshalError):
+    """A sink refused a range: lower token or generation, or a position that does not fit."""
+
+
+class BatchAborted(MarshalError):
+    """The batch was stopped before its commit; nothing more was committed."""

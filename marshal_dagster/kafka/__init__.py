@@ -1,0 +1,7 @@
+"""Kafka as an outside thing: how to connect to it, its clients, and what the broker knows of topics and groups.
+
+`connection` needs no Kafka client, so that a configuration can be checked, and Spark be given its options,
+without loading one; `clients` makes the clients, `topics` and `groups` ask the broker, `failures` and `requests` say
+what went wrong.
+Floor 1: imports `marshal_dagster.errors`, confluent-kafka, pydantic and the standard library.
+"""

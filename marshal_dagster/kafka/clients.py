@@ -1,0 +1,313 @@
+"""Kafka clients as the protocol needs them: quiet, bounded in time, with the settings that hold its promises.
+
+A client is made at once and connects in the background; `reach` waits until it has, or tells in one line why
+not. What the client library logs and reports goes to the client's `ClientLog`, which forwards it to Python's
+logging at DEBUG: nothing is written to stderr. Both arrive while the client is polled.
+"""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import AdminClient
+
+from marshal_dagster.errors import ConfigurationError, RightMissing, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.failures import Cause, Reason, reason_in, without_noise
+
+READER_GROUP: Final = "marshal-dagster-reads-by-position"
+"""The group id that a consumer must have; nothing is ever committed under it and no right on it is needed."""
+
+HARMLESS_TO_A_READER: Final = frozenset(
+    {
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+    }
+)
+"""Codes of errors that a consumer hands out because of its group id; a reader by position passes over them."""
+
+_LOG = logging.getLogger(__name__)
+_TELLING_LINES: Final = frozenset({"FAIL", "ERROR"})
+_REASON_HOLDS_S: Final = 60.0
+_SLICE_S: Final = 0.5
+_PATIENCE_S: Final = 1.0
+_PAUSE_S: Final = 0.05
+_SHORTEST_REQUEST_S: Final = 0.05
+
+Client = Producer | Consumer | AdminClient
+
+
+class Isolation(StrEnum):
+    """What a consumer shows of transactions."""
+
+    READ_COMMITTED = "read_committed"
+    READ_UNCOMMITTED = "read_uncommitted"
+
+
+class ClientLog:
+    """Where one client's log lines and errors go: to Python's logging at DEBUG; the telling reason is kept.
+
+    They arrive while the client is polled. `fatal` is the error after which the client is of no more use, if there
+    was one; the client also raises it, once, out of whatever polls.
+    """
+
+    __slots__ = ("_reason", "_reason_at_s", "client_id", "fatal", "servers")
+
+    def __init__(self, client_id: str, servers: str) -> None:
+        """Keep nothing yet; `client_id` and `servers` stand in messages."""
+        self.client_id = client_id
+        self.servers = servers
+        self.fatal: str | None = None
+        self._reason: Reason | None = None
+        self._reason_at_s = 0.0
+
+    @property
+    def reason(self) -> Reason | None:
+        """Why there is no connection: the most telling line of the last minute since `clear()`, None without any."""
+        return self._reason if time.monotonic() - self._reason_at_s < _REASON_HOLDS_S else None
+
+    def callbacks(self) -> dict[str, Any]:
+        """Give the settings that bind a client to this log."""
+        return {"logger": self, "error_cb": self.on_error}
+
+    def clear(self) -> None:
+        """Forget the reason: there is a connection."""
+        self._reason = None
+
+    def log(self, _level: int, _template: str, *values: object) -> None:
+        """Take a log line; the client calls it as it would `logging.Logger.log`."""
+        _LOG.debug("%s: %s", self.client_id, " ".join(str(each) for each in values))
+        kind, line = (values[0], str(values[-1])) if values else ("", "")
+        if kind == "FATAL":
+            self.fatal = without_noise(line.partition("Fatal error: ")[2] or line)
+        elif kind in _TELLING_LINES:
+            self._consider(reason_in(line))
+
+    def on_error(self, error: KafkaError) -> None:
+        """Take an error that belongs to no request."""
+        _LOG.debug("%s: %s", self.client_id, error)
+        if error.fatal():
+            self.fatal = error.str()
+        elif error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - the library's own name
+            self._consider(reason_in(error.str()))
+
+    def _consider(self, reason: Reason) -> None:
+        held = self.reason
+        if held is None or reason.cause >= held.cause:
+            self._reason = reason
+            self._reason_at_s = time.monotonic()
+
+    def unavailable(self, within_s: float) -> UnavailableError:
+        """Build the error that says which servers, why, and what to do; it was tried for `within_s` seconds."""
+        reason = self.reason or Reason(Cause.UNKNOWN, "", "no answer")
+        server = f"{reason.server}: " if reason.server not in {"", self.servers} else ""
+        server = "" if reason.server in reason.text else server
+        tried = "" if reason.cause.is_lasting else f" (tried for {within_s:.3g} s)"
+        return UnavailableError(
+            f"Kafka at {self.servers} cannot be reached: {server}{reason.text}{tried}; {reason.advice}"
+        )
+
+
+@contextlib.contextmanager
+def checked_settings() -> Iterator[None]:
+    """Turn the client library's complaint about its settings into one of ours."""
+    try:
+        yield
+    except KafkaException as error:
+        text = without_noise(error_in(error).str())
+        fields = "ssl_key_location and ssl_key_password" if "ssl.key" in text else "client_settings and the ssl_ fields"
+        raise ConfigurationError(f"the Kafka client refuses its settings: {text}; check {fields}") from None
+
+
+def error_in(raised: KafkaException) -> KafkaError:
+    """Give the client library's error that an exception carries."""
+    error = raised.args[0] if raised.args else None
+    return error if isinstance(error, KafkaError) else KafkaError(KafkaError.UNKNOWN, str(raised))
+
+
+def producer(connection: KafkaConnection, *, delivery_timeout_ms: int, client_id: str) -> tuple[Producer, ClientLog]:
+    """Make an idempotent producer with acks=all that sends at once (PROTOCOL.md 6, "Instance id").
+
+    `delivery_timeout_ms` (milliseconds) is how long a record may wait for its acknowledgement before it is
+    given up. The queue takes 1,000,000 records. `reach` it before the first record: one sent earlier may wait
+    500 ms for a producer id.
+
+    Raises:
+        ConfigurationError: the client library refuses the settings.
+    """
+    log = ClientLog(client_id, connection.bootstrap_servers)
+    settings: dict[str, Any] = {
+        **connection.librdkafka(),
+        "client.id": client_id,
+        "acks": "all",
+        "enable.idempotence": True,
+        "linger.ms": 0,
+        "message.timeout.ms": delivery_timeout_ms,
+        "queue.buffering.max.messages": 1_000_000,
+        "allow.auto.create.topics": False,
+        **log.callbacks(),
+    }
+    with checked_settings():
+        return Producer(settings), log
+
+
+def consumer(
+    connection: KafkaConnection,
+    *,
+    client_id: str,
+    isolation: Isolation = Isolation.READ_UNCOMMITTED,
+    fetch_wait_ms: int = 100,
+) -> tuple[Consumer, ClientLog]:
+    """Make a consumer that reads by position: `assign` it partitions with offsets.
+
+    It never commits; a position outside the log is an error (`_AUTO_OFFSET_RESET`), not a jump; the present
+    end shows as a message with error `_PARTITION_EOF`. `fetch_wait_ms` (milliseconds) is how long the broker
+    holds a fetch that finds nothing: the end shows after at most that, and an idle consumer asks again that
+    often. Pass over messages whose error's code is in `HARMLESS_TO_A_READER`.
+
+    The coordination log is read uncommitted: with `READ_COMMITTED` a foreign transaction left open would stop
+    every reader.
+
+    Raises:
+        ConfigurationError: the client library refuses the settings.
+    """
+    log = ClientLog(client_id, connection.bootstrap_servers)
+    settings: dict[str, Any] = {
+        "fetch.queue.backoff.ms": 1,  # the default of 1000 stalls a reader that outruns the queue
+        "fetch.error.backoff.ms": 50,
+        **connection.librdkafka(),
+        "client.id": client_id,
+        "group.id": READER_GROUP,
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "auto.offset.reset": "error",
+        "enable.partition.eof": True,
+        "check.crcs": True,
+        "allow.auto.create.topics": False,
+        "isolation.level": isolation.value,
+        "fetch.wait.max.ms": fetch_wait_ms,
+        **log.callbacks(),
+    }
+    with checked_settings():
+        return Consumer(settings), log
+
+
+def admin(connection: KafkaConnection, *, client_id: str) -> tuple[AdminClient, ClientLog]:
+    """Make a client for requests about topics and groups.
+
+    Raises:
+        ConfigurationError: the client library refuses the settings.
+    """
+    log = ClientLog(client_id, connection.bootstrap_servers)
+    settings: dict[str, Any] = {**connection.librdkafka(), "client.id": client_id, **log.callbacks()}
+    with checked_settings():
+        return AdminClient(settings), log
+
+
+def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None = None) -> None:
+    """Wait until `client` has a connection to the cluster.
+
+    Give a producer or consumer the name of a topic that is known to exist where there is one: the answer is then small.
+    A consumer must not have been assigned anything yet. Wrong credentials, certificates and protocols are told after
+    about a second; what may mend itself (nothing listens, a name is not known) is tried for all of `timeout_s`.
+
+    Raises:
+        UnavailableError: there was none within `timeout_s` seconds; one line with the servers, the reason and what to
+            do.
+        RightMissing: this user may write nowhere, so a producer is refused.
+    """
+    start = time.monotonic()
+    answers = 0
+    # The first answer comes from an address of the list, the second from a broker by its number: a producer that has
+    # spoken to one of those gets its producer id at once.
+    while answers < (2 if isinstance(client, Producer) else 1):
+        left_s = start + timeout_s - time.monotonic()
+        if left_s <= 0:
+            raise log.unavailable(timeout_s)
+        try:
+            _ask(client, topic, min(_SLICE_S, left_s))
+            answers += 1
+        except (KafkaException, TimeoutError):
+            _poll(client, log, min(_PAUSE_S, left_s))
+            spent_s = time.monotonic() - start
+            if log.reason and log.reason.cause.is_lasting and spent_s >= min(_PATIENCE_S, timeout_s):
+                raise log.unavailable(spent_s) from None
+    _poll(client, log, 0)
+    log.clear()
+
+
+def _ask(client: Client, topic: str | None, timeout_s: float) -> None:
+    """Ask for something that takes a connection and little else."""
+    if isinstance(client, AdminClient):
+        client.describe_cluster(request_timeout=max(_SHORTEST_REQUEST_S, timeout_s)).result(timeout_s + 1)
+    elif topic is None:
+        client.list_topics(timeout=timeout_s)
+    else:
+        client.list_topics(topic, timeout=timeout_s)
+
+
+def _poll(client: Client, log: ClientLog, timeout_s: float) -> None:
+    """Let the client hand out what it has logged; a producer that is of no more use raises here."""
+    try:
+        client.poll(timeout_s)
+    except KafkaException as raised:
+        error = error_in(raised)
+        log.fatal = error.str()
+        if error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            raise RightMissing(
+                f"Kafka at {log.servers} refuses a producer: this user may write to no topic; "
+                "grant WRITE on the coordination topic"
+            ) from None
+        raise UnavailableError(f"Kafka at {log.servers} refuses the client {log.client_id!r}: {error.str()}") from None
+
+
+def let_go(client: Client, log: ClientLog) -> None:
+    """Close a client without waiting where that could take long; a record that still waits in a producer is dropped.
+
+    One without a connection may be in the midst of looking up a name, for which closing waits some seconds; it is
+    closed in the background.
+    """
+    if isinstance(client, Producer):
+        client.purge()
+    if log.reason is None:
+        _close(client)
+    else:
+        let_go_later(client, log)
+
+
+def let_go_later(client: Client, log: ClientLog) -> None:
+    """Close a client in the background: one that still waits for an answer closes only when it has it or gives up."""
+    threading.Thread(target=_close, args=(client,), name=f"close {log.client_id}", daemon=True).start()
+
+
+def _close(client: Client) -> None:
+    """Close by whatever way this version of the client library has; else the last reference does it."""
+    close = getattr(client, "__exit__", None) or getattr(client, "close", None)
+    arguments = (None, None, None) if hasattr(client, "__exit__") else ()
+    # A fatal error that was raised to nobody yet comes out of the next call, out of closing as a SystemError.
+    with contextlib.suppress(KafkaException, SystemError):
+        client.poll(0)
+    with contextlib.suppress(KafkaException, SystemError):
+        if close is not None:
+            close(*arguments)
+
+
+def check_reachable(connection: KafkaConnection, *, client_id: str = "marshal-dagster") -> None:
+    """Connect once, within the connection's own time-out, and let go.
+
+    Raises:
+        ConfigurationError: the client library refuses the settings.
+        UnavailableError: as `reach`.
+    """
+    client, log = admin(connection, client_id=client_id)
+    try:
+        reach(client, log, timeout_s=connection.timeout_s)
+    finally:
+        let_go(client, log)

@@ -1,0 +1,443 @@
+"""How to reach a Kafka cluster: one model, checked once, rendered for librdkafka and for Spark.
+
+Imports no Kafka client. A secret leaves the model only inside the settings handed to a client: never in a
+`repr`, an error or a log.
+"""
+
+import difflib
+import json
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+
+from marshal_dagster.errors import ConfigurationError
+
+SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
+Setting = str | int | float | bool
+
+LONGEST_TIMEOUT_S: Final = 300.0
+"""librdkafka takes no longer time-out for a request."""
+
+_SERVER = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+_SETTING_NAME = re.compile(r"[a-z][a-z0-9._]*")
+_HOLDS_A_SECRET = re.compile(r"password|secret|\.pem$|\.key$")
+_LOCATIONS: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
+
+_READS_BY_POSITION: Final = "members read by position and never join or commit to a Kafka consumer group"
+_ALL_REPLICAS: Final = "a record counts only when it is on all in-sync replicas, once and in order"
+_DELIVERY_TIME: Final = "the delivery time-out follows from the group's heartbeat interval"
+_OWN_CALLBACKS: Final = "the client's log and its errors are already taken care of"
+_DECIDED_HERE: Final[Mapping[str, str]] = {
+    "acks": _ALL_REPLICAS,
+    "request.required.acks": _ALL_REPLICAS,
+    "enable.idempotence": _ALL_REPLICAS,
+    "enable.gapless.guarantee": _ALL_REPLICAS,
+    "max.in.flight": _ALL_REPLICAS,
+    "max.in.flight.requests.per.connection": _ALL_REPLICAS,
+    "message.send.max.retries": _ALL_REPLICAS,
+    "retries": _ALL_REPLICAS,
+    "transactional.id": "records of the coordination log are not written in transactions",
+    "transaction.timeout.ms": "records of the coordination log are not written in transactions",
+    "message.timeout.ms": _DELIVERY_TIME,
+    "delivery.timeout.ms": _DELIVERY_TIME,
+    "linger.ms": "a claim must not wait in a queue",
+    "queue.buffering.max.ms": "a claim must not wait in a queue",
+    "delivery.report.only.error": "every record's acknowledgement names its log offset, which is needed",
+    "allow.auto.create.topics": "a topic made by accident has the wrong settings",
+    "auto.offset.reset": _READS_BY_POSITION,
+    "enable.auto.commit": _READS_BY_POSITION,
+    "enable.auto.offset.store": _READS_BY_POSITION,
+    "group.id": _READS_BY_POSITION,
+    "group.instance.id": _READS_BY_POSITION,
+    "group.protocol": _READS_BY_POSITION,
+    "enable.partition.eof": "it tells where the log ends at present",
+    "check.crcs": "a corrupt record must not be taken for a valid one",
+    "isolation.level": "all readers of a log must see the same records",
+    "client.id": "it names the part of marshal-dagster that connects",
+    "error_cb": _OWN_CALLBACKS,
+    "log_cb": _OWN_CALLBACKS,
+    "logger": _OWN_CALLBACKS,
+    "on_delivery": _OWN_CALLBACKS,
+    "stats_cb": _OWN_CALLBACKS,
+    "throttle_cb": _OWN_CALLBACKS,
+}
+_HAS_A_FIELD: Final[Mapping[str, str]] = {
+    "bootstrap.servers": "bootstrap_servers",
+    "metadata.broker.list": "bootstrap_servers",
+    "security.protocol": "security_protocol",
+    "sasl.mechanism": "sasl_mechanism",
+    "sasl.mechanisms": "sasl_mechanism",
+    "sasl.username": "username",
+    "sasl.password": "password",
+    "ssl.ca.location": "ssl_ca_location",
+    "ssl.certificate.location": "ssl_certificate_location",
+    "ssl.key.location": "ssl_key_location",
+    "ssl.key.password": "ssl_key_password",
+    "socket.timeout.ms": "timeout_s",
+}
+
+
+class KafkaConnection(BaseModel):
+    """Where a Kafka cluster is and how to speak to it; equal connections are equal keys.
+
+    `bootstrap_servers` is a list `host:port,host:port`. `timeout_s` (seconds) bounds the first connection and
+    each request. `client_settings` are further settings for librdkafka alone (Spark does not get them); those
+    that the protocol needs are refused. With `security_protocol` `SSL` or `SASL_SSL` the certificates are PEM
+    files, and without `ssl_ca_location` those that the system trusts count.
+
+    Raises:
+        pydantic.ValidationError: a field is wrong or contradicts another. `from_settings` and its kin raise
+            `ConfigurationError` instead, in one line.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    bootstrap_servers: str
+    security_protocol: SecurityProtocol = "PLAINTEXT"
+    sasl_mechanism: SaslMechanism | None = None
+    username: str | None = None
+    password: SecretStr | None = None
+    ssl_ca_location: str | None = None
+    ssl_certificate_location: str | None = None
+    ssl_key_location: str | None = None
+    ssl_key_password: SecretStr | None = None
+    timeout_s: float = Field(default=10.0, gt=0, le=LONGEST_TIMEOUT_S, allow_inf_nan=False)
+    client_settings: dict[str, str] = Field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        """Agree with equality, which compares every field."""
+        settings = tuple(sorted(self.client_settings.items()))
+        return hash((self.bootstrap_servers, self.security_protocol, self.username, settings))
+
+    @classmethod
+    def from_settings(
+        cls, settings: Mapping[str, Any], *, source: str = "settings", name_of: Callable[[str], str] = str
+    ) -> Self:
+        """Check `settings` by field name; the error says where they came from, with names as `name_of` gives.
+
+        Raises:
+            ConfigurationError: a field is missing, unknown, wrong, or contradicts another.
+        """
+        try:
+            return cls.model_validate(dict(settings))
+        except ValidationError as error:
+            problems = "; ".join(_problem(dict(each), cls.model_fields, name_of) for each in error.errors())
+        raise ConfigurationError(f"Kafka connection ({source}): {problems}")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None, *, prefix: str = "MARSHAL_") -> Self:
+        """Read `MARSHAL_BOOTSTRAP_SERVERS`, `MARSHAL_SECURITY_PROTOCOL` and so on.
+
+        An empty variable counts as not set; `MARSHAL_CLIENT_SETTINGS` is a JSON object. Another `prefix` names a
+        second cluster.
+
+        Raises:
+            ConfigurationError: a variable is missing, wrong, or contradicts another.
+        """
+        environment = os.environ if environment is None else environment
+
+        def variable(field: str) -> str:
+            return f"{prefix}{field.upper()}"
+
+        settings: dict[str, Any] = {
+            field: value for field in cls.model_fields if (value := environment.get(variable(field), "").strip())
+        }
+        if "client_settings" in settings:
+            settings["client_settings"] = _json_object(settings["client_settings"], variable("client_settings"))
+        return cls.from_settings(settings, source="environment", name_of=variable)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Self:
+        """Read a TOML or JSON file whose top level has these fields; files are named relative to its folder.
+
+        Raises:
+            ConfigurationError: the file cannot be read or parsed, or a field is missing, unknown or wrong.
+        """
+        path = Path(path)
+        settings = _read_file(path)
+        for field in _LOCATIONS:
+            if isinstance(value := settings.get(field), str) and value:
+                settings[field] = str(path.parent / value)
+        return cls.from_settings(settings, source=f"file {path}")
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _servers(cls, value: str) -> str:
+        servers = [each.strip() for each in value.split(",")]
+        for server in servers:
+            matched = _SERVER.fullmatch(server)
+            if not matched or not 1 <= int(matched[1]) <= 65535:  # noqa: PLR2004 - the largest port
+                raise ValueError(
+                    f"must be a comma-separated list of host:port, such as kafka-1:9092,kafka-2:9092; {server!r} is not"
+                )
+        return ",".join(servers)
+
+    @field_validator("username")
+    @classmethod
+    def _name(cls, value: str | None) -> str | None:
+        return value if value is None else _line_of_text(value)
+
+    @field_validator("password", "ssl_key_password")
+    @classmethod
+    def _secret(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            _line_of_text(value.get_secret_value())
+        return value
+
+    @field_validator(*_LOCATIONS)
+    @classmethod
+    def _readable(cls, value: str | None) -> str | None:
+        if value is not None and not (Path(value).is_file() and os.access(value, os.R_OK)):
+            raise ValueError(f"must name a PEM file that can be read; {value!r} is not one")
+        return value
+
+    @field_validator("client_settings")
+    @classmethod
+    def _allowed(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if reason := _refusal(name):
+                raise ValueError(f"must not hold {name!r}: {reason}")
+        return value
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        for reason in (*self._sasl_problems(), *self._tls_problems()):
+            raise ValueError(reason)
+        return self
+
+    @property
+    def uses_sasl(self) -> bool:
+        """Tell whether a user name and a password are sent."""
+        return self.security_protocol.startswith("SASL_")
+
+    @property
+    def uses_tls(self) -> bool:
+        """Tell whether the connection is encrypted."""
+        return self.security_protocol.endswith("SSL")
+
+    def _sasl_problems(self) -> list[str]:
+        fields = {"sasl_mechanism": self.sasl_mechanism, "username": self.username, "password": self.password}
+        if self.uses_sasl:
+            missing = [name for name, value in fields.items() if value is None]
+            return [f"security_protocol {self.security_protocol} needs {' and '.join(missing)}"] if missing else []
+        useless = [name for name, value in fields.items() if value is not None]
+        return [self._useless(useless, "SASL_SSL or SASL_PLAINTEXT")] if useless else []
+
+    def _useless(self, fields: list[str], protocols: str) -> str:
+        return (
+            f"{' and '.join(fields)} would not be used with security_protocol {self.security_protocol}: "
+            f"choose {protocols}, or leave out what is not used"
+        )
+
+    def _tls_problems(self) -> list[str]:
+        fields = {name: getattr(self, name) for name in (*_LOCATIONS, "ssl_key_password")}
+        useless = [name for name, value in fields.items() if value is not None]
+        if useless and not self.uses_tls:
+            return [self._useless(useless, "SSL or SASL_SSL")]
+        if (self.ssl_certificate_location is None) != (self.ssl_key_location is None):
+            return ["ssl_certificate_location and ssl_key_location go together: give both or neither"]
+        if self.ssl_key_password is not None and self.ssl_key_location is None:
+            return ["ssl_key_password needs ssl_key_location"]
+        if self.ssl_key_location is not None and self.ssl_key_password is None and _is_encrypted(self.ssl_key_location):
+            return [f"ssl_key_location {self.ssl_key_location!r} is encrypted: give ssl_key_password"]
+        return []
+
+    def librdkafka(self) -> dict[str, Setting]:
+        """Render for a confluent-kafka client, the secrets in plain; `client_settings` win over advisable ones.
+
+        Times are in milliseconds. Connections to all brokers are opened at once
+        (`enable.sparse.connections`): otherwise the client holds back its second connection for 50 ms, which
+        every step of a run would pay.
+        """
+        timeout_ms = max(10, round(self.timeout_s * 1000))
+        settings: dict[str, Setting | None] = {
+            "bootstrap.servers": self.bootstrap_servers,
+            "security.protocol": self.security_protocol,
+            "sasl.mechanisms": self.sasl_mechanism,
+            "sasl.username": self.username,
+            "sasl.password": _plain(self.password),
+            "ssl.ca.location": self.ssl_ca_location,
+            "ssl.certificate.location": self.ssl_certificate_location,
+            "ssl.key.location": self.ssl_key_location,
+            "ssl.key.password": _plain(self.ssl_key_password),
+            "socket.timeout.ms": timeout_ms,
+            "socket.connection.setup.timeout.ms": max(1000, timeout_ms),
+            "socket.keepalive.enable": True,
+            "socket.nagle.disable": True,
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 1000,
+            "enable.sparse.connections": False,
+            "enable.metrics.push": False,
+        }
+        return {name: value for name, value in settings.items() if value is not None} | dict(self.client_settings)
+
+    def spark_options(self) -> dict[str, str]:
+        """Render as options of Spark's Kafka source, the secrets in plain.
+
+        The PEM files are read here and handed over whole, so that executors on other machines need none of
+        them.
+
+        Raises:
+            ConfigurationError: a PEM file cannot be read, or the key is not in the form that Java wants
+                (PKCS#8).
+        """
+        options = {
+            "kafka.bootstrap.servers": self.bootstrap_servers,
+            "kafka.security.protocol": self.security_protocol,
+        }
+        if self.uses_sasl:
+            options |= self._spark_sasl()
+        if self.uses_tls:
+            options |= self._spark_tls()
+        return options
+
+    def _spark_sasl(self) -> dict[str, str]:
+        module = "plain.PlainLoginModule" if self.sasl_mechanism == "PLAIN" else "scram.ScramLoginModule"
+        username, password = _quoted(self.username or ""), _quoted(_plain(self.password) or "")
+        return {
+            "kafka.sasl.mechanism": str(self.sasl_mechanism),
+            "kafka.sasl.jaas.config": f"org.apache.kafka.common.security.{module} required "
+            f"username={username} password={password};",
+        }
+
+    def _spark_tls(self) -> dict[str, str]:
+        options = {}
+        if self.ssl_ca_location is not None:
+            options["kafka.ssl.truststore.type"] = "PEM"
+            options["kafka.ssl.truststore.certificates"] = _pem("ssl_ca_location", self.ssl_ca_location)
+        if self.ssl_certificate_location is not None and self.ssl_key_location is not None:
+            options["kafka.ssl.keystore.type"] = "PEM"
+            options["kafka.ssl.keystore.certificate.chain"] = _pem(
+                "ssl_certificate_location", self.ssl_certificate_location
+            )
+            options["kafka.ssl.keystore.key"] = _pkcs8("ssl_key_location", self.ssl_key_location)
+        if self.ssl_key_password is not None:
+            options["kafka.ssl.key.password"] = self.ssl_key_password.get_secret_value()
+        if self.client_settings.get("ssl.endpoint.identification.algorithm") == "none":
+            options["kafka.ssl.endpoint.identification.algorithm"] = ""
+        return options
+
+
+def _line_of_text(value: str) -> str:
+    if not value or any(ord(each) < 32 or ord(each) == 127 for each in value):  # noqa: PLR2004 - ASCII's controls
+        raise ValueError("must be text in one line, not empty")
+    return value
+
+
+def _plain(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
+
+
+def _quoted(text: str) -> str:
+    """Quote for a JAAS line, which knows the backslash."""
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _pem(field: str, path: str) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{field}: {path!r} cannot be read as a PEM file: {error}") from None
+    if "-----BEGIN " not in text:
+        raise ConfigurationError(f"{field}: {path!r} is no PEM file: it has no line that starts with -----BEGIN")
+    return text
+
+
+def _is_encrypted(path: str) -> bool:
+    return b"ENCRYPTED" in Path(path).read_bytes()
+
+
+def _pkcs8(field: str, path: str) -> str:
+    text = _pem(field, path)
+    if not re.search("-----BEGIN (ENCRYPTED )?PRIVATE KEY-----", text):
+        raise ConfigurationError(
+            f"{field}: {path!r} is not a PKCS#8 key, the only form that Spark's Kafka client reads; "
+            "`openssl pkcs8 -topk8 -in OLD -out NEW` makes one"
+        )
+    return text
+
+
+def _refusal(name: str) -> str | None:
+    if not _SETTING_NAME.fullmatch(name):
+        return "it is no name of a librdkafka setting, which looks like socket.send.buffer.bytes"
+    if name in _HAS_A_FIELD:
+        return f"use {_HAS_A_FIELD[name]}"
+    if name in _DECIDED_HERE:
+        return f"marshal-dagster decides it, since {_DECIDED_HERE[name]}"
+    if name.startswith("sasl."):
+        return "use sasl_mechanism, username and password; other ways to authenticate are not supported"
+    if _HOLDS_A_SECRET.search(name):
+        return "a secret would stand there in plain text; use the field for it"
+    return None
+
+
+def _problem(error: dict[str, Any], fields: Mapping[str, object], name_of: Callable[[str], str]) -> str:
+    """Tell one of pydantic's errors in words, without the value where it may be a secret."""
+    kind, place = error["type"], [str(each) for each in error["loc"]]
+    if not place:
+        text = str(error["ctx"]["error"])
+        for field in sorted(fields, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w.]){field}(?![\w.])", name_of(field), text)
+        return text
+    field = place[0]
+    name = name_of(field)
+    if kind == "missing":
+        return f"{name} is missing" + (
+            ": give host:port of one or more brokers" if field == "bootstrap_servers" else ""
+        )
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(field, fields, n=1)
+        return f"{name} is no setting of a connection" + (f"; did you mean {name_of(near[0])}?" if near else "")
+    if kind == "value_error":
+        return f"{name} {error['ctx']['error']}"
+    return f"{name} {_wanted(field, error)}"
+
+
+def _wanted(field: str, error: Mapping[str, Any]) -> str:
+    if field == "timeout_s":
+        return f"must be a number of seconds above 0 and at most {LONGEST_TIMEOUT_S:.0f}"
+    if field == "client_settings":
+        return "must be a table of librdkafka's setting names, each with a text"
+    if error["type"] == "literal_error":
+        return f"must be one of {error['ctx']['expected']}, not {error['input']!r}"
+    return "must be text"
+
+
+def _json_object(text: str, name: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigurationError(f'{name} must be a JSON object such as {{"socket.send.buffer.bytes": "1000000"}}')
+    return value
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    if path.suffix not in {".toml", ".json"}:
+        raise ConfigurationError(f"Kafka connection file {path}: must be a .toml or .json file")
+    try:
+        text = path.read_text(encoding="utf-8")
+        value = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
+    except OSError as error:
+        raise ConfigurationError(f"Kafka connection file {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"Kafka connection file {path} is no {path.suffix[1:].upper()}: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigurationError(f"Kafka connection file {path}: its top level must hold the fields by name")
+    return value

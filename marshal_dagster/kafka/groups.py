@@ -1,0 +1,153 @@
+"""A group's committed offsets in Kafka, read and set without joining the group.
+
+They go through a consumer that never subscribes. The admin client could ask for them too, but aborts the whole process
+when the group's coordinator goes away in the middle (librdkafka issue 4605).
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.kafka.clients import ClientLog, checked_settings, error_in, let_go, let_go_later
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.requests import PASSING, Request, failure
+
+_PAUSE_S: Final = 0.02
+_GLANCE_S: Final = 0.002
+_SLICE_S: Final = 0.25
+
+
+class GroupOffsets:
+    """The committed offsets of one group; for one thread at a time.
+
+    After a failure that may leave an answer outstanding it is of no more use: see `is_spent`.
+    """
+
+    def __init__(self, connection: KafkaConnection, group: str, *, client_id: str) -> None:
+        """Connect in the background.
+
+        Raises:
+            ConfigurationError: the client library refuses the settings.
+        """
+        self.group = group
+        self.is_spent = False
+        self._timeout_s = connection.timeout_s
+        self._log = ClientLog(client_id, connection.bootstrap_servers)
+        self._answers: list[tuple[KafkaError | None, list[TopicPartition]]] = []
+        settings: dict[str, Any] = {
+            **connection.librdkafka(),
+            "client.id": client_id,
+            "group.id": group,
+            "enable.auto.commit": False,
+            "allow.auto.create.topics": False,
+            "session.timeout.ms": round(self._timeout_s * 1000),  # a commit waits so long for the coordinator
+            "on_commit": lambda error, partitions: self._answers.append((error, partitions)),
+            **self._log.callbacks(),
+        }
+        with checked_settings():
+            self._client = Consumer(settings)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        close = let_go_later if self.is_spent else let_go
+        close(self._client, self._log)
+
+    def read(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """Look up the committed offsets (the next ones to read), absent where there is none.
+
+        Raises:
+            RightMissing: DESCRIBE on the group, or on the topic.
+            UnavailableError: no answer in time.
+        """
+        request = Request(
+            f"look up the committed offsets of group {self.group!r}",
+            f"DESCRIBE on group {self.group!r} and on topic {topic!r}",
+        )
+        wanted = [TopicPartition(topic, each) for each in partitions]
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                held = self._committed(wanted, deadline)
+            except KafkaException as raised:
+                self._pause_or_fail(request, error_in(raised), deadline)
+            else:
+                self._log.clear()
+                return {each.partition: each.offset for each in held if each.offset >= 0}
+
+    def commit(self, topic: str, offsets: Mapping[int, int], metadata: str) -> None:
+        """Set committed offsets.
+
+        Raises:
+            RightMissing: READ on the group, or on the topic.
+            TopicMissing: the topic, or one of the partitions, does not exist.
+            UnavailableError: no answer in time, or Kafka consumers are at work in the group.
+        """
+        request = Request(
+            f"commit the offsets of group {self.group!r} in topic {topic!r}",
+            f"READ on group {self.group!r} and on topic {topic!r}",
+            topic,
+        )
+        wanted = [TopicPartition(topic, partition, offset, metadata) for partition, offset in sorted(offsets.items())]
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            try:
+                self._commit_once(wanted, deadline)
+            except KafkaException as raised:
+                self._pause_or_fail(request, error_in(raised), deadline)
+            else:
+                self._log.clear()
+                return
+
+    def _committed(self, wanted: list[TopicPartition], deadline: float) -> list[TopicPartition]:
+        while True:
+            left_s = deadline - time.monotonic()
+            try:
+                held = self._client.committed(wanted, timeout=max(_PAUSE_S, min(_SLICE_S, left_s)))
+            except KafkaException as raised:
+                if error_in(raised).code() != KafkaError._TIMED_OUT or left_s <= _SLICE_S:  # noqa: SLF001
+                    raise
+                self._poll(0)
+            else:
+                _raise_first(held)
+                return held
+
+    def _commit_once(self, wanted: list[TopicPartition], deadline: float) -> None:
+        self._answers.clear()
+        self._client.commit(offsets=wanted, asynchronous=True)
+        while not self._answers:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - the library's own name
+            self._poll(min(_GLANCE_S, left_s))
+        error, partitions = self._answers[0]
+        if error is not None:
+            raise KafkaException(error)
+        _raise_first(partitions)
+
+    def _poll(self, timeout_s: float) -> None:
+        """Take in answers; the one error that concerns a group without members comes as a message."""
+        message = self._client.poll(timeout_s)
+        error = message.error() if message is not None else None
+        if error is not None and error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            raise KafkaException(error)
+
+    def _pause_or_fail(self, request: Request, error: KafkaError, deadline: float) -> None:
+        if error.code() in PASSING and time.monotonic() + _PAUSE_S < deadline:
+            time.sleep(_PAUSE_S)
+            return
+        self.is_spent = True
+        if error.code() in {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.REBALANCE_IN_PROGRESS}:
+            raise UnavailableError(
+                f"cannot {request.doing} on {self._log.servers}: Kafka consumers are at work in that group; stop them, "
+                "or give one of the two groups another name"
+            ) from None
+        raise failure(request, error, self._log, self._timeout_s) from None
+
+
+def _raise_first(partitions: Iterable[TopicPartition]) -> None:
+    for each in partitions:
+        if each.error is not None:
+            raise KafkaException(each.error)

@@ -1,0 +1,93 @@
+"""What a request to the broker is about, which of its failures pass by themselves, and what the others mean."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from marshal_dagster.errors import ConfigurationError, MarshalError, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.kafka.clients import ClientLog
+
+LEADER_MOVED: Final = frozenset(
+    {
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError._NOENT,  # noqa: SLF001 - the library's own name; no partition has a leader
+    }
+)
+"""Codes that mean: look up the partitions' leaders anew."""
+
+MISSING: Final = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError.UNKNOWN_TOPIC_ID,
+        KafkaError._UNKNOWN_TOPIC,  # noqa: SLF001
+        KafkaError._UNKNOWN_PARTITION,  # noqa: SLF001
+    }
+)
+"""Codes that mean: no such topic or partition, as far as is known."""
+
+PASSING: Final = LEADER_MOVED | {
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.NOT_CONTROLLER,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._WAIT_COORD,  # noqa: SLF001
+}
+"""Codes after which the same request is worth another try."""
+
+_FORBIDDEN: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+    }
+)
+_REFUSED: Final = frozenset(
+    {
+        KafkaError.INVALID_CONFIG,
+        KafkaError.INVALID_PARTITIONS,
+        KafkaError.INVALID_REPLICATION_FACTOR,
+        KafkaError.INVALID_REQUEST,
+        KafkaError.OFFSET_METADATA_TOO_LARGE,
+        KafkaError.POLICY_VIOLATION,
+        KafkaError.TOPIC_DELETION_DISABLED,
+        KafkaError.TOPIC_EXCEPTION,
+        KafkaError._INVALID_ARG,  # noqa: SLF001
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What is asked, for an error to say: in words, the right that it takes, and the topic that must exist for it."""
+
+    doing: str
+    right: str
+    topic: str | None = None
+
+
+def failure(request: Request, error: KafkaError, log: ClientLog, tried_s: float) -> MarshalError:
+    """Build the error that tells why `request` failed, after `tried_s` seconds of trying, and what to do."""
+    code = error.code()
+    cannot = f"cannot {request.doing} on {log.servers}"
+    if code in MISSING and request.topic is not None:
+        return TopicMissing(
+            f"{cannot}: there is no such topic, or this user may not see it; check the name, create it, or grant "
+            f"{request.right}"
+        )
+    if code in _FORBIDDEN:
+        return RightMissing(f"{cannot}: not allowed; grant this user {request.right}")
+    if code in _REFUSED:
+        return ConfigurationError(f"{cannot}: {error.str()}")
+    if log.reason is not None:
+        return log.unavailable(tried_s)
+    return UnavailableError(f"{cannot}: {error.str()} (tried for {tried_s:.3g} s)")

@@ -1,0 +1,419 @@
+"""What the broker knows of topics and groups, asked for in as few requests as there can be, each bounded in time."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
+
+import confluent_kafka.admin
+from confluent_kafka import (
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+    Uuid,
+)
+from confluent_kafka.admin import AdminClient
+
+from marshal_dagster.errors import MarshalError, TopicMissing, UnavailableError
+from marshal_dagster.kafka.clients import ClientLog, admin, error_in, let_go, reach
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.groups import GroupOffsets
+from marshal_dagster.kafka.requests import LEADER_MOVED, MISSING, PASSING, Request, failure
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+T = TypeVar("T")
+
+CLIENT_ID: Final = "marshal-dagster-topics"
+_PAUSE_S: Final = 0.02
+_LONGEST_PAUSE_S: Final = 0.5
+_PER_PARTITION_S: Final = 0.05
+_SHOWN: Final = 10
+_CLOSED: Final = "these Topics are closed"
+_API: Final[Any] = confluent_kafka.admin
+"""For the names that the client library's type hints do not export."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """A topic as the cluster has it at present.
+
+    `topic_id` is Kafka's id of this very incarnation, 22 characters of URL-safe base64 (PROTOCOL.md 1);
+    `replication` is the number of replicas of the partition that has the fewest.
+    """
+
+    name: str
+    topic_id: str
+    partitions: tuple[int, ...]
+    replication: int
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetBounds:
+    """The offsets that a partition holds: from `start` up to `end`, which is the next one."""
+
+    start: int
+    end: int
+
+
+class Topics:
+    """Questions and orders about topics and groups, over one admin client; may be shared by threads.
+
+    Each is answered within the connection's `timeout_s`, or raises `UnavailableError`; a right that is
+    missing raises `RightMissing`, naming it. The first one waits for the connection. What passes by itself
+    (an election, a coordinator that is still loading) is tried again until the time is over.
+    """
+
+    def __init__(self, connection: KafkaConnection, *, client_id: str = CLIENT_ID) -> None:
+        """Connect in the background.
+
+        Raises:
+            ConfigurationError: the client library refuses the settings.
+        """
+        self._timeout_s = connection.timeout_s
+        self._log: ClientLog
+        self._client: AdminClient | None
+        self._client, self._log = admin(connection, client_id=client_id)
+        self._reached = False
+        self._connection = connection
+        self._group_lock = threading.Lock()
+        self._held: GroupOffsets | None = None
+
+    def __enter__(self) -> Self:
+        """Give itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close."""
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the connections; any further question is an error."""
+        if self._client is not None:
+            let_go(self._client, self._log)
+        self._client = None
+        with self._group_lock:
+            if self._held is not None:
+                self._held.close()
+            self._held = None
+
+    def describe(self, topic: str) -> TopicDescription:
+        """Look up a topic's id and partitions.
+
+        Raises:
+            TopicMissing: it does not exist.
+            RightMissing: DESCRIBE on the topic.
+            UnavailableError: no answer in time.
+        """
+        request = Request(f"look up topic {topic!r}", f"DESCRIBE on topic {topic!r}", topic)
+        described = self._ask(
+            request,
+            lambda client, left_s: _only(
+                client.describe_topics(TopicCollection([topic]), request_timeout=left_s), left_s
+            ),
+        )
+        return TopicDescription(
+            name=topic,
+            topic_id=_url_safe(described.topic_id),
+            partitions=tuple(sorted(each.id for each in described.partitions)),
+            replication=min((len(each.replicas) for each in described.partitions), default=0),
+        )
+
+    def offsets(self, topic: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
+        """Look up the first and the next offset of all `partitions`, with two requests to each of their brokers.
+
+        With `committed_only` the end is the last stable offset: no open transaction holds anything before it.
+        Else it is the offset of the next record.
+
+        Raises:
+            TopicMissing: the topic, or one of the partitions, does not exist.
+            RightMissing: DESCRIBE on the topic.
+            UnavailableError: no answer in time, or a partition has no leader.
+        """
+        wanted = sorted(set(partitions))
+        if not wanted:
+            return {}
+        request = Request(f"look up the offsets of topic {topic!r}", f"DESCRIBE on topic {topic!r}", topic)
+        level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
+        return self._ask(request, lambda client, left_s: _bounds(client, topic, wanted, level, left_s))
+
+    def group_offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Look up what Kafka holds as `group`'s committed offsets (the next ones to read); absent where it holds none.
+
+        Raises:
+            TopicMissing: the topic does not exist.
+            RightMissing: DESCRIBE on the group, or on the topic.
+            UnavailableError: no answer in time.
+        """
+        partitions = self.describe(topic).partitions
+        with self._group(group) as held:
+            return held.read(topic, partitions)
+
+    def commit_group_offsets(
+        self, group: str, topic: str, offsets: Mapping[int, int], metadata: str = ""
+    ) -> str | None:
+        """Set `group`'s committed offsets in Kafka without joining it, for tools that show lag (PROTOCOL.md 6).
+
+        Best effort: gives None when they are set, else why not, in one line, and raises nothing.
+        """
+        if not offsets:
+            return None
+        try:
+            with self._group(group) as held:
+                held.commit(topic, offsets, metadata)
+        except MarshalError as error:
+            return str(error)
+        return None
+
+    @contextlib.contextmanager
+    def _group(self, group: str) -> Iterator[GroupOffsets]:
+        """Lend the client of a group; the last one that was good is kept for the next time."""
+        self._reach()
+        with self._group_lock:
+            held, self._held = self._held, None
+            if held is not None and held.group != group:
+                held.close()
+                held = None
+            held = held or GroupOffsets(self._connection, group, client_id=f"{self._log.client_id}-group")
+            try:
+                yield held
+            finally:
+                if held.is_spent:
+                    held.close()
+                else:
+                    self._held = held
+
+    def settings(self, topic: str) -> dict[str, str]:
+        """Look up all settings of a topic, the broker's defaults among them; secret ones are left out.
+
+        Raises:
+            TopicMissing: it does not exist.
+            RightMissing: DESCRIBE_CONFIGS on the topic.
+            UnavailableError: no answer in time.
+        """
+        request = Request(f"look up the settings of topic {topic!r}", f"DESCRIBE_CONFIGS on topic {topic!r}", topic)
+        resource = _API.ConfigResource(_API.ResourceType.TOPIC, topic)
+        entries = self._ask(
+            request, lambda client, left_s: _only(client.describe_configs([resource], request_timeout=left_s), left_s)
+        )
+        return {name: entry.value for name, entry in entries.items() if entry.value is not None}
+
+    def create(self, topic: str, partitions: int, replication: int, settings: Mapping[str, str] | None = None) -> bool:
+        """Create a topic and wait until all its partitions can be used; False when it existed already (untouched).
+
+        The wait may take 50 ms a partition longer than other questions.
+
+        Raises:
+            ConfigurationError: the broker refuses the name, a number or a setting.
+            RightMissing: CREATE on the topic or the cluster.
+            UnavailableError: no answer in time.
+        """
+        request = Request(
+            f"create topic {topic!r} with {partitions} partitions and replication {replication}",
+            f"CREATE on topic {topic!r} or on the cluster",
+            topic,
+        )
+        new = _API.NewTopic(
+            topic, num_partitions=partitions, replication_factor=replication, config=dict(settings or {})
+        )
+
+        def create(client: AdminClient, left_s: float) -> bool:
+            try:
+                _only(client.create_topics([new], request_timeout=left_s, operation_timeout=left_s), left_s)
+            except KafkaException as error:
+                if error_in(error).code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                    return False
+                raise
+            return True
+
+        created = self._ask(request, create)
+        self._await_usable(request, topic, partitions if created else 1)
+        return created
+
+    def grow(self, topic: str, partitions: int) -> None:
+        """Give a topic more partitions: `partitions` in all; wait until they can be used.
+
+        Raises:
+            TopicMissing: it does not exist.
+            ConfigurationError: it has that many already.
+            RightMissing: ALTER on the topic.
+            UnavailableError: no answer in time.
+        """
+        request = Request(f"give topic {topic!r} {partitions} partitions", f"ALTER on topic {topic!r}", topic)
+        self._ask(
+            request,
+            lambda client, left_s: _only(
+                client.create_partitions(
+                    [_API.NewPartitions(topic, partitions)], request_timeout=left_s, operation_timeout=left_s
+                ),
+                left_s,
+            ),
+        )
+        self._await_usable(request, topic, partitions)
+
+    def delete(self, topic: str) -> None:
+        """Delete a topic and wait until it is gone.
+
+        Raises:
+            TopicMissing: it does not exist.
+            ConfigurationError: the broker does not allow any topic to be deleted.
+            RightMissing: DELETE on the topic.
+            UnavailableError: no answer in time.
+        """
+        request = Request(f"delete topic {topic!r}", f"DELETE on topic {topic!r}", topic)
+        self._ask(
+            request,
+            lambda client, left_s: _only(
+                client.delete_topics([topic], request_timeout=left_s, operation_timeout=left_s), left_s
+            ),
+        )
+        _await(lambda: self._is_missing(topic), f"topic {topic!r} was deleted, but is still there", self._timeout_s)
+
+    def broker_count(self) -> int:
+        """Count the brokers of the cluster that are alive.
+
+        Raises:
+            UnavailableError: no answer in time.
+        """
+        request = Request("look up the brokers", "DESCRIBE on the cluster")
+        described = self._ask(
+            request, lambda client, left_s: _result(client.describe_cluster(request_timeout=left_s), left_s)
+        )
+        return len(described.nodes)
+
+    def _await_usable(self, request: Request, topic: str, partitions: int) -> None:
+        client, wanted = self._reach(), range(partitions)
+
+        def is_usable() -> bool:
+            try:
+                _bounds(client, topic, wanted, IsolationLevel.READ_UNCOMMITTED, self._timeout_s)
+            except KafkaException as raised:
+                error = error_in(raised)
+                if error.code() not in PASSING | MISSING:
+                    raise self._failure(request, error) from None
+                return False
+            except (TopicMissing, TimeoutError):
+                return False
+            return True
+
+        within_s = self._timeout_s + partitions * _PER_PARTITION_S
+        _await(is_usable, f"topic {topic!r} exists, but not all its partitions have a leader", within_s)
+
+    def _is_missing(self, topic: str) -> bool:
+        try:
+            self.describe(topic)
+        except TopicMissing:
+            return True
+        return False
+
+    def _ask(self, request: Request, question: Callable[[AdminClient, float], T]) -> T:
+        """Put a question with the seconds that are left, again while the trouble passes by itself."""
+        deadline = time.monotonic() + self._timeout_s
+        client = self._reach()
+        while True:
+            try:
+                answer = question(client, max(0.1, deadline - time.monotonic()))
+            except KafkaException as raised:
+                error = error_in(raised)
+                if error.code() not in PASSING or time.monotonic() + _PAUSE_S >= deadline:
+                    raise self._failure(request, error) from None
+            except TimeoutError:
+                raise self._failure(request, KafkaError(KafkaError._TIMED_OUT)) from None  # noqa: SLF001
+            else:
+                client.poll(0)
+                self._log.clear()
+                return answer
+            time.sleep(_PAUSE_S)
+
+    def _reach(self) -> AdminClient:
+        """Give the client once it has had a connection."""
+        client = self._client
+        if client is None:
+            raise RuntimeError(_CLOSED)
+        if not self._reached:
+            reach(client, self._log, timeout_s=self._timeout_s)
+            self._reached = True
+        return client
+
+    def _failure(self, request: Request, error: KafkaError) -> MarshalError:
+        if self._client is not None:
+            self._client.poll(0)
+        return failure(request, error, self._log, self._timeout_s)
+
+
+def _await(condition: Callable[[], bool], otherwise: str, within_s: float) -> None:
+    deadline, pause_s = time.monotonic() + within_s, _PAUSE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"{otherwise} after {within_s:g} s; look at the brokers' logs")
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _bounds(
+    client: AdminClient, topic: str, partitions: Sequence[int], level: IsolationLevel, left_s: float
+) -> dict[int, OffsetBounds]:
+    wanted = [TopicPartition(topic, each) for each in partitions]
+    starts, ends = (
+        client.list_offsets(dict.fromkeys(wanted, spec), isolation_level=level, request_timeout=left_s)
+        for spec in (_API.OffsetSpec.earliest(), _API.OffsetSpec.latest())
+    )
+    try:
+        bounds = {each.partition: (_offset(starts[each], left_s), _offset(ends[each], left_s)) for each in wanted}
+    except KafkaException as raised:
+        if error_in(raised).code() in LEADER_MOVED | MISSING:
+            _look_up_leaders(client, topic, partitions, left_s)
+        raise
+    # Retention may run between the two answers.
+    return {partition: OffsetBounds(start, max(start, end)) for partition, (start, end) in bounds.items()}
+
+
+def _result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library does not say
+    """Wait for an answer; the second more is for the client's own time-out to speak first."""
+    return future.result(timeout=left_s + 1)
+
+
+def _only(futures: Mapping[Any, "Future[Any]"], left_s: float) -> Any:  # noqa: ANN401 - as above
+    """Wait for the answer to the only thing that was asked for."""
+    (future,) = futures.values()
+    return _result(future, left_s)
+
+
+def _look_up_leaders(client: AdminClient, topic: str, partitions: Iterable[int], left_s: float) -> None:
+    """Have the client learn the partitions' leaders anew, which it does not do by itself for a question about offsets.
+
+    Raises:
+        TopicMissing: there is no such partition.
+        KafkaException: there is no such topic, or it may not be seen.
+    """
+    found = client.list_topics(topic, timeout=left_s).topics[topic]
+    if found.error is not None:
+        raise KafkaException(found.error)
+    if missing := sorted(set(partitions) - set(found.partitions)):
+        raise TopicMissing(
+            f"topic {topic!r} has {len(found.partitions)} partitions, and none with the number {_numbers(missing)}"
+        )
+
+
+def _offset(future: "Future[Any]", left_s: float) -> int:
+    return int(_result(future, left_s).offset)
+
+
+def _numbers(partitions: Sequence[int]) -> str:
+    shown = ", ".join(str(each) for each in partitions[:_SHOWN])
+    return shown if len(partitions) <= _SHOWN else f"{shown} and {len(partitions) - _SHOWN} more"
+
+
+def _url_safe(topic_id: Uuid) -> str:
+    return str(topic_id).translate(_URL_SAFE).rstrip("=")
+
+
+_URL_SAFE: Final = str.maketrans("+/", "-_")

@@ -1,0 +1,541 @@
+"""The op that claims, processes and commits, batch after batch in one Spark session."""
+
+import copy
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+
+from dagster import (
+    AssetKey,
+    AssetMaterialization,
+    AssetObservation,
+    Config,
+    Failure,
+    MetadataValue,
+    OpDefinition,
+    OpExecutionContext,
+    Out,
+    Output,
+    RetryPolicy,
+    TableColumn,
+    TableMetadataValue,
+    TableRecord,
+    TableSchema,
+    op,
+)
+from pydantic import Field, create_model
+
+from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, Idle, PartitionReport
+from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.protocol.messages import DeliveryMode, is_topic
+from marshal_dagster.protocol.positions import StartPolicy
+from marshal_dagster.resources import ClaimerResource
+from marshal_dagster.runs import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, topic_asset_key
+from marshal_dagster.spark.session import SINGLE_EXECUTION, spark_settings, start_session
+from marshal_dagster.spark.sinks import Sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PROGRESS_EVERY_S: Final = 5.0
+"""Seconds between two looks at how far Spark is; a line is logged when something has changed."""
+
+
+class Process(Protocol):
+    """What a user writes: turns the messages of a batch into the rows of the sink, or does its work and gives None."""
+
+    def __call__(self, context: OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame", /) -> "DataFrame | None":
+        """Process `frame`: key, value, topic, partition, offset, timestamp, headers of exactly `batch.ranges`."""
+        ...
+
+
+MakeSink = Callable[[OpExecutionContext], Sink]
+
+
+class Outcome(StrEnum):
+    """What an execution of the op came to: batches were done, or why there was none."""
+
+    DONE = "done"
+    PAUSED = "paused"
+    HELD = "held"
+    DRAINED = "drained"
+    GIVEN_UP = "given_up"
+    TOPIC_MISSING = "topic_missing"
+
+
+class SeenKey(Config):
+    """Where a partition stood when a sensor asked for its reprocessing; to be compared, nothing is decided by it."""
+
+    partition: int = Field(ge=0, description="The partition of the data topic.")
+    generation: int = Field(description="Its generation.")
+    offset: int | None = Field(default=None, description="Its offset, the next one to read.")
+    plan_end: int | None = Field(default=None, description="The end (exclusive) of its open plan.")
+    plan_attempts: int = Field(default=0, description="How often that plan had been tried.")
+    epoch: int | None = Field(default=None, description="The epoch of its owner, gone stale by then.")
+    instance: str | None = Field(default=None, description="The instance id of that owner.")
+
+
+class ClaimedBatchConfig(Config):
+    """What one run of the op should take and when it should end."""
+
+    partitions: list[int] | None = Field(default=None, description="Only these partitions of the topic; default: all.")
+    max_records: int | None = Field(
+        default=None, ge=1, description="The most offsets of a batch, all its partitions together; default: no limit."
+    )
+    max_batches: int | None = Field(
+        default=None, ge=1, description="End after so many batches; default: when the topic is drained."
+    )
+    time_budget_s: float | None = Field(
+        default=None, gt=0, description="Begin no batch after so many seconds; default: when the topic is drained."
+    )
+    one_more_attempt: bool = Field(
+        default=False, description="Try plans once more that were given up after too many attempts."
+    )
+    on_idle: Literal["skip", "fail"] = Field(
+        default="skip",
+        description="When there is nothing to do (drained, paused, held by others, no such topic): skip what depends "
+        "on this op, or fail the run.",
+    )
+    accept_data_loss: bool | None = Field(
+        default=None,
+        description="Go on where retention has deleted messages unread; default: in at_least_once only.",
+    )
+    accept_new_log: bool = Field(
+        default=False, description="Go on where Kafka knows offsets of the group and the coordination log does not."
+    )
+    seen: list[SeenKey] = Field(
+        default_factory=list, description="Filled in by the stale-claim sensor: what it saw. Shown in the metadata."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DoneBatch:
+    """One batch that was carried out."""
+
+    batch_id: str
+    delivery: DeliveryMode
+    reports: tuple[PartitionReport, ...]
+    numbers: Mapping[str, float]
+    """Seconds of each phase, offsets, lag, and the rows written where the sink tells them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedBatches:
+    """What the op gives to ops that depend on it."""
+
+    topic: str
+    group: str
+    outcome: Outcome
+    batch_ids: tuple[str, ...]
+    offsets: int
+    lag: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spec:
+    """What `build_claimed_batch_op` was told and run config does not change."""
+
+    process: Process
+    topic: str
+    sink: Sink | MakeSink | None
+    start: StartPolicy
+    max_claims: int | None
+    entire_topic: bool
+    max_attempts: int
+    claimer_key: str
+    spark_key: str | None
+    spark_config: Mapping[str, str]
+    asset_key: AssetKey
+
+
+def build_claimed_batch_op(
+    process: Process,
+    *,
+    name: str,
+    topic: str,
+    sink: Sink | MakeSink | None = None,
+    max_records: int | None = None,
+    max_batches: int | None = None,
+    time_budget_s: float | None = None,
+    max_claims: int | None = None,
+    entire_topic: bool = False,
+    start: StartPolicy | str = StartPolicy.EARLIEST,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    claimer_key: str = "claimer",
+    spark_key: str | None = None,
+    spark_config: Mapping[str, str] | None = None,
+    asset_key: AssetKey | None = None,
+    required_resource_keys: Sequence[str] = (),
+    description: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    retry_policy: RetryPolicy | None = None,
+    pool: str | None = None,
+) -> OpDefinition:
+    """Build the op `name`, which claims partitions of `topic`, has `process` work on them with Spark, and commits.
+
+    It works batch after batch until the topic is drained or a limit is reached. `max_records` (offsets a batch),
+    `max_batches` and `time_budget_s` are defaults that run config (`ClaimedBatchConfig`) may change. In effectively
+    once `process` returns the rows for `sink`, in the other modes it does its work itself and returns None. `sink` may
+    be made anew for each run by a function of the context.
+
+    The claim comes first, then the Spark session: that of the resource `spark_key` (a `LazyPySparkResource`, or
+    whatever has a `spark_session`), else one on this machine with the settings of `spark_settings`, changed by
+    `spark_config`. Each batch is recorded as a materialization of `asset_key` (default: the op's name). The one output,
+    a `DrainedBatches`, is left out when there was nothing to do, so that what depends on it is skipped.
+
+    Raises `ConfigurationError` for settings that no batch could keep to.
+    """
+    if not is_topic(topic):
+        raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'")
+    if spark_key is not None and spark_config is not None:
+        raise ConfigurationError(f"spark_config: the session of resource {spark_key!r} is configured there")
+    spec = _Spec(
+        process=process,
+        topic=topic,
+        sink=sink,
+        start=_start_policy(start),
+        max_claims=max_claims,
+        entire_topic=entire_topic,
+        max_attempts=max_attempts,
+        claimer_key=claimer_key,
+        spark_key=spark_key,
+        spark_config=dict(spark_config or {}),
+        asset_key=asset_key or AssetKey([name]),
+    )
+    config_class = _with_defaults(max_records=max_records, max_batches=max_batches, time_budget_s=time_budget_s)
+
+    def claimed_batches(context: OpExecutionContext, config: config_class) -> Iterator[Output[DrainedBatches]]:  # type: ignore[valid-type]
+        yield from _Work(spec, context, config).run()
+
+    spark_keys = set() if spark_key is None else {spark_key}
+    return op(
+        name=name,
+        description=description or process.__doc__,
+        out=Out(DrainedBatches, is_required=False, description="What was done; left out when there was nothing to do."),
+        required_resource_keys={claimer_key, *spark_keys, *required_resource_keys},
+        tags={TOPIC_TAG: topic, **(tags or {})},
+        retry_policy=retry_policy,
+        pool=pool,
+    )(claimed_batches)
+
+
+def _start_policy(start: StartPolicy | str) -> StartPolicy:
+    try:
+        return StartPolicy(start)
+    except ValueError:
+        raise ConfigurationError(f"start is {start!r}; it must be one of {', '.join(StartPolicy)}") from None
+
+
+def _with_defaults(**defaults: float | None) -> type[ClaimedBatchConfig]:
+    """Give the config class with other defaults, so that the launchpad shows them. Raises `ConfigurationError`."""
+    fields: dict[str, Any] = {}
+    for name, value in defaults.items():
+        if value is not None and value <= 0:
+            raise ConfigurationError(f"{name} is {value}; it must be above 0")
+        info = copy.copy(ClaimedBatchConfig.model_fields[name])
+        info.default = value
+        fields[name] = (info.annotation, info)
+    return create_model(
+        ClaimedBatchConfig.__name__, __base__=ClaimedBatchConfig, __doc__=ClaimedBatchConfig.__doc__, **fields
+    )
+
+
+@dataclass(slots=True)
+class _Work:
+    """One execution of the op."""
+
+    spec: _Spec
+    context: OpExecutionContext
+    config: ClaimedBatchConfig
+    done: list[DoneBatch] = field(default_factory=list)
+    spark: "SparkSession | None" = None
+    starting_spark_s: float = 0.0
+
+    def run(self) -> Iterator[Output[DrainedBatches]]:
+        """Work until drained or at a limit; give the output unless there was nothing to do."""
+        self._tag({GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
+        idle = self._drain()
+        outcome = Outcome.DONE if self.done or idle is None else idle[0]
+        self._tag({OUTCOME_TAG: outcome.value})
+        text = "" if idle is None else idle[1]
+        if idle is not None:
+            self.context.log.info(text)
+        if not self.done:
+            self._tell_idle(outcome, text)
+            return
+        yield Output(self._result(outcome), metadata=self._sum(text))
+
+    @property
+    def claimer(self) -> ClaimerResource:
+        found = getattr(self.context.resources, self.spec.claimer_key)
+        if not isinstance(found, ClaimerResource):
+            raise ConfigurationError(
+                f"resource {self.spec.claimer_key!r} is a {type(found).__name__}; it must be a ClaimerResource"
+            )
+        return found
+
+    # Working
+
+    def _drain(self) -> tuple[Outcome, str] | None:
+        """Work batch after batch; say why there was nothing more, or None at a limit."""
+        sink = self.spec.sink(self.context) if callable(self.spec.sink) else self.spec.sink
+        config = self.config
+        batches = self.claimer.batches(
+            self.context,
+            sink=sink,
+            max_batches=config.max_batches,
+            time_budget_s=config.time_budget_s,
+            topic=self.spec.topic,
+            partitions=self._partitions(),
+            max_records=config.max_records,
+            max_claims=self.spec.max_claims,
+            entire_topic=self.spec.entire_topic,
+            start=self.spec.start,
+            max_attempts=self.spec.max_attempts,
+            one_more_attempt=config.one_more_attempt,
+            accept_data_loss=config.accept_data_loss,
+            accept_new_log=config.accept_new_log,
+        )
+        for batch in batches:
+            idle = self._work_on(batch)
+            if idle is not None:
+                return idle
+        return None
+
+    def _partitions(self) -> tuple[int, ...] | None:
+        """Give the partitions that the run is limited to; an op that takes the entire topic is not."""
+        partitions = self.config.partitions
+        return None if partitions is None or self.spec.entire_topic else tuple(partitions)
+
+    def _work_on(self, batch: ClaimedBatch) -> tuple[Outcome, str] | None:
+        """Claim, process and commit one batch; give why there was nothing to do."""
+        starting_before_s = self.starting_spark_s
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(batch)
+            except TopicMissing:
+                missing = self._missing_topic()
+                if missing is None:
+                    raise
+                return Outcome.TOPIC_MISSING, missing
+            if batch.idle is None:
+                self._process(batch)
+        if batch.idle is not None:
+            return _outcome_of(batch.idle), batch.idle.text
+        self._record(batch, self.starting_spark_s - starting_before_s)
+        return None
+
+    def _missing_topic(self) -> str | None:
+        """Tell whether it is the data topic that does not exist."""
+        try:
+            self.claimer.open_delivery(self.context).data.describe(self.spec.topic)
+        except TopicMissing as missing:
+            return str(missing)
+        return None
+
+    def _process(self, batch: ClaimedBatch) -> None:
+        log = self.context.log
+        log.info("claimed batch %s: %s", batch.batch_id, ", ".join(_named(report) for report in batch.report()))
+        if not batch.ranges:
+            log.info("the sink has all of these ranges already: they are only committed")
+            return
+        spark = self._session(batch.mode)
+        frame = batch.read(spark)
+        if not batch.ranges:
+            return
+        with _progress_lines(self.context, spark, batch.batch_id):
+            try:
+                rows = self.spec.process(self.context, batch, frame)
+            except BaseException:
+                self._tell_dropped(batch)
+                raise
+            if self.spec.sink is not None and rows is not None:
+                batch.write(rows)
+            elif rows is not None:
+                raise ConfigurationError(
+                    f"the function of op {self.context.op.name!r} returned rows, but there is no sink to take them, so "
+                    "nothing was committed: write them in the function and return None, or give the op a sink"
+                )
+
+    def _tell_dropped(self, batch: ClaimedBatch) -> None:
+        if batch.mode is DeliveryMode.AT_MOST_ONCE:
+            ranges = ", ".join(str(one) for one in batch.ranges)
+            self.context.log.error("possibly dropped, as at most once must: %s", ranges)
+
+    def _session(self, mode: DeliveryMode) -> "SparkSession":
+        if self.spark is None:
+            began_s = time.monotonic()
+            if self.spec.spark_key is not None:
+                self.spark = getattr(self.context.resources, self.spec.spark_key).spark_session
+            else:
+                single = SINGLE_EXECUTION if mode is DeliveryMode.AT_MOST_ONCE else {}
+                extra = {**single, **self.spec.spark_config}
+                name = f"{self.context.op.name} {self.context.run_id}"
+                self.spark = start_session(spark_settings(app_name=name, extra=extra))
+            took_s = time.monotonic() - began_s
+            self.starting_spark_s += took_s
+            self.context.log.info("the Spark session was ready after %.1f s", took_s)
+        return self.spark
+
+    # Telling
+
+    def _tag(self, tags: Mapping[str, str]) -> None:
+        if self.context.instance.has_run(self.context.run_id):
+            self.context.instance.add_run_tags(self.context.run_id, dict(tags))
+
+    def _record(self, batch: ClaimedBatch, starting_spark_s: float) -> None:
+        """Note a batch that is over, as a materialization: its numbers plot over time."""
+        reports, phases = tuple(batch.report()), batch.phases
+        numbers: dict[str, float] = {
+            "offsets": sum(each.range.width for each in reports),
+            "lag": batch.lag_after,
+            "waiting_s": round(phases.waiting_s, 3),
+            "starting_spark_s": round(starting_spark_s, 3),
+            "reading_s": round(phases.reading_s, 3),
+            "processing_s": round(max(0.0, phases.processing_s - starting_spark_s), 3),
+            "committing_s": round(phases.committing_s, 3),
+        }
+        if batch.outcome is not None and len(batch.outcome.rows) == len(batch.outcome.taken):
+            numbers["rows"] = sum(batch.outcome.rows.values())
+        done = DoneBatch(batch.batch_id, batch.mode, reports, numbers)
+        self.done.append(done)
+        self.context.log_event(
+            AssetMaterialization(
+                self.spec.asset_key,
+                description=f"Batch {done.batch_id} of group {self.claimer.group!r}",
+                metadata={
+                    **numbers,
+                    "ranges": _table(reports),
+                    "delivery": done.delivery.value,
+                    "batch_id": done.batch_id,
+                    "group": self.claimer.group,
+                    "topic": self.spec.topic,
+                },
+            )
+        )
+
+    def _tell_idle(self, outcome: Outcome, text: str) -> None:
+        """Say in the metadata that there was nothing to do and why; fail if that is what was asked for."""
+        metadata: dict[str, Any] = {
+            "state": outcome.value,
+            "reason": text,
+            "group": self.claimer.group,
+            "topic": self.spec.topic,
+        }
+        if self.config.seen:
+            metadata["seen"] = _seen_table(self.config.seen)
+        self.context.log_event(
+            AssetObservation(topic_asset_key(self.spec.topic), description=f"Nothing to do: {text}", metadata=metadata)
+        )
+        if self.config.on_idle == "fail":
+            raise Failure(
+                f"nothing to do: {text}", metadata=metadata, allow_retries=outcome is not Outcome.TOPIC_MISSING
+            )
+
+    def _result(self, outcome: Outcome) -> DrainedBatches:
+        return DrainedBatches(
+            topic=self.spec.topic,
+            group=self.claimer.group,
+            outcome=outcome,
+            batch_ids=tuple(each.batch_id for each in self.done),
+            offsets=sum(int(each.numbers["offsets"]) for each in self.done),
+            lag=int(self.done[-1].numbers["lag"]),
+        )
+
+    def _sum(self, ended: str) -> dict[str, Any]:
+        """Give the metadata of all batches together."""
+        names = {name: None for each in self.done for name in each.numbers}
+        numbers = {name: sum(each.numbers.get(name, 0) for each in self.done) for name in names}
+        numbers = {name: round(value, 3) if name.endswith("_s") else int(value) for name, value in numbers.items()}
+        metadata: dict[str, Any] = {
+            "batches": len(self.done),
+            **numbers,
+            "lag": int(self.done[-1].numbers["lag"]),
+            "ranges": _table([report for each in self.done for report in each.reports]),
+            "delivery": self.done[-1].delivery.value,
+            "batch_ids": MetadataValue.json([each.batch_id for each in self.done]),
+            "group": self.claimer.group,
+            "ended": ended or "at a limit of this run",
+        }
+        if self.config.seen:
+            metadata["seen"] = _seen_table(self.config.seen)
+        return metadata
+
+
+def _outcome_of(idle: Idle) -> Outcome:
+    return Outcome(idle.reason.value)
+
+
+def _named(report: PartitionReport) -> str:
+    return f"{report.range}{' (an open plan)' if report.is_replay else ''}"
+
+
+_RANGES: Final = TableSchema(
+    [
+        TableColumn("topic", "string", "The data topic."),
+        TableColumn("partition", "int", "Its partition."),
+        TableColumn("start", "int", "The first offset of the range."),
+        TableColumn("end", "int", "The next offset to read after it."),
+        TableColumn("offsets", "int", "How many offsets it spans; compaction and transactions leave fewer records."),
+        TableColumn("lag_before", "int", "Offsets up to the end of the topic when the batch was planned."),
+        TableColumn("lag_after", "int", "The same behind the batch."),
+        TableColumn("epoch", "int", "The fencing token of the claim."),
+        TableColumn("state", "string", "What became of the range."),
+        TableColumn("replay", "bool", "Whether it was the open plan of an earlier owner."),
+    ]
+)
+
+
+def _table(reports: Sequence[PartitionReport]) -> TableMetadataValue:
+    records = [
+        TableRecord(
+            {
+                "topic": each.range.topic,
+                "partition": each.range.partition,
+                "start": each.range.start,
+                "end": each.range.end,
+                "offsets": each.range.width,
+                "lag_before": each.lag_before,
+                "lag_after": each.lag_after,
+                "epoch": each.range.epoch,
+                "state": each.state,
+                "replay": each.is_replay,
+            }
+        )
+        for each in reports
+    ]
+    return MetadataValue.table(records, _RANGES)
+
+
+def _seen_table(seen: Sequence[SeenKey]) -> TableMetadataValue:
+    names = tuple(SeenKey.model_fields)
+    schema = TableSchema([TableColumn(name, "string" if name == "instance" else "int") for name in names])
+    return MetadataValue.table([TableRecord({name: getattr(each, name) for name in names}) for each in seen], schema)
+
+
+@contextmanager
+def _progress_lines(context: OpExecutionContext, spark: "SparkSession", batch_id: str) -> Iterator[None]:
+    """Log how far Spark is, from a thread of its own, while the block runs."""
+    from marshal_dagster.spark.jobs import progress
+
+    over = threading.Event()
+
+    def tell() -> None:
+        last = ""
+        while not over.wait(PROGRESS_EVERY_S):
+            now = progress(spark, batch_id)
+            if now is not None and str(now) != last:
+                last = str(now)
+                context.log.info("Spark: %s", last)
+
+    thread = threading.Thread(target=tell, name=f"progress {batch_id}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,7 @@
+"""The rules of the Marshal protocol: records in, world state and refusals out.
+
+Floor 0: standard library only. No I/O, no clock, no thread, no Kafka, Spark or Dagster. The real broker,
+the in-memory log and the replay command drive this same code. Read in the order of `PROTOCOL.md`:
+`messages` (section 1), `placement` (1), `world` and `transitions` (2 to 5 and 7), `leases` (6),
+`ranges` (the offsets of a batch), `replay` (a stored log as text).
+"""

@@ -1,0 +1,348 @@
+"""The records of the coordination log as values, parsed and rendered (PROTOCOL.md 1).
+
+A record's value is text, its fields joined with `/`:
+
+    Type/version/time/instance/client/group/topic/partition[/tail]
+
+`parse` never raises: what is not valid becomes an `InvalidMessage` that says why. `render` is its inverse,
+byte for byte.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import lru_cache
+from typing import Any, Final
+
+from marshal_dagster.protocol.values import record_type
+
+MAX_VALUE_BYTES: Final = 2_048
+MAX_NAME_LENGTH: Final = 255
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
+GO_HEARTBEAT_INTERVAL_MS: Final = 60_000
+
+TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
+TOPIC_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
+FEATURE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
+NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
+
+
+class RuleSet(StrEnum):
+    """By which rules a group's records are judged (PROTOCOL.md 4 and 7)."""
+
+    NATIVE = "native"
+    GO = "go"
+
+
+class DeliveryMode(StrEnum):
+    """What a group promises for each message (PROTOCOL.md 6)."""
+
+    AT_MOST_ONCE = "at_most_once"
+    AT_LEAST_ONCE = "at_least_once"
+    EFFECTIVELY_ONCE = "effectively_once"
+
+
+RULE_SETS: Final = frozenset(RuleSet)
+DELIVERY_MODES: Final = frozenset(DeliveryMode)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the members of a group agree on; the defaults hold until a first `GroupSettings` record."""
+
+    heartbeat_interval_ms: int = 60_000
+    rule_set: RuleSet = RuleSet.NATIVE
+    delivery: DeliveryMode = DeliveryMode.AT_LEAST_ONCE
+    features: tuple[str, ...] = ()
+
+
+@record_type
+class Message:
+    """What every record carries. `time_s` is the sender's clock in unix seconds; no rule uses it."""
+
+    instance: str
+    client: str
+    group: str
+    topic: str
+    partition: int
+    time_s: int
+    version: int = 1
+
+
+@record_type
+class ClaimingPartition(Message):
+    """Asks for the partition."""
+
+
+@record_type
+class Heartbeat(Message):
+    """Still here; everything before `offset` is done."""
+
+    offset: int
+
+
+@record_type
+class ReleasingPartition(Message):
+    """Gives the partition up, which stands at `offset`; the pausing instance sets the position with it."""
+
+    offset: int
+
+
+@record_type
+class ClaimingMessages(Message):
+    """The plan: the messages up to `plan_end` (exclusive) are one batch."""
+
+    plan_end: int
+
+
+@record_type
+class RevokingClaim(Message):
+    """Takes the claim of `epoch` from its owner."""
+
+    epoch: int
+
+
+@record_type
+class DataTopic(Message):
+    """Says which incarnation of the data topic the key's offset belongs to."""
+
+    topic_id: str
+
+
+@record_type
+class GroupMessage(Message):
+    """A record about a whole group, or about none: its topic is empty and its partition is 0."""
+
+    topic: str = ""
+    partition: int = 0
+
+
+@record_type
+class ReleaseGroup(GroupMessage):
+    """Pauses the group until `expiry_s`, unix seconds; one that has passed resumes it."""
+
+    expiry_s: int
+    version: int = 0
+
+
+@record_type
+class GroupSettings(GroupMessage):
+    """What the group's members agree on."""
+
+    settings: Settings
+
+
+@record_type
+class Mark(GroupMessage):
+    """Moves log time and nothing else."""
+
+
+GROUP_MESSAGES: Final[frozenset[type[Message]]] = frozenset({ReleaseGroup, GroupSettings, Mark})
+"""The types of records about a whole group, or about none."""
+
+
+class Invalid(StrEnum):
+    """Why a value is not a valid message."""
+
+    NO_VALUE = "no value"
+    TOO_LONG = "longer than 2048 bytes"
+    NOT_UTF8 = "not UTF-8"
+    UNKNOWN_TYPE = "unknown type"
+    FIELD_COUNT = "wrong number of fields"
+    NUMBER = "a number is malformed or out of range"
+    NAME = "instance, client or group is empty, too long or has control characters"
+    TOPIC = "malformed topic"
+    NOT_GROUP_WIDE = "a record about a group has a topic or a partition"
+    TAIL = "malformed tail"
+    MISPLACED = "not in the coordination partition of its topic"
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidMessage:
+    """A value that no reader acts upon."""
+
+    reason: Invalid
+
+
+class _InvalidError(Exception):
+    def __init__(self, reason: Invalid) -> None:
+        self.reason = reason
+
+
+def _number(text: str, most: int = INT64_MAX) -> int:
+    if NUMBER.fullmatch(text) is None or (value := int(text)) > most:
+        raise _InvalidError(Invalid.NUMBER)
+    return value
+
+
+_repeated_number = lru_cache(maxsize=4_096)(_number)
+"""For numbers that many records share."""
+
+
+@lru_cache(maxsize=4_096)
+def is_name(text: str) -> bool:
+    """Tell whether `text` may be an instance, client or group: 1 to 255 code points, no `/`, none of Cc."""
+    if not 0 < len(text) <= MAX_NAME_LENGTH or "/" in text:
+        return False
+    return (text.isascii() and text.isprintable()) or not any(unicodedata.category(c) == "Cc" for c in text)
+
+
+@lru_cache(maxsize=4_096)
+def is_topic(text: str) -> bool:
+    """Tell whether `text` may name a Kafka topic."""
+    return TOPIC.fullmatch(text) is not None and text not in {".", ".."}
+
+
+def _read_settings(tail: list[str]) -> Settings:
+    interval, rule_set, delivery, features = tail
+    names = () if features == "-" else tuple(features.split(","))
+    interval_ms = _number(interval)
+    well_formed = (
+        interval_ms >= 1
+        and rule_set in RULE_SETS
+        and delivery in DELIVERY_MODES
+        and all(FEATURE.fullmatch(name) for name in names)
+        and len(set(names)) == len(names)
+        and (rule_set != RuleSet.GO or interval_ms == GO_HEARTBEAT_INTERVAL_MS)
+    )
+    if not well_formed:
+        raise _InvalidError(Invalid.TAIL)
+    return Settings(interval_ms, RuleSet(rule_set), DeliveryMode(delivery), names)
+
+
+def _write_settings(settings: Settings) -> str:
+    features = ",".join(settings.features) or "-"
+    tail = f"{settings.heartbeat_interval_ms}/{settings.rule_set}/{settings.delivery}/{features}"
+    if _read_settings(tail.split("/")) != settings:
+        raise ValueError(settings)
+    return f"/{tail}"
+
+
+def _read_topic_id(tail: list[str]) -> str:
+    if TOPIC_ID.fullmatch(tail[0]) is None:
+        raise _InvalidError(Invalid.TAIL)
+    return tail[0]
+
+
+def _write_topic_id(topic_id: str) -> str:
+    return f"/{_read_topic_id([topic_id])}"
+
+
+def _read_offset(tail: list[str]) -> int:
+    return _number(tail[0])
+
+
+def _write_offset(offset: int) -> str:
+    if not 0 <= offset <= INT64_MAX:
+        raise ValueError(offset)
+    return f"/{offset}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """How one type's tail is read and written: the field it fills, and how many parts it has."""
+
+    name: str
+    type: type[Message]
+    field: str | None = None
+    parts: int = 0
+    read: Callable[[list[str]], object] = _read_offset
+    write: Callable[[Any], str] = _write_offset
+
+
+FORMS: Final = {
+    form.name: form
+    for form in (
+        _Form("ClaimingPartition", ClaimingPartition),
+        _Form("Heartbeat", Heartbeat, "offset", 1),
+        _Form("ReleasingPartition", ReleasingPartition, "offset", 1),
+        _Form("ClaimingMessages", ClaimingMessages, "plan_end", 1),
+        _Form("ReleaseGroup", ReleaseGroup, "expiry_s", 1),
+        _Form("RevokingClaim", RevokingClaim, "epoch", 1),
+        _Form("GroupSettings", GroupSettings, "settings", 4, _read_settings, _write_settings),
+        _Form("DataTopic", DataTopic, "topic_id", 1, _read_topic_id, _write_topic_id),
+        _Form("Mark", Mark),
+    )
+}
+_FORM_OF: Final = {form.type: form for form in FORMS.values()}
+_HEAD_FIELDS: Final = 8
+
+
+def parse(value: bytes | None) -> Message | InvalidMessage:
+    """Read a record's value. Never raises; its placement is judged by the world state."""
+    try:
+        return _parse(value)
+    except _InvalidError as invalid:
+        return InvalidMessage(invalid.reason)
+
+
+def _parse(value: bytes | None) -> Message:
+    if value is None:
+        raise _InvalidError(Invalid.NO_VALUE)
+    if len(value) > MAX_VALUE_BYTES:
+        raise _InvalidError(Invalid.TOO_LONG)
+    try:
+        kind, *fields = value.decode().split("/")
+    except UnicodeDecodeError:
+        raise _InvalidError(Invalid.NOT_UTF8) from None
+    form = FORMS.get(kind)
+    if form is None:
+        raise _InvalidError(Invalid.UNKNOWN_TYPE)
+    if len(fields) != _HEAD_FIELDS - 1 + form.parts:
+        raise _InvalidError(Invalid.FIELD_COUNT)
+    version, time_s, instance, client, group, topic, partition, *tail = fields
+    if not (is_name(instance) and is_name(client) and is_name(group)):
+        raise _InvalidError(Invalid.NAME)
+    place = _repeated_number(partition, INT32_MAX)
+    if form.type in GROUP_MESSAGES:
+        if topic or place:
+            raise _InvalidError(Invalid.NOT_GROUP_WIDE)
+    elif not is_topic(topic):
+        raise _InvalidError(Invalid.TOPIC)
+    content = {} if form.field is None else {form.field: form.read(tail)}
+    return form.type(
+        version=_repeated_number(version),
+        time_s=_repeated_number(time_s),
+        instance=instance,
+        client=client,
+        group=group,
+        topic=topic,
+        partition=place,
+        **content,
+    )
+
+
+def render(message: Message) -> bytes:
+    """Write `message` as a record's value, which `parse` reads back to an equal message.
+
+    Raises `ValueError` when it could not: no name can inject a field, nothing invalid is ever appended.
+    """
+    kind, partition = type(message), message.partition
+    form = _FORM_OF[kind]
+    try:
+        head = _head(
+            form.name, message.version, message.time_s, message.instance, message.client, message.group, message.topic
+        )
+        tail = "" if form.field is None else form.write(getattr(message, form.field))
+    except (_InvalidError, ValueError):
+        raise ValueError(f"not valid as a record: {message}") from None
+    value = f"{head}{partition}{tail}".encode()
+    if not 0 <= partition <= (0 if kind in GROUP_MESSAGES else INT32_MAX) or len(value) > MAX_VALUE_BYTES:
+        raise ValueError(f"not valid as a record: {message}")
+    return value
+
+
+@lru_cache(maxsize=1_024)
+def _head(  # noqa: PLR0917 - the fields of a record, in their order
+    kind: str, version: int, time_s: int, instance: str, client: str, group: str, topic: str
+) -> str:
+    """Write all that comes before the partition: the same for all records that one member sends within a second."""
+    numbers = 0 <= version <= INT64_MAX and 0 <= time_s <= INT64_MAX
+    names = is_name(instance) and is_name(client) and is_name(group)
+    place = not topic if FORMS[kind].type in GROUP_MESSAGES else is_topic(topic)
+    if not (numbers and names and place):
+        raise ValueError(kind)
+    return f"{kind}/{version}/{time_s}/{instance}/{client}/{group}/{topic}/"

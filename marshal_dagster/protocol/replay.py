@@ -1,0 +1,125 @@
+"""A stored coordination log as text: JSON lines in, the world state as one JSON object out."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from marshal_dagster.protocol.state import Key, Place
+from marshal_dagster.protocol.world import World
+
+
+class MalformedLog(ValueError):
+    """A line of a stored log cannot be read, or does not follow the one before it; the message names the line."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecord:
+    """One record of a stored log; `partition` is the coordination partition."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    value: bytes | None
+
+
+def parse_lines(lines: Iterable[str]) -> Iterator[StoredRecord]:
+    """Read JSON lines `{"partition","offset","timestamp","value"}`; empty lines are passed over.
+
+    Raises `MalformedLog` for a line that is not of that form, or whose offset does not rise within its coordination
+    partition.
+    """
+    last: dict[int, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        record = _parse_line(number, line)
+        if record.offset <= last.get(record.partition, -1):
+            raise MalformedLog(
+                f"line {number}: offset {record.offset} of coordination partition {record.partition} comes after "
+                f"{last[record.partition]}; offsets must rise within a partition"
+            )
+        last[record.partition] = record.offset
+        yield record
+
+
+def _parse_line(number: int, line: str) -> StoredRecord:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:  # a number too long and a nesting too deep are errors of other kinds
+        raise MalformedLog(f"line {number}: not JSON ({error})") from None
+    form = '{"partition": int, "offset": int, "timestamp": ms, "value": text or null}'
+    if not isinstance(fields, dict):
+        raise MalformedLog(f"line {number}: not an object {form}")
+    for name in ("partition", "offset", "timestamp"):
+        at_least = None if name == "timestamp" else 0
+        if type(fields.get(name)) is not int or (at_least is not None and fields[name] < at_least):
+            raise MalformedLog(f"line {number}: {name!r} is missing or not a whole number; expected {form}")
+    value = fields.get("value")
+    if "value" not in fields or not isinstance(value, str | None):
+        raise MalformedLog(f"line {number}: 'value' is missing or neither text nor null; expected {form}")
+    encoded = None if value is None else encode_value(value)
+    return StoredRecord(fields["partition"], fields["offset"], fields["timestamp"], encoded)
+
+
+def encode_value(text: str) -> bytes:
+    """Turn a stored value into bytes; lone surrogates become the bytes that `decode_value` made them from.
+
+    A text that `decode_value` never makes, one whose lone surrogates spell valid UTF-8, stays invalid.
+    """
+    try:
+        value = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "surrogatepass")
+    return value if decode_value(value) == text else text.encode("utf-8", "surrogatepass")
+
+
+def decode_value(value: bytes | None) -> str | None:
+    """Turn a record's bytes into text that JSON can carry and `encode_value` turns back."""
+    return None if value is None else value.decode("utf-8", "surrogateescape")
+
+
+def render_record(record: StoredRecord) -> str:
+    """Write one record as the JSON line that `parse_lines` reads."""
+    value = decode_value(record.value)
+    fields = {"partition": record.partition, "offset": record.offset, "timestamp": record.timestamp_ms, "value": value}
+    return json.dumps(fields)
+
+
+def summary(world: World) -> dict[str, Any]:
+    """Give the world state as `replay --json` prints it: a stale owner and an expired pause are shown as stored."""
+    partitions = [world.partitions[number] for number in sorted(world.partitions)]
+    names = sorted({name for partition in partitions for name in partition.groups})
+    return {
+        "invalid": sum(partition.invalid.total() for partition in partitions),
+        "refused": sum(partition.refused.total() for partition in partitions),
+        "groups": {name: _group_summary(world, name) for name in names},
+    }
+
+
+def _group_summary(world: World, name: str) -> dict[str, Any]:
+    parts = [partition.groups[name] for partition in world.partitions.values() if name in partition.groups]
+    pauses = [part.paused_until_s for part in parts if part.paused_until_s is not None]
+    keys = sorted(((place, key) for part in parts for place, key in part.keys.items()), key=lambda named: named[0])
+    return {
+        "paused_until": max(pauses, default=None),
+        "partitions": [_key_summary(place, key) for place, key in keys],
+    }
+
+
+def _key_summary(place: Place, key: Key) -> dict[str, Any]:
+    owner = key.owner
+    return {
+        "topic": place[0],
+        "partition": place[1],
+        "owner_instance": owner and owner.instance,
+        "owner_client": owner and owner.client,
+        "epoch": owner and owner.epoch,
+        "offset": key.offset,
+        "plan_end": key.plan_end,
+        "plan_attempts": key.plan_attempts,
+        "generation": key.generation,
+        "data_topic_id": key.data_topic_id,
+        "last_beat_ms": None if owner is None else key.last_beat_ms,
+        "provisional": key.provisional,
+    }

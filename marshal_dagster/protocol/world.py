@@ -1,0 +1,256 @@
+"""The world state: what every certain reader computes from the same log (PROTOCOL.md 2, 3 and 5).
+
+`World` holds one `PartitionWorld` for each coordination partition; that holds the `Group`s named in it, and each
+group its `Key`s, one for each (topic, partition). All of these change as the log is followed, and only by
+`apply` or `apply_many`; which record changes what stands in `transitions`.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from marshal_dagster.protocol.messages import (
+    GROUP_MESSAGES,
+    MAX_VALUE_BYTES,
+    Heartbeat,
+    Invalid,
+    InvalidMessage,
+    Mark,
+    Message,
+    RuleSet,
+    Settings,
+    parse,
+)
+from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.state import Group, Key, Owner, Place
+from marshal_dagster.protocol.transitions import GO, NATIVE, OBSERVING, Event, Note, Refusal, Rules
+
+
+class VerdictKind(StrEnum):
+    """What a record came to."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    INVALID = "invalid"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one record came to, why it was refused or invalid, and what should be reported of it."""
+
+    kind: VerdictKind
+    reason: Refusal | Invalid | None = None
+    note: Note | None = None
+
+
+ACCEPTED: Final = Verdict(VerdictKind.ACCEPTED)
+_NOTED: Final = {note: Verdict(VerdictKind.ACCEPTED, note=note) for note in Note}
+_REFUSED: Final = {refusal: Verdict(VerdictKind.REFUSED, refusal) for refusal in Refusal}
+_INVALID: Final = {invalid: Verdict(VerdictKind.INVALID, invalid) for invalid in Invalid}
+
+
+class PartitionWorld:
+    """The world state of one coordination partition.
+
+    `certain` tells whether it was read from the log's start; if not, every key is provisional and nobody claims
+    from it. `next_offset` is the log offset of the next record to apply. `log_time_ms` is None before the first.
+    """
+
+    def __init__(self, number: int, coordination_partitions: int, defaults: Settings, start: int) -> None:
+        """Begin at log offset `start`, knowing nothing."""
+        self.number = number
+        self.certain = start == 0
+        self.next_offset = start
+        self.groups: dict[str, Group] = {}
+        self.refused: Counter[Refusal] = Counter()
+        self.invalid: Counter[Invalid] = Counter()
+        self.noted: Counter[Note] = Counter()
+        self._coordination_partitions = coordination_partitions
+        self._defaults = defaults
+        self._log_time_ms: int | None = None
+        self._beats: dict[bytes, tuple[Key, Owner]] = {}
+
+    @property
+    def log_time_ms(self) -> int | None:
+        """The largest broker timestamp so far."""
+        return self._log_time_ms
+
+    def apply(self, offset: int, timestamp_ms: int, value: bytes | None, known: Message | None = None) -> Verdict:
+        """Let the record at log offset `offset` act. Never raises because of what a record holds.
+
+        `known` is what `value` parses to, from who has rendered it for this coordination partition. Raises `ValueError`
+        for an offset that was read before: applying a record twice would be another log.
+        """
+        if offset < self.next_offset:
+            raise ValueError(f"offset {offset} of coordination partition {self.number} was read before")
+        self.next_offset = offset + 1
+        log_time_ms = self._log_time_ms
+        if log_time_ms is None or timestamp_ms > log_time_ms:
+            self._log_time_ms = log_time_ms = timestamp_ms
+        if known is not None:
+            return self._judge(known, offset, log_time_ms, value)
+        message = parse(value)
+        if isinstance(message, InvalidMessage):
+            return self._count_invalid(message.reason)
+        if self._is_misplaced(message):
+            return self._count_invalid(Invalid.MISPLACED)
+        return self._judge(message, offset, log_time_ms, value)
+
+    def apply_many(self, records: Iterable[tuple[int, int, bytes | None]]) -> None:
+        """Let (offset, timestamp in ms, value) records act, in order; the state is that which `apply` leads to.
+
+        The heartbeat of an owner that was heard of before, at an offset that is not lower, can only move
+        `last_beat_ms` and the offset: such records, nearly all of a long log, are carried out without parsing.
+        """
+        beats, log_time_ms, known_head = self._beats, self._log_time_ms, b""
+        for offset, timestamp_ms, value in records:
+            if value is not None:
+                rest, _, tail = value.rpartition(b"/")
+                head = rest[:_BEAT_LENGTH]
+                if head == known_head or _BEAT.fullmatch(head):
+                    known_head = head
+                    key, owner = beats.get(rest[_BEAT_LENGTH:], _NOBODY)
+                    if (
+                        key.owner is owner
+                        and key.offset is not None
+                        and tail.isdigit()
+                        and len(tail) <= _PLAIN_DIGITS
+                        and (tail[0] != _ZERO or len(tail) == 1)
+                        and (to := int(tail)) >= key.offset
+                    ):
+                        self.next_offset = offset + 1
+                        if timestamp_ms > log_time_ms:  # type: ignore[operator] # noqa: PLR1730 - max() is dear here
+                            log_time_ms = timestamp_ms
+                        key.last_beat_ms = log_time_ms  # type: ignore[assignment] # an owner was heard of: it is set
+                        if to != key.offset:
+                            key.move(to)
+                        continue
+            self._log_time_ms = log_time_ms
+            self.apply(offset, timestamp_ms, value)
+            log_time_ms = self._log_time_ms
+        self._log_time_ms = log_time_ms
+
+    def _judge(self, message: Message, offset: int, log_time_ms: int, value: bytes | None) -> Verdict:
+        kind, place = type(message), (message.topic, message.partition)
+        group = self.groups.get(message.group) or Group(self._defaults)
+        key = group.keys.get(place) or Key(provisional=not self.certain)
+        event = Event(message, offset, log_time_ms, group, key)
+        rule = self._rules_of(group)[kind]
+        refusal = rule.refusal(event)
+        if refusal is not None:
+            self.refused[refusal] += 1
+            return _REFUSED[refusal]
+        note = rule.effect(event)
+        if kind is not Mark:
+            self.groups[message.group] = group
+            if kind not in GROUP_MESSAGES:
+                group.keys[place] = key
+        if kind is Heartbeat:
+            self._remember_beat(value, key)
+        if note is None:
+            return ACCEPTED
+        self.noted[note] += 1
+        return _NOTED[note]
+
+    def _rules_of(self, group: Group) -> Rules:
+        if not self.certain:
+            return OBSERVING
+        return NATIVE if group.settings.rule_set is RuleSet.NATIVE else GO
+
+    def _remember_beat(self, value: bytes | None, key: Key) -> None:
+        """Let `apply_many` know the sender's fields of an accepted heartbeat, as long as that owner stays."""
+        if value is None or key.owner is None or not self.certain:
+            return
+        rest = value.rpartition(b"/")[0]
+        if _BEAT.fullmatch(rest[:_BEAT_LENGTH]) is None or len(rest) > _LONGEST_REST:
+            return
+        if len(self._beats) >= _MOST_REMEMBERED_BEATS:
+            self._beats.clear()
+        self._beats[rest[_BEAT_LENGTH:]] = (key, key.owner)
+
+    def _is_misplaced(self, message: Message) -> bool:
+        if type(message) in GROUP_MESSAGES:
+            return False
+        return coordination_partition(message.topic, self._coordination_partitions) != self.number
+
+    def _count_invalid(self, reason: Invalid) -> Verdict:
+        self.invalid[reason] += 1
+        return _INVALID[reason]
+
+
+_BEAT: Final = re.compile(rb"Heartbeat/1/[1-9][0-9]{9}/")
+"""What a heartbeat begins with whose sender's clock has ten digits, as all will have until the year 2286."""
+_BEAT_LENGTH: Final = len(b"Heartbeat/1/0123456789/")
+_MOST_REMEMBERED_BEATS: Final = 1_000_000
+_PLAIN_DIGITS: Final = 18
+_LONGEST_REST: Final = MAX_VALUE_BYTES - len("/") - _PLAIN_DIGITS
+"""With any plain offset behind it, it is not too long for a record."""
+_ZERO: Final = ord("0")
+_NOBODY: Final = (Key(), Owner("", "", None))
+
+
+class World:
+    """The world state of a whole coordination log, or of those coordination partitions of it that are followed."""
+
+    def __init__(
+        self,
+        coordination_partitions: int,
+        heartbeat_interval_ms: int = 60_000,
+        rule_set: RuleSet = RuleSet.NATIVE,
+    ) -> None:
+        """Know nothing yet; interval and rule set hold until a group's first settings record."""
+        if coordination_partitions < 1:
+            raise ValueError(f"a coordination topic has at least 1 partition, not {coordination_partitions}")
+        self.coordination_partitions = coordination_partitions
+        self.partitions: dict[int, PartitionWorld] = {}
+        self._defaults = Settings(heartbeat_interval_ms, rule_set)
+
+    def start(self, partition: int, offset: int) -> PartitionWorld:
+        """Begin to follow coordination partition `partition` at log offset `offset`, knowing nothing of it."""
+        if not 0 <= partition < self.coordination_partitions:
+            raise ValueError(f"there is no coordination partition {partition} of {self.coordination_partitions}")
+        begun = PartitionWorld(partition, self.coordination_partitions, self._defaults, offset)
+        self.partitions[partition] = begun
+        return begun
+
+    def apply(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None) -> Verdict:
+        """Let one record act; a coordination partition not begun yet begins at this record."""
+        world = self.partitions.get(partition) or self.start(partition, offset)
+        return world.apply(offset, timestamp_ms, value)
+
+    def apply_many(self, partition: int, records: Iterable[tuple[int, int, bytes | None]]) -> None:
+        """Let many records of one coordination partition act; see `PartitionWorld.apply_many`."""
+        remaining = iter(records)
+        if partition not in self.partitions:
+            first = next(remaining, None)
+            if first is None:
+                return
+            self.apply(partition, *first)
+        self.partitions[partition].apply_many(remaining)
+
+    def partition_of(self, topic: str) -> PartitionWorld:
+        """Give the state of the coordination partition of `topic`. Raises `KeyError` if it is not followed."""
+        return self.partitions[coordination_partition(topic, self.coordination_partitions)]
+
+    def group_of(self, group: str, topic: str) -> Group:
+        """Give `group` as the coordination partition of `topic` knows it; an unknown one has the defaults."""
+        return self.partition_of(topic).groups.get(group) or Group(self._defaults)
+
+    def key(self, group: str, topic: str, partition: int) -> Key:
+        """Give the state of one key; one never named is empty."""
+        place = (topic, partition)
+        return self.group_of(group, topic).keys.get(place) or Key(provisional=not self.partition_of(topic).certain)
+
+    def keys(self) -> Iterator[tuple[str, Place, Group, Key]]:
+        """Give group name, place, group and key of every key named so far."""
+        for world in self.partitions.values():
+            for name, group in world.groups.items():
+                for place, key in group.keys.items():
+                    yield name, place, group, key
+
+    def snapshot_key(self, group: str, topic: str, partition: int) -> Key:
+        """Give a copy of one key's state, which stays as it is while the log is followed further."""
+        return replace(self.key(group, topic, partition))

@@ -1,0 +1,439 @@
+"""Dagster resources: one that reads the coordination log, one that claims.
+
+Nothing is connected when a resource is made, be it at import, at a sensor's tick or at a run's start: the first use
+opens what it needs.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Literal, Required, Self, TypedDict, Unpack
+
+from dagster import Config, ConfigurableResource, EnvVar, InitResourceContext
+from pydantic import Field, PrivateAttr, field_validator, model_validator
+
+from marshal_dagster.errors import ConfigurationError, RightMissing
+from marshal_dagster.kafka.connection import LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
+from marshal_dagster.protocol.messages import (
+    GO_HEARTBEAT_INTERVAL_MS,
+    DeliveryMode,
+    RevokingClaim,
+    RuleSet,
+    Settings,
+    is_name,
+    is_topic,
+    render,
+)
+from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.runs import DeadRuns, announcer, forwarded_logs, run_is_over, run_of, run_worker_ended
+
+if TYPE_CHECKING:
+    from marshal_dagster.coordination.heartbeats import ReasonToStop
+    from marshal_dagster.coordination.log import Append
+    from marshal_dagster.coordination.rationalizer import Rationalizer
+    from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
+    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.protocol.positions import StartPolicy
+    from marshal_dagster.protocol.state import Key, Place
+    from marshal_dagster.protocol.world import World
+    from marshal_dagster.runs import RunContext
+    from marshal_dagster.spark.sinks import Sink
+
+DEFAULT_COORDINATION_TOPIC: Final = "__marshal"
+DEFAULT_HEARTBEAT_INTERVAL_S: Final = 10.0
+
+logger = logging.getLogger(__name__)
+
+_SECRET: Final[dict[str, Any]] = {"dagster__is_secret": True}
+_SECRETS: Final = ("password", "ssl_key_password")
+_FILES: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
+
+
+class KafkaConnectionConfig(Config):
+    """Where a Kafka cluster is and how to speak to it, as Dagster config."""
+
+    bootstrap_servers: str = Field(description="Brokers to ask first: a comma-separated list of host:port.")
+    security_protocol: SecurityProtocol = Field(default="PLAINTEXT", description="How the brokers' listener speaks.")
+    sasl_mechanism: str | None = Field(
+        default=None, description="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; with SASL_PLAINTEXT and SASL_SSL only."
+    )
+    username: str | None = Field(default=None, description="The user name for SASL.")
+    password: str | None = Field(
+        default=None,
+        repr=False,
+        json_schema_extra=_SECRET,
+        description='The password for SASL: EnvVar("NAME") in code, {"env": "NAME"} in YAML, never the text itself.',
+    )
+    ssl_ca_location: str | None = Field(
+        default=None, description="PEM file of the authorities to trust; by default those that the system trusts."
+    )
+    ssl_certificate_location: str | None = Field(default=None, description="PEM file of this client's certificate.")
+    ssl_key_location: str | None = Field(default=None, description="PEM file of this client's key (PKCS#8).")
+    ssl_key_password: str | None = Field(
+        default=None, repr=False, json_schema_extra=_SECRET, description="The key's password; given as `password` is."
+    )
+    timeout_s: float = Field(
+        default=10.0,
+        gt=0,
+        le=LONGEST_TIMEOUT_S,
+        description="Seconds that the first connection and each request may take.",
+    )
+    client_settings: dict[str, str] = Field(
+        default_factory=dict,
+        description="Further settings for librdkafka alone; those that the protocol decides are refused.",
+    )
+
+    def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - pydantic judges them
+        """Check at once what can be checked without files and environment.
+
+        Raises `ConfigurationError`, naming the field; `pydantic.ValidationError` for a value of the wrong type.
+        """
+        super().__init__(**fields)
+        values = self._values()
+        if not any(isinstance(value, EnvVar) for value in values.values()):
+            KafkaConnection.from_settings({name: value for name, value in values.items() if name not in _FILES})
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None, *, prefix: str = "MARSHAL_") -> Self:
+        """Take what variables such as `MARSHAL_BOOTSTRAP_SERVERS` say; secrets stay in the environment, by name.
+
+        Raises `ConfigurationError`: a variable is missing, wrong, or contradicts another.
+        """
+        environment = os.environ if environment is None else environment
+        found = KafkaConnection.from_environment(environment, prefix=prefix)
+        named = {name: EnvVar(f"{prefix}{name.upper()}") for name in _SECRETS if getattr(found, name) is not None}
+        return cls(**found.model_dump(exclude=set(_SECRETS), exclude_none=True), **named)
+
+    def to_connection(self, source: str) -> KafkaConnection:
+        """Give the connection; `source` says in errors where the fields stand. Raises `ConfigurationError`."""
+        return KafkaConnection.from_settings(self._values(), source=source)
+
+    def secrets_in_code(self) -> list[str]:
+        """Name the secrets that are written down instead of named by their environment variable."""
+        values = self._values()
+        return [name for name in _SECRETS if name in values and not isinstance(values[name], EnvVar)]
+
+    def _values(self) -> dict[str, Any]:
+        # Not `model_dump`, which would ask an EnvVar for its value.
+        return {name: value for name in type(self).model_fields if (value := self.__dict__[name]) is not None}
+
+
+def _check_secrets(resource: str, connections: Mapping[str, KafkaConnectionConfig | None]) -> None:
+    """Refuse secrets that Dagster would store and show with the definitions."""
+    for field, connection in connections.items():
+        for name in connection.secrets_in_code() if connection else ():
+            raise ConfigurationError(
+                f"{resource}: {field}.{name} is written down in the code, where Dagster stores and shows it: "
+                f'put it into an environment variable and give {name}=EnvVar("ITS_NAME")'
+            )
+
+
+def _check_topic(value: str) -> str:
+    if not is_topic(value):
+        raise ValueError(f"{value!r} is no name that Kafka allows for a topic: use letters, digits, '.', '_' and '-'")
+    return value
+
+
+class RationalizerResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
+    """Reads the coordination log; needs no right to write. For sensors and checks.
+
+    All resources of a process with the same settings share one rationalizer, so each use reads new records only.
+    """
+
+    connection: KafkaConnectionConfig = Field(description="The Kafka cluster that has the coordination topic.")
+    coordination_topic: str = Field(
+        default=DEFAULT_COORDINATION_TOPIC, description="The topic that is the coordination log."
+    )
+
+    _topic_is_allowed = field_validator("coordination_topic")(_check_topic)
+
+    def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
+        """Give what Dagster stores of this resource; refuses secrets in plain text."""
+        _check_secrets(type(self).__name__, {"connection": self.connection})
+        return super().get_resource_definition()
+
+    def rationalizer(self) -> "Rationalizer":
+        """Give this process's rationalizer for these settings, opened now if it is the first use.
+
+        Raises `ConfigurationError`, `TopicMissing` for the coordination topic, `UnavailableError`.
+        """
+        from marshal_dagster.coordination.registry import shared_rationalizer
+
+        return shared_rationalizer(self.connection.to_connection("connection"), self.coordination_topic)
+
+    @contextmanager
+    def world(self) -> "Iterator[World]":
+        """Read to the present end of the log and give the world state, which stays as it is inside the block.
+
+        Raises what `rationalizer` does, and `LogChanged`.
+        """
+        rationalizer = self.rationalizer()
+        with rationalizer.lock:
+            yield rationalizer.catch_up()
+
+
+class BatchOptions(TypedDict, total=False):
+    """What a claimed batch should take: the fields of `marshal_dagster.delivery.BatchRequest`, by name."""
+
+    topic: Required[str]
+    partitions: tuple[int, ...] | None
+    max_records: int | None
+    max_claims: int | None
+    entire_topic: bool
+    start: "StartPolicy"
+    max_attempts: int
+    one_more_attempt: bool
+    accept_data_loss: bool | None
+    accept_new_log: bool
+
+
+class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
+    """Claims partitions in the name of a run and gives claimed batches. For ops and assets.
+
+    What all members of a group agree on (`heartbeat_interval_s`, `delivery`, `rule_set`) is written into the
+    coordination log when the group claims for the first time; a member that is configured otherwise later claims
+    nothing and says which value differs.
+    """
+
+    connection: KafkaConnectionConfig = Field(description="The Kafka cluster that has the data topics.")
+    coordination_connection: KafkaConnectionConfig | None = Field(
+        default=None, description="The cluster that has the coordination topic; by default that of the data topics."
+    )
+    coordination_topic: str = Field(
+        default=DEFAULT_COORDINATION_TOPIC, description="The topic that is the coordination log."
+    )
+    group: str = Field(description="The group whose members share the partitions and one position in each of them.")
+    client_id: str | None = Field(
+        default=None,
+        description="The name that people see as the holder of a claim; by default the id of the (root) run.",
+    )
+    heartbeat_interval_s: float = Field(
+        default=DEFAULT_HEARTBEAT_INTERVAL_S,
+        ge=0.1,
+        le=3600,
+        description="Seconds between heartbeats. A claim without one for twice as long is stale: others may take it. "
+        "Agreed on by the group.",
+    )
+    delivery: Literal["at_most_once", "at_least_once", "effectively_once"] = Field(
+        default="at_least_once",
+        description="What the group promises for each message. Agreed on by the group; effectively_once needs a sink.",
+    )
+    rule_set: Literal["native", "go"] = Field(
+        default="native",
+        description="'go' for a group shared with consumers of the Go library: 60 s heartbeats, at_least_once only. "
+        "Agreed on by the group.",
+    )
+    accept_unsafe_topic: bool = Field(
+        default=False,
+        description="Claim even when the coordination topic has settings under which the protocol does not hold.",
+    )
+
+    _open: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    _topic_is_allowed = field_validator("coordination_topic")(_check_topic)
+
+    @field_validator("delivery", "rule_set", mode="before")
+    @classmethod
+    def _plain(cls, value: Any) -> Any:  # noqa: ANN401 - pydantic judges it next
+        """Take the enum's member for its text, which is what Dagster config knows."""
+        return value.value if isinstance(value, DeliveryMode | RuleSet) else value
+
+    @field_validator("group", "client_id")
+    @classmethod
+    def _name_is_allowed(cls, value: str | None) -> str | None:
+        if value is not None and not is_name(value):
+            raise ValueError(f"{value!r} cannot be a name: use 1 to 255 characters, no '/' and no control characters")
+        return value
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Self:
+        if RuleSet(self.rule_set) is not RuleSet.GO:
+            return self
+        if self.heartbeat_interval_s * 1_000 != GO_HEARTBEAT_INTERVAL_MS:
+            raise ValueError(f"heartbeat_interval_s is {self.heartbeat_interval_s:g}; with rule_set 'go' it must be 60")
+        if DeliveryMode(self.delivery) is not DeliveryMode.AT_LEAST_ONCE:
+            raise ValueError(f"delivery is {self.delivery}; with rule_set 'go' only at_least_once can be promised")
+        return self
+
+    def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
+        """Give what Dagster stores of this resource; refuses secrets in plain text."""
+        connections = {"connection": self.connection, "coordination_connection": self.coordination_connection}
+        _check_secrets(type(self).__name__, connections)
+        return super().get_resource_definition()
+
+    @property
+    def settings(self) -> Settings:
+        """What this member expects its group to have agreed on (PROTOCOL.md 3)."""
+        return Settings(
+            heartbeat_interval_ms=round(self.heartbeat_interval_s * 1_000),
+            rule_set=RuleSet(self.rule_set),
+            delivery=DeliveryMode(self.delivery),
+        )
+
+    def claimed_batch(
+        self, context: "RunContext", *, sink: "Sink | None" = None, **options: Unpack[BatchOptions]
+    ) -> "ClaimedBatch":
+        """Give a batch for a `with` block in an op or asset; nothing is claimed before it is entered.
+
+        `sink` takes part in effectively once, and only there. Raises `ConfigurationError`, `TopicMissing` for the
+        coordination topic, `UnsafeTopic`, `UnavailableError`.
+        """
+        return self.open_delivery(context).claimed_batch(_request(options), sink)
+
+    def batches(
+        self,
+        context: "RunContext",
+        *,
+        sink: "Sink | None" = None,
+        max_batches: int | None = None,
+        time_budget_s: float | None = None,
+        **options: Unpack[BatchOptions],
+    ) -> "Iterator[ClaimedBatch]":
+        """Give batch after batch, each for a `with` block, until one is idle or a limit is reached.
+
+        No batch is begun after `time_budget_s` seconds. Raises what `claimed_batch` does.
+        """
+        return self.open_delivery(context).batches(
+            _request(options), sink, max_batches=max_batches, time_budget_s=time_budget_s
+        )
+
+    def open_delivery(self, context: "RunContext") -> "Delivery":
+        """Give what the batches of this op or asset share: connections and the world state; opened at the first call.
+
+        Raises `ConfigurationError`, `TopicMissing`, `UnsafeTopic`, `UnavailableError`.
+        """
+        if self._open.get("context") is not context:
+            self.close()
+            stack = ExitStack()
+            with stack:
+                stack.enter_context(forwarded_logs(context))
+                delivery = self._make_delivery(context, stack.callback)
+                self._open.update(context=context, delivery=delivery, stack=stack.pop_all())
+        opened: Delivery = self._open["delivery"]
+        return opened
+
+    def revoke_run(self, run_id: str) -> "Mapping[Place, Key]":
+        """Take from the group's members what a run held that is over (PROTOCOL.md 6, "Revoke").
+
+        Gives the keys that were taken, as they stood before. Should the run's processes still live, they are fenced.
+        Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`.
+        """
+        from marshal_dagster.coordination.kafka_log import KafkaLog
+        from marshal_dagster.coordination.registry import shared_rationalizer
+
+        connection = self._coordination()
+        reader = shared_rationalizer(connection, self.coordination_topic)
+        with reader.lock:
+            found = reader.catch_up().keys()
+            held = {
+                place: replace(key)
+                for name, place, _, key in found
+                if name == self.group and key.owner is not None and run_of(key.owner.instance) == run_id
+            }
+        if not held:
+            return {}
+        log = KafkaLog(connection, self.coordination_topic, self.settings.heartbeat_interval_ms)
+        try:
+            log.append(self._revocations(run_id, held, reader.identity.partitions))
+        finally:
+            log.close()
+        with reader.lock:
+            world = reader.catch_up()
+            return {place: key for place, key in held.items() if world.key(self.group, *place).owner != key.owner}
+
+    def _revocations(self, run_id: str, held: "Mapping[Place, Key]", partitions: int) -> "list[Append]":
+        from marshal_dagster.coordination.claimer import new_instance_id
+        from marshal_dagster.coordination.log import Append
+
+        instance = new_instance_id(f"revoking-{run_id}")
+        return [
+            Append(
+                coordination_partition(topic, partitions),
+                render(
+                    RevokingClaim(
+                        instance=instance,
+                        client=self.client_id or f"revoking-{run_id}",
+                        group=self.group,
+                        topic=topic,
+                        partition=partition,
+                        time_s=int(time.time()),
+                        epoch=key.owner.epoch,
+                    )
+                ),
+            )
+            for (topic, partition), key in held.items()
+            if key.owner is not None and key.owner.epoch is not None
+        ]
+
+    def _coordination(self) -> KafkaConnection:
+        if self.coordination_connection is not None:
+            return self.coordination_connection.to_connection("coordination_connection")
+        return self.connection.to_connection("connection")
+
+    def close(self) -> None:
+        """Let go of all connections; claims still held are not released."""
+        stack: ExitStack | None = self._open.get("stack")
+        self._open.clear()
+        if stack is not None:
+            stack.close()
+
+    def teardown_after_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002 - Dagster's signature
+        """Close, at the end of the step."""
+        self.close()
+
+    def _make_delivery(self, context: "RunContext", at_end: Callable[[Callable[[], object]], object]) -> "Delivery":
+        from marshal_dagster.coordination.kafka_log import KafkaLog
+        from marshal_dagster.delivery import Delivery
+        from marshal_dagster.kafka.topics import Topics
+
+        data, coordination = self.connection.to_connection("connection"), self._coordination()
+        log = KafkaLog(coordination, self.coordination_topic, self.settings.heartbeat_interval_ms)
+        topics = Topics(data)
+        delivery = Delivery(
+            log=log,
+            data=topics,
+            connection=data,
+            group=self.group,
+            client=self.client_id or context.run.root_run_id or context.run_id,
+            run_id=context.run_id,
+            settings=self.settings,
+            is_dead=DeadRuns(context.instance),
+            announce=announcer(context),
+            reasons_to_stop=_reasons_to_stop(context),
+            timeout_s=coordination.timeout_s,
+        )
+        at_end(delivery.close)
+        self._check_coordination_topic(coordination, topics if coordination == data else None)
+        return delivery
+
+    def _check_coordination_topic(self, coordination: KafkaConnection, topics: "Topics | None") -> None:
+        """Refuse a coordination topic with dangerous settings, unless told to accept them."""
+        from marshal_dagster.coordination.admin import Severity, require_safe
+        from marshal_dagster.kafka.topics import Topics
+
+        with nullcontext(topics) if topics else Topics(coordination) as asked:
+            try:
+                problems = require_safe(asked, self.coordination_topic, accept_unsafe=self.accept_unsafe_topic)
+            except RightMissing as missing:
+                logger.warning("the settings of the coordination topic are not checked: %s", missing)
+                return
+        for problem in problems:
+            if problem.severity is Severity.DANGER:
+                logger.warning(
+                    "accepted, though dangerous, in coordination topic %r: %s", self.coordination_topic, problem
+                )
+
+
+def _reasons_to_stop(context: "RunContext") -> "list[ReasonToStop]":
+    worker_ended = run_worker_ended(context.instance, context.run_id)
+    is_over = run_is_over(context.instance, context.run_id)
+    return [is_over] if worker_ended is None else [worker_ended, is_over]
+
+
+def _request(options: BatchOptions) -> "BatchRequest":
+    from marshal_dagster.delivery import BatchRequest
+
+    return BatchRequest(**options)

@@ -1,0 +1,231 @@
+"""What Dagster knows of the runs behind instance ids: who is dead, whether one's own run goes on, what was announced.
+
+Dagster's word is advice to the protocol: it lets a member revoke early or stop early, and never decides who owns what.
+"""
+
+import logging
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from dagster import (
+    AssetKey,
+    AssetObservation,
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRunStatus,
+    MetadataValue,
+    TableColumn,
+    TableMetadataValue,
+    TableRecord,
+    TableSchema,
+)
+
+from marshal_dagster.errors import BatchAborted
+from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.protocol.state import Owner
+
+if TYPE_CHECKING:
+    from dagster import AssetExecutionContext, OpExecutionContext
+
+    RunContext = OpExecutionContext | AssetExecutionContext
+
+GROUP_TAG: Final = "marshal/group"
+TOPIC_TAG: Final = "marshal/topic"
+OUTCOME_TAG: Final = "marshal/outcome"
+"""Tags on runs: whose batches they work on, and what a run came to that had nothing to do."""
+
+FINISHED: Final = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
+_ENDING: Final = FINISHED | {DagsterRunStatus.CANCELING}
+_ANNOUNCED: Final = "announced"
+_ASK_AGAIN_AFTER_S: Final = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+def run_of(instance_id: str) -> str:
+    """Give the run id that stands in front of an instance id: all before its last dot, or nothing."""
+    return instance_id.rpartition(".")[0]
+
+
+def topic_asset_key(topic: str) -> AssetKey:
+    """Give the asset key under which Dagster shows a data topic."""
+    return AssetKey(["kafka", topic])
+
+
+class DeadRuns:
+    """Says of an owner that it is dead when this Dagster instance knows its run and the run is over.
+
+    A run that the instance does not know (of another deployment, say) is not dead. What a finished run claimed stays
+    dead; about one that goes on Dagster is asked again after a second.
+    """
+
+    def __init__(self, instance: DagsterInstance) -> None:
+        """Ask `instance`."""
+        self._instance = instance
+        self._over: set[str] = set()
+        self._asked_s: dict[str, float] = {}
+
+    def __call__(self, owner: Owner) -> bool:
+        """Tell whether `owner` is dead. Never raises: a storage that does not answer knows of nobody."""
+        run_id = run_of(owner.instance)
+        if not run_id or run_id in self._over:
+            return bool(run_id)
+        now_s = time.monotonic()
+        if now_s - self._asked_s.get(run_id, -_ASK_AGAIN_AFTER_S) < _ASK_AGAIN_AFTER_S:
+            return False
+        self._asked_s[run_id] = now_s
+        try:
+            run = self._instance.get_run_by_id(run_id)
+        except Exception as error:  # noqa: BLE001 - every storage raises its own
+            logger.warning("Dagster was asked about run %s of another member and did not answer: %s", run_id, error)
+            return False
+        if run is None or run.status not in FINISHED:
+            return False
+        self._over.add(run_id)
+        return True
+
+
+def run_is_over(instance: DagsterInstance, run_id: str) -> Callable[[], str | None]:
+    """Give a reason to stop: Dagster says that the run is over or being canceled. A storage's errors are none."""
+
+    def reason() -> str | None:
+        try:
+            run = instance.get_run_by_id(run_id)
+        except Exception as error:  # noqa: BLE001 - every storage raises its own
+            logger.debug("Dagster was asked about this run and did not answer: %s", error)
+            return None
+        if run is None or run.status not in _ENDING:
+            return None
+        return f"Dagster says that run {run_id} is {run.status.value.lower()}"
+
+    return reason
+
+
+def run_worker_ended(instance: DagsterInstance, run_id: str) -> Callable[[], str | None] | None:
+    """Give a reason to stop for a step in a child process of the run worker: the run worker has ended; None elsewhere.
+
+    Where the step runs in the run worker itself, that one's parent is the code server, which may be replaced at any
+    time. Dagster wrote down in which process it started the step, before it did.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None or str(os.getpid()) not in _step_workers(instance, run_id):
+        return None
+    return lambda: None if parent.is_alive() else f"the run worker that started this step (pid {parent.pid}) has ended"
+
+
+def _step_workers(instance: DagsterInstance, run_id: str) -> set[str]:
+    """Give the process ids of the child processes in which steps of the run were started."""
+    found = set()
+    for entry in instance.all_logs(run_id, of_type=DagsterEventType.STEP_WORKER_STARTED):
+        event = entry.dagster_event
+        pid = event and event.engine_event_data.metadata.get("pid")
+        if pid is not None:
+            found.add(str(pid.value))
+    return found
+
+
+# Announcements of at-most-once batches
+
+
+@dataclass(frozen=True, slots=True)
+class Announced:
+    """A range that an at-most-once batch was about to commit before it processed it."""
+
+    group: str
+    topic: str
+    partition: int
+    epoch: int
+    start: int
+    end: int
+
+
+_COLUMNS: Final = ("group", "topic", "partition", "epoch", "start", "end")
+
+
+def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]:
+    """Give what writes an at-most-once batch's ranges into the run, where they outlive this process (PROTOCOL.md 6)."""
+
+    def announce(ranges: Sequence[ClaimedRange]) -> None:
+        """Write and read back; raises `BatchAborted`, before anything is committed, when it cannot be read back."""
+        rows = [Announced(one.group, one.topic, one.partition, one.epoch, one.start, one.end) for one in ranges]
+        context.log_event(
+            AssetObservation(
+                asset_key=topic_asset_key(ranges[0].topic),
+                description="At most once: about to commit these offsets before they are processed. Should the run die "
+                "now, they are possibly dropped.",
+                metadata={_ANNOUNCED: announcement_table(rows)},
+            )
+        )
+        if context.instance.has_run(context.run_id) and not set(rows) <= set(
+            announced(context.instance, context.run_id)
+        ):
+            raise BatchAborted(
+                "the ranges of this at-most-once batch were written into the run's events but cannot be read back, so "
+                "nobody could say afterwards what was dropped; nothing was committed. Is Dagster's event storage "
+                "writing in batches (DAGSTER_EVENT_BATCH_SIZE)?"
+            )
+
+    return announce
+
+
+def announcement_table(rows: Sequence[Announced]) -> TableMetadataValue:
+    """Show `rows` as a table."""
+    schema = TableSchema([TableColumn(name, "string" if name in {"group", "topic"} else "int") for name in _COLUMNS])
+    records = [TableRecord({name: getattr(row, name) for name in _COLUMNS}) for row in rows]
+    return MetadataValue.table(records, schema)
+
+
+def announced(instance: DagsterInstance, run_id: str) -> Iterator[Announced]:
+    """Give what a run announced, oldest first; events that are not of this form are passed over."""
+    for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_OBSERVATION):
+        event = entry.dagster_event
+        metadata: Mapping[str, object] = event.asset_observation_data.asset_observation.metadata if event else {}
+        table = metadata.get(_ANNOUNCED)
+        if isinstance(table, TableMetadataValue):
+            yield from (row for record in table.records if (row := _announced(record.data)) is not None)
+
+
+def _announced(data: Mapping[str, object]) -> Announced | None:
+    group, topic, *numbers = (data.get(name) for name in _COLUMNS)
+    if isinstance(group, str) and isinstance(topic, str) and all(isinstance(each, int) for each in numbers):
+        return Announced(group, topic, *numbers)  # type: ignore[arg-type] # each is an int
+    return None
+
+
+# Log lines
+
+
+class _Forward(logging.Handler):
+    """Hands the library's warnings and errors to a run's log."""
+
+    def __init__(self, context: "RunContext") -> None:
+        super().__init__(logging.WARNING)
+        self._context = context
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log the line in the run; from any thread."""
+        try:
+            self._context.log.log(record.levelno, record.getMessage())
+        except Exception:  # noqa: BLE001 - a line that cannot be logged harms nothing
+            self.handleError(record)
+
+
+@contextmanager
+def forwarded_logs(context: "RunContext") -> Iterator[None]:
+    """Show the library's warnings and errors in the run's log, unless Dagster is configured to do so by itself."""
+    ours = logging.getLogger("marshal_dagster")
+    managed = context.instance.managed_python_loggers
+    if any(name == "root" or name.split(".")[0] == ours.name for name in managed):
+        yield
+        return
+    handler = _Forward(context)
+    ours.addHandler(handler)
+    try:
+        yield
+    finally:
+        ours.removeHandler(handler)

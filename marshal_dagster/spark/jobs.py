@@ -1,0 +1,198 @@
+"""The Spark jobs of one batch: cancelled together from another thread, and how far they are.
+
+A job belongs to the batch whose `batch_jobs` its thread is in, by a job tag; Spark carries that to its own threads
+(broadcasts, subqueries, adaptive execution). A thread that the user's function starts has it only as a
+`pyspark.InheritableThread`.
+"""
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_DESCRIPTION = "spark.job.description"
+_INTERRUPT = "spark.job.interruptOnCancel"
+# Spark forgets a cancellation at once; a job that the batch starts afterwards is found within this time.
+_CANCEL_AGAIN_AFTER_S = 0.2
+
+_lock = threading.Lock()
+_open: dict[str, threading.Event] = {}
+"""The batches in this process, by tag; the event tells that one has left its `batch_jobs`."""
+_cancelled: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the running jobs of a batch are; tasks of all their stages that Spark has planned by now."""
+
+    active_stages: int
+    tasks_done: int
+    tasks_total: int
+
+    def __str__(self) -> str:
+        return f"{self.tasks_done} of {self.tasks_total} tasks done, {self.active_stages} stages at work"
+
+
+@contextmanager
+def batch_jobs(spark: "SparkSession", batch_id: str) -> Iterator[None]:
+    """Mark all Spark jobs that this thread starts inside as the batch's, so that `cancel` and `progress` find them.
+
+    Raises `ValueError` if the batch is in another one's already.
+    """
+    context = spark.sparkContext
+    tag = _tag(batch_id)
+    with _lock:
+        if tag in _open:
+            raise ValueError(f"batch {batch_id} has its jobs marked already")
+        left = _open[tag] = threading.Event()
+    try:
+        description, interrupt = context.getLocalProperty(_DESCRIPTION), context.getLocalProperty(_INTERRUPT)
+        context.addJobTag(tag)
+        context.setLocalProperty(_DESCRIPTION, description or f"claimed batch {batch_id}")
+        # A task that waits for a broker would otherwise go on until it is answered.
+        context.setInterruptOnCancel(interruptOnCancel=True)
+        try:
+            yield
+        finally:
+            if not _is_stopped(spark):
+                context.removeJobTag(tag)
+                context.setLocalProperty(_DESCRIPTION, description)  # type: ignore[arg-type] # None unsets it
+                context.setLocalProperty(_INTERRUPT, interrupt)  # type: ignore[arg-type]
+    finally:
+        with _lock:
+            del _open[tag]
+            _cancelled.discard(tag)
+        left.set()
+
+
+def cancel(spark: "SparkSession", batch_id: str, reason: str = "") -> None:
+    """Cancel the batch's jobs, those that run and those that it still starts; from any thread, any number of times.
+
+    Whoever waits for one of them gets Spark's error with `reason`. Nothing happens when the batch has left its
+    `batch_jobs`, or the session or its JVM is gone.
+    """
+    tag, because = _tag(batch_id), reason or f"batch {batch_id} was stopped"
+    with _lock:
+        left = _open.get(tag)
+        if left is None or tag in _cancelled:
+            return
+        _cancelled.add(tag)
+    if _cancel_running(spark, tag, because):
+        threading.Thread(
+            target=_keep_cancelling, args=(spark, tag, because, left), name=f"cancel {tag}", daemon=True
+        ).start()
+
+
+@contextmanager
+def interruptible_calls(spark: "SparkSession") -> Iterator[None]:
+    """Let a signal end a call to the JVM that the main thread waits in, where the signal's handler raises.
+
+    The handler raises in the middle of the call, PySpark then makes another one on the same connection to clean up, and
+    waits for that until the first one is answered: for as long as the Spark job takes. So the connection is closed
+    before the handler is called, and what follows gets one of its own. Does nothing in other threads, which no signal
+    reaches.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def hang_up(number: int, frame: FrameType | None) -> None:
+        _hang_up(spark)
+        handler = before[signal.Signals(number)]
+        if callable(handler):
+            handler(number, frame)
+
+    for number, handler in before.items():
+        if callable(handler):
+            signal.signal(number, hang_up)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if callable(handler):
+                signal.signal(number, handler)
+
+
+def _hang_up(spark: "SparkSession") -> None:
+    """Close this thread's connection to the JVM; its next call opens another."""
+    gateway = spark.sparkContext._gateway  # noqa: SLF001 - no public name leads to it
+    connection_of = getattr(gateway and gateway._gateway_client, "get_thread_connection", None)  # noqa: SLF001
+    connection = connection_of and connection_of()
+    if connection is not None:
+        connection.close()
+
+
+def progress(spark: "SparkSession", batch_id: str) -> Progress | None:
+    """Return how far the batch's running jobs are, None when none runs (or the session is gone); from any thread."""
+    from py4j.protocol import Py4JError
+
+    if _is_stopped(spark):
+        return None
+    try:
+        return _progress(spark, _tag(batch_id))
+    except (Py4JError, OSError, AttributeError):
+        if _is_alive(spark):
+            raise
+        return None
+
+
+def _progress(spark: "SparkSession", tag: str) -> Progress | None:
+    tracker = spark.sparkContext.statusTracker()
+    # PySpark's own tracker does not know tags.
+    ours = set(spark.sparkContext._jsc.sc().statusTracker().getJobIdsForTag(tag))  # noqa: SLF001
+    jobs = [job for each in tracker.getActiveJobsIds() if each in ours and (job := tracker.getJobInfo(each))]
+    if not jobs:
+        return None
+    stages = [stage for job in jobs for each in job.stageIds if (stage := tracker.getStageInfo(each))]
+    return Progress(
+        active_stages=sum(stage.numActiveTasks > 0 for stage in stages),
+        tasks_done=sum(stage.numCompletedTasks for stage in stages),
+        tasks_total=sum(stage.numTasks for stage in stages),
+    )
+
+
+def _keep_cancelling(spark: "SparkSession", tag: str, reason: str, left: threading.Event) -> None:
+    while not left.wait(_CANCEL_AGAIN_AFTER_S):
+        if not _cancel_running(spark, tag, reason):
+            return
+
+
+def _cancel_running(spark: "SparkSession", tag: str, reason: str) -> bool:
+    """Cancel what runs now; False when there is no session any more."""
+    from py4j.protocol import Py4JError
+
+    if _is_stopped(spark):
+        return False
+    try:
+        spark.sparkContext._jsc.sc().cancelJobsWithTag(tag, reason)  # noqa: SLF001 - PySpark's own gives no reason
+    except (Py4JError, OSError, AttributeError):
+        if _is_alive(spark):
+            raise
+        return False
+    return True
+
+
+def _is_stopped(spark: "SparkSession") -> bool:
+    return spark.sparkContext._jsc is None  # noqa: SLF001 - no public name tells
+
+
+def _is_alive(spark: "SparkSession") -> bool:
+    """Say whether the session's JVM still answers and has not stopped the session."""
+    from py4j.protocol import Py4JError
+
+    try:
+        return not spark.sparkContext._jsc.sc().isStopped()  # noqa: SLF001
+    except (Py4JError, OSError, AttributeError):
+        return False
+
+
+def _tag(batch_id: str) -> str:
+    # Spark joins tags with commas.
+    return f"marshal-dagster {batch_id}".replace(",", ";")

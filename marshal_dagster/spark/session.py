@@ -1,0 +1,207 @@
+"""Spark sessions: their settings on one machine, and what a session must fulfil before a batch trusts it.
+
+A session is made by whoever likes to (`dagster_pyspark`, `start_session`, a cluster's own tools); the checks here say
+in one line what is wrong with it.
+"""
+
+import os
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.spark.connector import CONNECTOR, EXCLUDES, cache_folder, connector_jars, fetch_connector
+from marshal_dagster.spark.java import check_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SINGLE_EXECUTION: Mapping[str, str] = {
+    "spark.task.maxFailures": "1",
+    "spark.stage.maxConsecutiveAttempts": "1",
+    "spark.speculation": "false",
+    "spark.dynamicAllocation.enabled": "false",
+    "spark.decommission.enabled": "false",
+}
+"""The settings under which no task of a session is run a second time; at most once needs them."""
+
+_SPARK_RELEASE = "4.0"
+_LOCAL_MASTER = re.compile(r"local(\[\s*([0-9]+|\*)\s*(,\s*([0-9]+)\s*)?\])?")
+_LOOPBACK = "127.0.0.1"
+_CONNECTOR_NAME = ":spark-sql-kafka-0-10_"
+_FEWEST_SHUFFLE_PARTITIONS = 4
+_DEFAULTS: Mapping[str, str] = {
+    "spark.task.maxFailures": "4",
+    "spark.stage.maxConsecutiveAttempts": "4",
+    "spark.speculation": "false",
+    "spark.dynamicAllocation.enabled": "false",
+    "spark.decommission.enabled": "false",
+}
+
+
+def spark_settings(
+    *,
+    app_name: str,
+    connector: str = CONNECTOR,
+    ivy_folder: str | os.PathLike[str] | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """Return the settings of a session on this machine that can read Kafka.
+
+    The connector's jars are those that `fetch_connector` has put into `ivy_folder` (by default one in the user's cache
+    folder); where it has not, Spark fetches them there. `extra` overrides all but the connector, to which its own
+    `spark.jars` and `spark.jars.packages` are added; naming another `spark.master` there drops what holds for one
+    machine only.
+    """
+    wanted = dict(extra or {})
+    folder = Path(ivy_folder) if ivy_folder else cache_folder()
+    fetched = connector_jars(connector, folder)
+    jars = [*map(str, fetched), *_listed(wanted.pop("spark.jars", ""))]
+    packages = [*([] if fetched else [connector]), *_listed(wanted.pop("spark.jars.packages", ""))]
+    excludes = [*EXCLUDES, *_listed(wanted.pop("spark.jars.excludes", ""))]
+    settings = {
+        "spark.app.name": app_name,
+        "spark.master": "local[*]",
+        **_joined({"spark.jars": jars, "spark.jars.packages": packages}),
+        **(_joined({"spark.jars.excludes": excludes, "spark.jars.ivy": [str(folder / "ivy")]}) if packages else {}),
+        "spark.sql.session.timeZone": "UTC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    if is_local(wanted.get("spark.master", "local")):
+        settings |= {
+            "spark.driver.bindAddress": _LOOPBACK,
+            "spark.driver.host": _LOOPBACK,
+            "spark.sql.shuffle.partitions": str(max(_FEWEST_SHUFFLE_PARTITIONS, os.cpu_count() or 1)),
+            # The batch is what is tried again here; a stage alone gains nothing, and at most once may not.
+            "spark.stage.maxConsecutiveAttempts": "1",
+        }
+    return settings | wanted
+
+
+def start_session(settings: Mapping[str, str]) -> "SparkSession":
+    """Start a session with `settings`, or return the one that this process already has; then check it.
+
+    The connector is fetched first where it is not there yet. Raises `ConfigurationError` when there is no fitting Java,
+    or the session cannot be used (`check_session`), and `UnavailableError` when the connector cannot be fetched or
+    Spark does not start.
+    """
+    from pyspark.sql import SparkSession
+
+    check_java()
+    settings = _with_connector(settings)
+    if is_local(settings.get("spark.master", "")):
+        bind_to_loopback()
+        use_this_python()
+    builder = SparkSession.builder
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+    except Exception as error:  # PySpark, Py4J and the operating system each raise their own
+        raise UnavailableError(f"Spark does not start: {_first_line(error)}") from error
+    check_session(session)
+    return session
+
+
+def _with_connector(settings: Mapping[str, str]) -> dict[str, str]:
+    """Put the connector's jars in the place of its coordinates, where Spark would be the one to fetch it."""
+    packages = _listed(settings.get("spark.jars.packages", ""))
+    ours = [name for name in packages if _CONNECTOR_NAME in name]
+    if not ours:
+        return dict(settings)
+    ivy = settings.get("spark.jars.ivy")
+    jars = [str(jar) for name in ours for jar in fetch_connector(name, folder=Path(ivy).parent if ivy else None)]
+    others = {name: value for name, value in settings.items() if name not in {"spark.jars", "spark.jars.packages"}}
+    return others | _joined(
+        {
+            "spark.jars": [*jars, *_listed(settings.get("spark.jars", ""))],
+            "spark.jars.packages": [name for name in packages if name not in ours],
+        }
+    )
+
+
+def bind_to_loopback(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have a JVM that this process starts later bind to loopback, unless SPARK_LOCAL_IP says otherwise."""
+    environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
+
+
+def use_this_python(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have Python functions in Spark run in this very environment, unless PYSPARK_PYTHON says otherwise.
+
+    Spark would take the first `python3` on the PATH, which has other packages or is another version.
+    """
+    environ.setdefault("PYSPARK_PYTHON", sys.executable)
+
+
+def check_session(spark: "SparkSession") -> None:
+    """Raise `ConfigurationError` unless this is a Spark 4.0 session that has the Kafka connector."""
+    if not spark.version.startswith(f"{_SPARK_RELEASE}."):
+        raise ConfigurationError(
+            f"this session is Spark {spark.version}; marshal-dagster works with {_SPARK_RELEASE}: "
+            f"install pyspark~={_SPARK_RELEASE}.0"
+        )
+    try:
+        # Resolved by the connector alone; no broker is asked.
+        spark.read.format("kafka").options(
+            **{"kafka.bootstrap.servers": f"{_LOOPBACK}:1", "assign": '{"none":[0]}'}
+        ).load()
+    except Exception as error:  # a JVM's linkage errors too
+        raise ConfigurationError(
+            f"this session has no working Kafka connector ({_first_line(error)}): start it with "
+            f"spark.jars.packages={CONNECTOR}, as `spark_settings` does, in a process that has no session yet"
+        ) from error
+
+
+def check_single_execution(spark: "SparkSession") -> None:
+    """Raise `ConfigurationError` when `spark` could run a task twice, as at most once must not (PROTOCOL.md 6).
+
+    On a cluster an executor that is lost for a reason outside the application (a machine switched off) is not covered
+    by any setting; on one machine nothing is left.
+    """
+    master = str(spark.sparkContext.master)
+    conf = dict(spark.sparkContext.getConf().getAll())
+    wrong = [
+        f"{name} is {value}, must be {SINGLE_EXECUTION[name]}"
+        for name, default in _DEFAULTS.items()
+        if (value := conf.get(name, default)) != SINGLE_EXECUTION[name] and not _settled_by_master(name, master)
+    ]
+    if _local_failures(master) > 1:
+        wrong.insert(0, f"spark.master is {master}, must not name failures to allow (local[N])")
+    if wrong:
+        raise ConfigurationError(
+            f"at most once: this session may run a task more than once: {'; '.join(wrong)}. "
+            "Start it with these settings (marshal_dagster.spark.session.SINGLE_EXECUTION)"
+        )
+
+
+def _settled_by_master(name: str, master: str) -> bool:
+    """On one machine the master alone says how often a task may fail, and there are no executors to lose."""
+    return is_local(master) and name not in {"spark.stage.maxConsecutiveAttempts", "spark.speculation"}
+
+
+def is_local(master: str) -> bool:
+    """Say whether driver and executors are one process, by the master."""
+    return _LOCAL_MASTER.fullmatch(master.strip()) is not None
+
+
+def _local_failures(master: str) -> int:
+    match = _LOCAL_MASTER.fullmatch(master.strip())
+    return int(match[4]) if match and match[4] else 1
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _joined(lists: Mapping[str, list[str]]) -> dict[str, str]:
+    """Return the lists as Spark writes them, without the empty ones."""
+    return {name: ",".join(values) for name, values in lists.items() if values}
+
+
+def _first_line(error: BaseException) -> str:
+    """Return what an error says in one line; of one that Java raised, Java's."""
+    lines = [line.strip(": ") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[1] if lines[0].startswith("An error occurred while calling") and len(lines) > 1 else lines[0]

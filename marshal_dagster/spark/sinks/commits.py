@@ -1,0 +1,399 @@
+"""The commit log of a file output: which files hold which ranges, in an order that no two writers can both extend.
+
+Commit n is the file `_marshal/commits/<n>.json`, written whole under another name and linked to its number, which
+fails when n exists: whoever loses reads what won and judges anew. Every 100 commits a checkpoint repeats all that came
+before.
+Standard library only; the rows themselves are no concern of this module.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition
+
+VERSION = 1
+"""Of the commit files; a newer one is refused."""
+CHECKPOINT_EVERY = 100
+_KEPT_CHECKPOINTS = 2
+_DIGITS = 20
+_RANGE_FIELDS = (
+    "coordination_topic_id",
+    "group",
+    "topic",
+    "data_topic_id",
+    "partition",
+    "generation",
+    "epoch",
+    "start",
+    "end",
+    "first_readable",
+)
+
+_Key = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One range as it stands in the output.
+
+    `files` are relative to the attempt's folder, `rows` their rows if known. `replaces` are the offsets at which rows
+    of older generations no longer count; none are kept where none of these rows could be.
+    """
+
+    taken: ClaimedRange
+    files: tuple[str, ...]
+    rows: int | None
+    has_offsets: bool
+    replaces: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What one writer added in one step: `schema` is the rows' Spark schema as JSON."""
+
+    attempt: str
+    format: str
+    schema: str
+    entries: tuple[Entry, ...]
+
+
+@dataclass(slots=True)
+class View:
+    """All commits up to `number`, as far as judging and reading need them."""
+
+    number: int = 0
+    commits: list[Commit] = field(default_factory=list)
+    _positions: dict[_Key, StoredPosition] = field(default_factory=dict)
+    _entries: dict[_Key, list[Entry]] = field(default_factory=dict)
+    _attempts: dict[str, set[str]] = field(default_factory=dict)
+
+    def add(self, commit: Commit) -> None:
+        """Add the commit after `number`."""
+        self.number += 1
+        self.commits.append(commit)
+        files = self._attempts.setdefault(commit.attempt, set())
+        for entry in commit.entries:
+            taken = entry.taken
+            self._positions[_key(taken)] = StoredPosition(
+                coordination_topic_id=taken.coordination_topic_id,
+                data_topic_id=taken.data_topic_id,
+                generation=taken.generation,
+                epoch=taken.epoch,
+                position=taken.end,
+            )
+            self._entries.setdefault(_key(taken), []).append(entry)
+            files.update(entry.files)
+
+    def stored(self, wanted: ClaimedRange) -> StoredPosition | None:
+        """Return how far the output has got with the key of `wanted`."""
+        return self._positions.get(_key(wanted))
+
+    def files_of(self, attempt: str) -> frozenset[str] | None:
+        """Return the files of `attempt` that count, None if it added nothing."""
+        files = self._attempts.get(attempt)
+        return None if files is None else frozenset(files)
+
+    def at_offsets_of(self, wanted: ClaimedRange, below_generation: int | None) -> list[Entry]:
+        """Return what holds rows of this data topic where `wanted` can be read, `below_generation` (None: all)."""
+        if wanted.first_readable == wanted.end:
+            return []
+        return [
+            entry
+            for entry in self._entries.get(_key(wanted), ())
+            if entry.files
+            and entry.taken.data_topic_id == wanted.data_topic_id
+            and (below_generation is None or entry.taken.generation < below_generation)
+            and entry.taken.first_readable < wanted.end
+            and entry.taken.end > wanted.first_readable
+        ]
+
+    def replaced(self, entry: Entry) -> list[tuple[int, int]]:
+        """Return the offsets of `entry` whose rows no longer count, because a newer generation has read them."""
+        taken = entry.taken
+        return [
+            (max(start, taken.start), min(end, taken.end))
+            for newer in self._entries.get(_key(taken), ())
+            if newer.replaces
+            and newer.taken.generation > taken.generation
+            and newer.taken.data_topic_id == taken.data_topic_id
+            for start, end in newer.replaces
+            if start < taken.end and end > taken.start
+        ]
+
+
+class CommitLog:
+    """The commit files of one output, below its `folder`. One thread at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        """Name the folder; nothing is read or made yet."""
+        self._commits = folder / "commits"
+        self._checkpoints = folder / "checkpoints"
+        self._view = View()
+        self._checkpoint = 0
+
+    def refresh(self) -> View:
+        """Read what was committed since the last call and return all of it.
+
+        Raises `SinkRefused` for files that are missing, damaged, or of a newer version.
+        """
+        known = self._view.number
+        newest = known or max(_numbers(self._commits), default=0)
+        if not known:
+            self._load_checkpoint()
+        while (found := _read(self._commits / _name(self._view.number + 1))) is not None:
+            self._view.add(_commit_from(found, self._commits / _name(self._view.number + 1)))
+        if self._view.number < newest:
+            raise SinkRefused(
+                f"commit file {self._commits / _name(self._view.number + 1)} is missing, but there are later ones: "
+                "restore it; until then nothing is written"
+            )
+        if known and not (self._commits / _name(known)).exists():
+            raise SinkRefused(
+                f"commit file {self._commits / _name(known)} was there and is gone: the output was removed or set back "
+                "while this process used it; restore it, or start anew"
+            )
+        return self._view
+
+    def append(self, commit: Commit, scratch: Path) -> bool:
+        """Make `commit` the next one after those read, or return False if another writer was first.
+
+        `scratch` is a folder of the writer's own, on the same file system. True means that it will be there after a
+        loss of power too.
+        """
+        number = self._view.number + 1
+        target = self._commits / _name(number)
+        self._commits.mkdir(parents=True, exist_ok=True)
+        document = {"version": VERSION, "number": number, **_commit_to(commit)}
+        with _written(scratch, document) as temporary:
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                # A file server may carry a link out and lose the answer.
+                if not _is_same(temporary, target):
+                    return False
+            except OSError as error:
+                if error.errno in {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}:
+                    raise ConfigurationError(
+                        f"path: the file system of {self._commits} has no hard links, by which commits are "
+                        "made: use another"
+                    ) from error
+                raise
+        sync(self._commits)
+        self._view.add(commit)
+        return True
+
+    def checkpoint_if_due(self, scratch: Path) -> None:
+        """Repeat all commits read in one file when the newest such file is 100 commits back."""
+        number = self._view.number // CHECKPOINT_EVERY * CHECKPOINT_EVERY
+        if number <= self._checkpoint:
+            return
+        self._checkpoint = number
+        if number in _numbers(self._checkpoints):
+            return
+        self._checkpoints.mkdir(parents=True, exist_ok=True)
+        with (
+            _written(scratch, _checkpoint_to(self._view.commits[:number])) as temporary,
+            contextlib.suppress(FileExistsError),
+        ):
+            os.link(temporary, self._checkpoints / _name(number))
+        sync(self._checkpoints)
+        for older in sorted(_numbers(self._checkpoints))[:-_KEPT_CHECKPOINTS]:
+            (self._checkpoints / _name(older)).unlink(missing_ok=True)
+
+    def _load_checkpoint(self) -> None:
+        for number in sorted(_numbers(self._checkpoints), reverse=True):
+            path = self._checkpoints / _name(number)
+            found = _read(path)
+            if found is not None:  # else removed in favour of a newer one
+                for commit in _checkpoint_from(found, path):
+                    self._view.add(commit)
+                self._checkpoint = number
+                return
+
+
+def decided(stored: StoredPosition | None, wanted: ClaimedRange) -> bool:
+    """Say whether an output that stands at `stored` has `wanted` or will refuse it for ever.
+
+    Positions only grow within a generation, generations and tokens only grow, and neither the coordination topic's id
+    nor, within a generation, the data topic's ever changes in an output.
+    """
+    if stored is None:
+        return False
+    if stored.coordination_topic_id != wanted.coordination_topic_id:
+        return True
+    if wanted.generation != stored.generation:
+        return wanted.generation < stored.generation
+    return (
+        wanted.epoch < stored.epoch
+        or wanted.data_topic_id != stored.data_topic_id
+        or stored.position > wanted.start
+        or stored.position == wanted.end
+    )
+
+
+def sync(path: Path) -> None:
+    """Have the storage hold what was written to the file or folder at `path`."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_whole(path: Path, document: Mapping[str, Any]) -> None:
+    """Write `document` as JSON to `path`, so that it is seen whole or not at all, after a loss of power too."""
+    with _written(path.parent, document) as temporary:
+        temporary.replace(path)
+    sync(path.parent)
+
+
+def range_to(wanted: ClaimedRange) -> dict[str, Any]:
+    """Return the fields of a range, for JSON."""
+    return {name: getattr(wanted, name) for name in _RANGE_FIELDS}
+
+
+def range_from(found: Mapping[str, Any]) -> ClaimedRange:
+    """Return the range with these fields."""
+    return ClaimedRange(**{name: found[name] for name in _RANGE_FIELDS})
+
+
+def load(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in the file at `path`, None if there is no such file.
+
+    Raises `SinkRefused` if it is damaged or of a newer version.
+    """
+    return _read(path)
+
+
+@contextlib.contextmanager
+def _written(folder: Path, document: Mapping[str, Any]) -> Iterator[Path]:
+    """Give a synced file of this content that goes away at the end, unless it was renamed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f".{secrets.token_hex(8)}.json"
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            json.dump(document, file, ensure_ascii=False, separators=(",", ":"))
+            file.flush()
+            os.fsync(file.fileno())
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _key(wanted: ClaimedRange) -> _Key:
+    return wanted.group, wanted.topic, wanted.partition
+
+
+def _name(number: int) -> str:
+    return f"{number:0{_DIGITS}d}.json"
+
+
+def _numbers(folder: Path) -> list[int]:
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
+    return [
+        int(name[:_DIGITS])
+        for name in names
+        if len(name) == _DIGITS + len(".json") and name[:_DIGITS].isascii() and name[:_DIGITS].isdigit()
+    ]
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        text = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        found = json.loads(text)
+        version = found["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SinkRefused(f"{path} is damaged ({error}): restore it; until then nothing is written") from error
+    if version != VERSION:
+        raise SinkRefused(
+            f"{path} has version {version}, this marshal-dagster knows {VERSION}: run one that is at least as new as "
+            "the output's last writer"
+        )
+    return dict(found)
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except FileNotFoundError:
+        return False
+
+
+def _commit_to(commit: Commit) -> dict[str, Any]:
+    return {
+        "attempt": commit.attempt,
+        "format": commit.format,
+        "schema": commit.schema,
+        "ranges": [_entry_to(entry) for entry in commit.entries],
+    }
+
+
+def _entry_to(entry: Entry) -> dict[str, Any]:
+    document = range_to(entry.taken)
+    document |= {"files": list(entry.files), "rows": entry.rows, "has_offsets": entry.has_offsets}
+    if entry.replaces:
+        document["replaces"] = [list(each) for each in entry.replaces]
+    return document
+
+
+def _commit_from(found: Mapping[str, Any], path: Path) -> Commit:
+    try:
+        return Commit(
+            attempt=found["attempt"],
+            format=found["format"],
+            schema=found["schema"],
+            entries=tuple(_entry_from(each) for each in found["ranges"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise SinkRefused(f"{path} is damaged ({error!r}): restore it; until then nothing is written") from error
+
+
+def _entry_from(found: Mapping[str, Any]) -> Entry:
+    return Entry(
+        taken=range_from(found),
+        files=tuple(found["files"]),
+        rows=found["rows"],
+        has_offsets=found["has_offsets"],
+        replaces=_pairs(found.get("replaces", ())),
+    )
+
+
+def _pairs(found: Iterable[Iterable[int]]) -> tuple[tuple[int, int], ...]:
+    return tuple((start, end) for start, end in found)
+
+
+def _checkpoint_to(commits: list[Commit]) -> dict[str, Any]:
+    schemas = list(dict.fromkeys(commit.schema for commit in commits))
+    places = {schema: place for place, schema in enumerate(schemas)}
+    return {
+        "version": VERSION,
+        "number": len(commits),
+        "schemas": schemas,
+        "commits": [_commit_to(commit) | {"schema": places[commit.schema]} for commit in commits],
+    }
+
+
+def _checkpoint_from(found: Mapping[str, Any], path: Path) -> list[Commit]:
+    try:
+        schemas = found["schemas"]
+        commits = [dict(each) | {"schema": schemas[each["schema"]]} for each in found["commits"]]
+        whole = len(commits) == found["number"]
+    except (KeyError, TypeError, IndexError) as error:
+        raise SinkRefused(f"{path} is damaged ({error!r}): remove it, the commit files hold the same") from error
+    if not whole:
+        raise SinkRefused(f"{path} is damaged (not all commits): remove it, the commit files hold the same")
+    return [_commit_from(each, path) for each in commits]

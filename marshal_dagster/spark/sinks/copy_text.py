@@ -1,0 +1,140 @@
+"""Rows as lines of PostgreSQL's COPY text format, rendered by Spark so that Python only passes them on."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql.types import DataType, StructType
+
+_CHARACTERS_AT_ONCE = 16 * 1024 * 1024
+_NULL = "\\N"
+_ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
+# The offset from UTC is written with each, so no session's time zone matters.
+_TIMESTAMP = "yyyy-MM-dd HH:mm:ss.SSSSSSXXXXX"
+
+_TYPES: Mapping[str, str] = {
+    "byte": "smallint",
+    "short": "smallint",
+    "integer": "integer",
+    "long": "bigint",
+    "float": "real",
+    "double": "double precision",
+    "boolean": "boolean",
+    "string": "text",
+    "char": "text",
+    "varchar": "text",
+    "binary": "bytea",
+    "date": "date",
+    "timestamp": "timestamptz",
+    "timestamp_ntz": "timestamp",
+    "array": "jsonb",
+    "map": "jsonb",
+    "struct": "jsonb",
+}
+
+
+def postgres_type(name: str, data_type: "DataType") -> str:
+    """Return PostgreSQL's type for a column; raises `ConfigurationError` where there is none."""
+    from pyspark.sql.types import DecimalType
+
+    if isinstance(data_type, DecimalType):
+        return f"numeric({data_type.precision},{data_type.scale})"
+    found = _TYPES.get(data_type.typeName())
+    if found is None:
+        raise ConfigurationError(
+            f"column {name!r} is of type {data_type.simpleString()}, which a Postgres sink does not write: cast it"
+        )
+    return found
+
+
+def copy_line(schema: "StructType", names: Sequence[str]) -> "Column":
+    """Return one line of COPY text, without its end, of the columns `names`."""
+    from pyspark.sql import functions as f
+
+    fields = [
+        f.coalesce(_text(name, schema[name].dataType)(f.col(f"`{name.replace('`', '``')}`")), f.lit(_NULL))
+        for name in names
+    ]
+    return f.concat_ws("\t", *fields)
+
+
+def _text(name: str, data_type: "DataType") -> Callable[["Column"], "Column"]:
+    from pyspark.sql import functions as f
+
+    target = postgres_type(name, data_type)
+    if target == "text":
+        return _escaped
+    if target == "bytea":
+        return lambda column: f.concat(f.lit("\\\\x"), f.hex(column))
+    if target == "timestamptz":
+        return lambda column: f.date_format(column, _TIMESTAMP)
+    if target == "jsonb":
+        return lambda column: _escaped(f.to_json(column, {"ignoreNullFields": "false"}))
+    return lambda column: column.cast("string")
+
+
+def _escaped(column: "Column") -> "Column":
+    from pyspark.sql import functions as f
+
+    for plain, escaped in _ESCAPES:
+        column = f.replace(column, f.lit(plain), f.lit(escaped))
+    return column
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLines:
+    """An evaluated frame as COPY text, a line for each row with all its columns; it can be gone through repeatedly."""
+
+    counts: Mapping[int | None, int]
+    all_have_offsets: bool
+    _lines: "DataFrame"
+    _size: int
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """Yield each row's partition and line; only some megabytes of them are in this process at a time."""
+        pieces = math.ceil(self._size / _CHARACTERS_AT_ONCE)
+        if pieces <= 1:
+            rows: Iterable[Row] = self._lines.collect()
+        else:
+            rows = self._lines.coalesce(pieces).toLocalIterator(prefetchPartitions=True)
+        for row in rows:
+            yield row[0], row[1]
+
+
+@contextmanager
+def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameLines]:
+    """Evaluate `frame`, but for the rows of the partitions `done`, once and on all executors, and give its lines."""
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as f
+
+    partition = f.col(PARTITION_COLUMN)
+    rows = frame.where(partition.isNull() | ~partition.isin(list(done))) if done else frame
+    has_offset = f.col(OFFSET_COLUMN).isNotNull() if OFFSET_COLUMN in frame.columns else f.lit(False)  # noqa: FBT003
+    lines = rows.select(
+        partition.alias("partition"),
+        copy_line(frame.schema, frame.columns).alias("line"),
+        has_offset.alias("has_offset"),
+    ).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        totals = (
+            lines.groupBy("partition").agg(f.count("*"), f.sum(f.length("line")), f.bool_and("has_offset")).collect()
+        )
+        yield FrameLines(
+            counts={row[0]: row[1] for row in totals},
+            all_have_offsets=all(row[3] for row in totals),
+            _lines=lines.select("partition", "line"),
+            _size=sum(row[2] for row in totals),
+        )
+    except Exception:
+        lines.unpersist()
+        raise
+    else:
+        lines.unpersist()
+    # After an interrupt the JVM is left alone: it would answer only when what it is at has ended.

@@ -1,0 +1,108 @@
+"""Reading a file output into Spark by its commits, without the rows that a newer generation has replaced."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark.sinks.commits import Entry, View
+from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_OFFSETS_PER_BUCKET = 4096
+
+
+@dataclass(slots=True)
+class _Part:
+    """Files that are read in one go, and the offsets at which their rows do not count: (partition, start, end)."""
+
+    files: list[str] = field(default_factory=list)
+    replaced: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def read_committed(spark: "SparkSession", view: View, attempts: Path, options: Mapping[str, str]) -> "DataFrame":
+    """Return the rows that count by the commits of `view`, whose files lie below `attempts`.
+
+    Files that hold replaced rows are read apart, each generation's together, and joined with what replaces them.
+    """
+    schema = _schema(view)
+    format_name = view.commits[-1].format
+    frames = []
+    for part in _parts(view, attempts):
+        rows = spark.read.format(format_name).options(**options).schema(schema).load(part.files)
+        frames.append(_without(spark, rows, part.replaced) if part.replaced else rows)
+    if not frames:
+        return spark.createDataFrame([], schema)
+    whole = frames[0]
+    for each in frames[1:]:
+        whole = whole.unionByName(each)
+    return whole
+
+
+def _parts(view: View, attempts: Path) -> list[_Part]:
+    parts: dict[tuple[object, ...], _Part] = {}
+    for commit in view.commits:
+        for entry in commit.entries:
+            if not entry.files:
+                continue
+            replaced = view.replaced(entry)
+            part = parts.setdefault(_class(entry) if replaced else (), _Part())
+            part.files.extend(str(attempts / commit.attempt / name) for name in entry.files)
+            part.replaced.extend((entry.taken.partition, start, end) for start, end in replaced)
+    return list(parts.values())
+
+
+def _class(entry: Entry) -> tuple[object, ...]:
+    """Rows of one class meet the same replaced offsets: a partition's offsets mean the same in all of them."""
+    taken = entry.taken
+    return taken.group, taken.topic, taken.data_topic_id, taken.generation
+
+
+def _without(spark: "SparkSession", rows: "DataFrame", replaced: list[tuple[int, int, int]]) -> "DataFrame":
+    """Leave out the rows at `replaced`; buckets of offsets make it a join by equality, however many there are."""
+    from pyspark.sql import functions as f
+
+    first, last = f.col("start"), f.col("end") - 1
+    bucket = f.explode(f.sequence(_bucket(first), _bucket(last))).alias("bucket")
+    gone = (
+        spark.createDataFrame(sorted(set(replaced)), "partition int, start long, end long")
+        .select("partition", "start", "end", bucket)
+        .alias("gone")
+    )
+    kept = rows.alias("kept")
+    offset = f.col(f"kept.{OFFSET_COLUMN}")
+    return kept.join(
+        gone,
+        (f.col(f"kept.{PARTITION_COLUMN}") == f.col("gone.partition"))
+        & (_bucket(offset) == f.col("gone.bucket"))
+        & (offset >= f.col("gone.start"))
+        & (offset < f.col("gone.end")),
+        "left_anti",
+    )
+
+
+def _bucket(offset: "Column") -> "Column":
+    from pyspark.sql import functions as f
+
+    return f.floor(offset / _OFFSETS_PER_BUCKET)
+
+
+def _schema(view: View) -> "StructType":
+    """Return the columns of all commits, the newest's first."""
+    from pyspark.sql.types import StructField, StructType
+
+    fields: dict[str, StructField] = {}
+    for text in dict.fromkeys(commit.schema for commit in reversed(view.commits)):
+        for column in StructType.fromJson(json.loads(text)).fields:
+            known = fields.setdefault(column.name, StructField(column.name, column.dataType, nullable=True))
+            if known.dataType != column.dataType:
+                raise ConfigurationError(
+                    f"column {column.name!r}: its type changed from {column.dataType.simpleString()} to "
+                    f"{known.dataType.simpleString()} between commits of this output; read `committed_files` yourself"
+                )
+    return StructType(list(fields.values()))

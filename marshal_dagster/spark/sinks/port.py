@@ -1,0 +1,127 @@
+"""What a sink is: the questions that a batch asks of its output, and what it tells in return."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition, Verdict, judge
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+Intervals = Sequence[tuple[int, int]]
+"""Offsets as rising half-open intervals [start, end)."""
+OffsetsRead = Callable[[], Mapping[int, Intervals]]
+"""Works out which offsets of each partition a batch has read; a Spark job, so asked only where needed."""
+
+BeforeCommit = Callable[[], None]
+"""Called once the rows are worked out, before any of them counts; what it raises leaves nothing written."""
+
+PARTITION_COLUMN = "partition"
+OFFSET_COLUMN = "offset"
+_INTEGERS = frozenset({"byte", "short", "integer", "long"})
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOutcome:
+    """What became of each range that was to be written.
+
+    `taken` are in the output by this very call, `skipped` were there already; all of them can be committed. `rows`
+    tells the rows written for each partition that was taken, as far as the output knows it.
+    """
+
+    taken: tuple[ClaimedRange, ...]
+    skipped: tuple[ClaimedRange, ...]
+    rows: Mapping[int, int]
+
+
+class Sink(Protocol):
+    """An output for effectively once.
+
+    All ranges of one call are of one group and one topic, each partition at most once. Errors leave nothing written.
+    """
+
+    def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
+        """Say what would be done with each range; asked before anything is processed.
+
+        Raises `SinkRefused` where one of them could not be written: see `judge`, and `can_replace`.
+        """
+        ...
+
+    def write(
+        self,
+        frame: "DataFrame",
+        ranges: Sequence[ClaimedRange],
+        offsets_read: OffsetsRead,
+        before_commit: BeforeCommit = lambda: None,
+    ) -> WriteOutcome:
+        """Write the rows of each range, in one step, in place of what older generations hold at the offsets read.
+
+        A row belongs to the range of its column `partition`; its column `offset`, if there is one, is that of the
+        message it comes from, by which a newer generation can replace it. Ranges that are found done, by now or before,
+        are left out. A range without rows is taken too. `before_commit` is how the batch makes sure, after Kafka was
+        read and before the output is touched, that its claims hold and the topic is the same.
+        Raises `SinkRefused`, `ConfigurationError`, and what `before_commit` raises.
+        """
+        ...
+
+    def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
+        """Return None if a new generation could replace what is held at these offsets, else the reason."""
+        ...
+
+
+def check_columns(schema: "StructType", reserved: Collection[str]) -> None:
+    """Raise `ConfigurationError` unless rows of `schema` can be assigned to ranges and have no column of `reserved`."""
+    types = {column.name: column.dataType.typeName() for column in schema.fields}
+    if PARTITION_COLUMN not in types:
+        raise ConfigurationError(
+            f"the result has no column {PARTITION_COLUMN!r}, by which a sink for effectively once tells ranges apart: "
+            f'keep it, in an aggregation too: groupBy("{PARTITION_COLUMN}", ...)'
+        )
+    for name in (PARTITION_COLUMN, OFFSET_COLUMN):
+        if types.get(name, "integer") not in _INTEGERS:
+            raise ConfigurationError(
+                f"the result's column {name!r} is of type {types[name]}; it must be the message's own, a number: "
+                "rename the other one"
+            )
+    taken = sorted(types.keys() & set(reserved))
+    if taken:
+        raise ConfigurationError(f"the result's columns {', '.join(taken)} are the sink's own: rename them")
+
+
+def check_ranges(ranges: Sequence[ClaimedRange]) -> None:
+    """Raise `ValueError` unless `ranges` are of one group and topic, each partition once."""
+    if len({(each.coordination_topic_id, each.group, each.topic) for each in ranges}) > 1:
+        raise ValueError("ranges of more than one group or topic in one call")
+    twice = [partition for partition, count in Counter(each.partition for each in ranges).items() if count > 1]
+    if twice:
+        raise ValueError(f"partitions {twice} have more than one range in one call")
+
+
+def refuse_foreign_rows(partitions: Collection[object], ranges: Sequence[ClaimedRange]) -> None:
+    """Raise `SinkRefused` when there are rows of `partitions` that none of `ranges` has."""
+    foreign = sorted(str(each) for each in set(partitions) - {each.partition for each in ranges})
+    if foreign:
+        raise SinkRefused(
+            f"the result has rows of partition {', '.join(foreign)}, which this batch did not read: nothing was "
+            f"written; leave the column {PARTITION_COLUMN!r} as it was read"
+        )
+
+
+def judge_all(
+    stored: Callable[[ClaimedRange], StoredPosition | None], ranges: Sequence[ClaimedRange]
+) -> dict[ClaimedRange, Verdict]:
+    """Judge each range by what is `stored` for it; raises `SinkRefused` as `judge`."""
+    return {wanted: judge(stored(wanted), wanted) for wanted in ranges}
+
+
+def unreplaceable(wanted: ClaimedRange, older_generation: int, where: str) -> str:
+    """Say why rows without offsets cannot be replaced, and what to do."""
+    return (
+        f"{wanted} of group {wanted.group!r}: {where} holds rows of generation {older_generation} there that have no "
+        f"column {OFFSET_COLUMN!r}, so a new generation cannot replace them offset by offset; remove these rows and "
+        "what the output knows of the group, or write to a new output"
+    )

@@ -1,0 +1,659 @@
+"""A sink of rows in a PostgreSQL table, taken in the same transaction as the position up to which they go.
+
+Two tables stand beside the rows': `marshal_ranges` says how far the output has got with each partition, and is what
+writers compare and set; `marshal_taken_ranges` lists what was taken, and each row names its entry there. A writer
+copies its rows to a temporary table first; only then does it lock the positions, judge its ranges by them (PROTOCOL.md
+6, "Effectively once"), move the rows over and set the positions. So a writer that stalls holds nobody up, and one that
+was overtaken finds that out before a row of its own is seen.
+"""
+
+import itertools
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, LiteralString, Protocol
+from urllib.parse import quote
+
+from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRefused, UnavailableError
+from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition, Verdict
+from marshal_dagster.spark.sinks.copy_text import evaluated, postgres_type
+from marshal_dagster.spark.sinks.port import (
+    OFFSET_COLUMN,
+    PARTITION_COLUMN,
+    BeforeCommit,
+    Intervals,
+    OffsetsRead,
+    WriteOutcome,
+    check_columns,
+    check_ranges,
+    judge_all,
+    refuse_foreign_rows,
+    unreplaceable,
+)
+
+if TYPE_CHECKING:
+    import psycopg
+    from psycopg.sql import Composable, Composed, Identifier
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+VERSION = 1
+"""Of the sink's own tables; a newer one is refused."""
+
+_POSITIONS = "marshal_ranges"
+_TAKEN = "marshal_taken_ranges"
+_RANGE_COLUMN = "marshal_range"
+_RENAMED = {PARTITION_COLUMN: "kafka_partition", OFFSET_COLUMN: "kafka_offset"}
+_LINES_AT_ONCE = 1000
+_LONGEST_NAME_BYTES = 63
+
+_CREATE: tuple[LiteralString, ...] = (
+    """
+    CREATE TABLE IF NOT EXISTS {positions} (
+        output text NOT NULL,
+        member_group text NOT NULL,
+        topic text NOT NULL,
+        partition integer NOT NULL,
+        coordination_topic_id text,
+        data_topic_id text,
+        generation bigint,
+        epoch bigint,
+        position bigint,
+        version integer NOT NULL,
+        changed_at timestamptz NOT NULL DEFAULT now(),
+        PRIMARY KEY (output, member_group, topic, partition)
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS {taken} (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+        output text NOT NULL,
+        member_group text NOT NULL,
+        topic text NOT NULL,
+        partition integer NOT NULL,
+        coordination_topic_id text NOT NULL,
+        data_topic_id text NOT NULL,
+        generation bigint NOT NULL,
+        epoch bigint NOT NULL,
+        start_offset bigint NOT NULL,
+        first_readable bigint NOT NULL,
+        end_offset bigint NOT NULL,
+        row_count bigint NOT NULL,
+        has_offsets boolean NOT NULL,
+        version integer NOT NULL,
+        taken_at timestamptz NOT NULL DEFAULT now()
+    )
+    """,
+    """
+    CREATE INDEX IF NOT EXISTS marshal_taken_ranges_by_key
+    ON {taken} (output, member_group, topic, partition, end_offset)
+    """,
+)
+
+
+class Secret(Protocol):
+    """A string that does not show itself, such as pydantic's `SecretStr`."""
+
+    def get_secret_value(self) -> str:
+        """Return the string."""
+        ...
+
+
+class Lines(Protocol):
+    """The rows of an evaluated frame as COPY text, each with its partition; they can be gone through repeatedly."""
+
+    @property
+    def counts(self) -> Mapping[int | None, int]:
+        """Rows by partition."""
+        ...
+
+    @property
+    def all_have_offsets(self) -> bool:
+        """Whether each row has an offset."""
+        ...
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """Yield the lines, without their ends."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """What is done with each range, and which of those to take lie over rows of older generations."""
+
+    verdicts: Mapping[ClaimedRange, Verdict]
+    over_older: tuple[ClaimedRange, ...]
+
+    @property
+    def open(self) -> tuple[ClaimedRange, ...]:
+        return tuple(each for each, verdict in self.verdicts.items() if verdict is not Verdict.SKIP)
+
+
+class _OffsetsNeeded(Exception):
+    """Older rows are to be replaced, and the offsets read are not known yet."""
+
+
+class PostgresSink:
+    """Rows in the table `table` of a PostgreSQL 14 or newer.
+
+    The table has the frame's columns under their names, but for `partition` and `offset`: these are `kafka_partition`
+    (integer) and `kafka_offset` (bigint; needed only where the frame has an `offset`); and `marshal_range` (bigint).
+    Arrays, maps and structs go to jsonb. `create_tables` makes all of it. The role must be allowed temporary tables.
+    """
+
+    def __init__(
+        self,
+        dsn: str | Secret,
+        table: str,
+        *,
+        schema: str = "public",
+        connect_timeout_s: int = 10,
+        lock_timeout_s: float = 60.0,
+        statement_timeout_s: float = 600.0,
+    ) -> None:
+        """Name the output; nothing is connected to before it is used.
+
+        `dsn` is a connection string or URI; what it says of time-outs and keepalives comes before the defaults here.
+        Raises `ConfigurationError` for values that cannot be.
+        """
+        self.table, self.schema = table, schema
+        for name, value in (("table", table), ("schema", schema)):
+            if not 0 < len(value.encode()) <= _LONGEST_NAME_BYTES or "\0" in value:
+                raise ConfigurationError(
+                    f"{name}: {value!r}; give a name of 1 to {_LONGEST_NAME_BYTES} bytes, unquoted"
+                )
+        for name, seconds in (
+            ("connect_timeout_s", connect_timeout_s),
+            ("lock_timeout_s", lock_timeout_s),
+            ("statement_timeout_s", statement_timeout_s),
+        ):
+            if seconds <= 0:
+                raise ConfigurationError(f"{name}: {seconds}; give a time above 0")
+        self._dsn = dsn if isinstance(dsn, str) else dsn.get_secret_value()
+        self._connect_timeout_s = connect_timeout_s
+        self._lock_timeout_s = lock_timeout_s
+        self._statement_timeout_s = statement_timeout_s
+        self._output = f"{schema}.{table}"
+
+    def __repr__(self) -> str:
+        return f"PostgresSink(table={self.table!r}, schema={self.schema!r})"
+
+    def create_tables(self, rows: "StructType | None" = None) -> None:
+        """Make the sink's own tables where they are missing, and with the frame's schema `rows` the rows' table too.
+
+        Raises `UnavailableError`, as every method that follows, when the database cannot be reached or does not answer.
+        """
+        with self._transaction() as connection:
+            # Two that create at once would both find nothing, and one would fail.
+            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('marshal-dagster tables', 0))")
+            for statement in _CREATE:
+                connection.execute(self._named(statement), ())
+            if rows is not None:
+                self._create_rows(connection, rows)
+
+    def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+        """Say what would be done with each range (`Sink.verdicts`)."""
+        check_ranges(ranges)
+        with self._transaction() as connection:
+            return dict(self._judge(connection, ranges, lock=False).verdicts)
+
+    def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
+        """Return None if a new generation could replace what is there, else why not (`Sink.can_replace`)."""
+        with self._transaction() as connection:
+            held = self._held(connection, ranges, only_older=False)
+        for wanted, generation, has_offsets in held:
+            if not has_offsets:
+                return unreplaceable(wanted, generation, f"table {self._output}")
+        return None
+
+    def write(
+        self,
+        frame: "DataFrame",
+        ranges: Sequence[ClaimedRange],
+        offsets_read: OffsetsRead,
+        before_commit: BeforeCommit = lambda: None,
+    ) -> WriteOutcome:
+        """Write the rows of each range that is not yet there, in one transaction (`Sink.write`).
+
+        The frame is evaluated once, by all executors, before the transaction begins; its rows then come through this
+        process, some megabytes at a time.
+        """
+        check_columns(frame.schema, {_RANGE_COLUMN, *_RENAMED.values()})
+        check_ranges(ranges)
+        columns = frame.columns
+        with self._transaction() as connection:
+            judged = self._judge(connection, ranges, lock=False)
+            self._check_table(connection, columns)
+        if not judged.open:
+            return WriteOutcome(taken=(), skipped=tuple(ranges), rows={})
+        done = [each.partition for each in ranges if each not in judged.open]
+        with self._evaluated(frame, done) as lines:
+            refuse_foreign_rows(["null" if each is None else each for each in lines.counts], judged.open)
+            self._reached("evaluated")
+            before_commit()
+            taken = self._take(judged.open, columns, lines, offsets_read)
+        return WriteOutcome(
+            taken=taken,
+            skipped=tuple(each for each in ranges if each not in taken),
+            rows={each.partition: lines.counts.get(each.partition, 0) for each in taken},
+        )
+
+    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[Lines]:
+        """Evaluate the rows, but for those of the partitions `done`; tests put other rows in their place."""
+        return evaluated(frame, done)
+
+    def _take(
+        self, wanted: Sequence[ClaimedRange], columns: Sequence[str], lines: Lines, offsets_read: OffsetsRead
+    ) -> tuple[ClaimedRange, ...]:
+        """Take, in one transaction, those of `wanted` that are not done meanwhile."""
+        read: Mapping[int, Intervals] | None = None
+        while True:
+            try:
+                with self._transaction() as connection:
+                    return self._take_in(connection, wanted, columns, lines=lines, read=read)
+            except _OffsetsNeeded:
+                read = offsets_read()
+
+    def _take_in(
+        self,
+        connection: "Connection",
+        wanted: Sequence[ClaimedRange],
+        columns: Sequence[str],
+        *,
+        lines: Lines,
+        read: Mapping[int, Intervals] | None,
+    ) -> tuple[ClaimedRange, ...]:
+        if read is None and self._judge(connection, wanted, lock=False).over_older:
+            raise _OffsetsNeeded
+        ids = self._enter(connection, wanted, lines)
+        self._copy(connection, ids, columns, lines)
+        self._reached("copied")
+        judged = self._judge(connection, wanted, lock=True)
+        self._reached("locked")
+        if judged.over_older:
+            if read is None:
+                raise _OffsetsNeeded
+            self._replace(connection, judged.over_older, read)
+            self._reached("replaced")
+        self._move(connection, columns, [ids[each.partition] for each in judged.open])
+        self._reached("moved")
+        self._leave_out(connection, [ids[each.partition] for each in wanted if each not in judged.open])
+        self._set_positions(connection, judged.open)
+        self._reached("set")
+        return judged.open
+
+    def _judge(self, connection: "Connection", ranges: Sequence[ClaimedRange], *, lock: bool) -> _Judged:
+        """Judge all by what is stored, with `lock` until the transaction ends.
+
+        Refuses also where older rows could not be replaced.
+        """
+        stored = self._stored(connection, ranges, lock=lock)
+        verdicts = judge_all(lambda wanted: stored.get(wanted.partition), ranges)
+        wanted = [each for each, verdict in verdicts.items() if verdict is not Verdict.SKIP]
+        held = self._held(connection, wanted, only_older=True)
+        for each, generation, has_offsets in held:
+            if not has_offsets:
+                raise SinkRefused(unreplaceable(each, generation, f"table {self._output}"))
+        return _Judged(verdicts, tuple(dict.fromkeys(each for each, _, _ in held)))
+
+    def _stored(
+        self, connection: "Connection", ranges: Sequence[ClaimedRange], *, lock: bool
+    ) -> dict[int, StoredPosition]:
+        """Read how far the output has got with each partition."""
+        if not ranges:
+            return {}
+        key = (self._output, ranges[0].group, ranges[0].topic)
+        partitions = [each.partition for each in ranges]
+        if lock:
+            # In one order, so that two writers wait for each other and never in a circle.
+            connection.execute(
+                self._named(
+                    "INSERT INTO {positions} (output, member_group, topic, partition, version) "
+                    "SELECT %s, %s, %s, p, %s FROM unnest(%s::integer[]) AS p ORDER BY p "
+                    "ON CONFLICT (output, member_group, topic, partition) DO NOTHING"
+                ),
+                (*key, VERSION, partitions),
+            )
+        query: LiteralString = (
+            "SELECT partition, version, coordination_topic_id, data_topic_id, generation, epoch, position "
+            "FROM {positions} WHERE output = %s AND member_group = %s AND topic = %s AND partition = ANY(%s) "
+            "ORDER BY partition"
+        )
+        locked: LiteralString = query + " FOR UPDATE"
+        found = connection.execute(self._named(locked if lock else query), (*key, partitions))
+        return {
+            partition: StoredPosition(
+                coordination_topic_id=coordination,
+                data_topic_id=data,
+                generation=generation,
+                epoch=epoch,
+                position=position,
+            )
+            for partition, version, coordination, data, generation, epoch, position in found
+            if self._knows(version) and position is not None
+        }
+
+    def _knows(self, version: int) -> bool:
+        if version > VERSION:
+            raise SinkRefused(
+                f"table {self.schema}.{_POSITIONS} has version {version}, this marshal-dagster knows {VERSION}: run "
+                "one that is at least as new as the output's last writer"
+            )
+        return True
+
+    def _held(
+        self, connection: "Connection", ranges: Sequence[ClaimedRange], *, only_older: bool
+    ) -> list[tuple[ClaimedRange, int, bool]]:
+        """Return which ranges can be read where the output holds rows of this data topic, by generation.
+
+        That is the range, the rows' generation, and whether all of them have offsets.
+        """
+        readable = {each.partition: each for each in ranges if each.first_readable < each.end}
+        if not readable:
+            return []
+        wanted = list(readable.values())
+        found = connection.execute(
+            self._named(
+                "SELECT t.partition, t.generation, bool_and(t.has_offsets) "
+                "FROM {taken} AS t JOIN unnest(%s::integer[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[]) "
+                "AS w (partition, data_topic_id, generation, first_readable, end_offset) "
+                "ON t.partition = w.partition AND t.data_topic_id = w.data_topic_id "
+                "AND t.first_readable < w.end_offset AND t.end_offset > w.first_readable "
+                "WHERE t.output = %s AND t.member_group = %s AND t.topic = %s AND t.row_count > 0 "
+                "AND (t.generation < w.generation OR NOT %s) "
+                "GROUP BY t.partition, t.generation ORDER BY t.partition, t.generation"
+            ),
+            (
+                [each.partition for each in wanted],
+                [each.data_topic_id for each in wanted],
+                [each.generation for each in wanted],
+                [each.first_readable for each in wanted],
+                [each.end for each in wanted],
+                self._output,
+                wanted[0].group,
+                wanted[0].topic,
+                only_older,
+            ),
+        )
+        return [(readable[partition], generation, offsets) for partition, generation, offsets in found]
+
+    def _enter(self, connection: "Connection", wanted: Sequence[ClaimedRange], lines: Lines) -> dict[int, int]:
+        """Enter the ranges as taken and return what their rows name them by, by partition."""
+        found = connection.execute(
+            self._named(
+                "INSERT INTO {taken} (output, member_group, topic, partition, coordination_topic_id, data_topic_id, "
+                "generation, epoch, start_offset, first_readable, end_offset, row_count, has_offsets, version) "
+                "SELECT %s, %s, %s, w.*, %s, %s FROM unnest(%s::integer[], %s::text[], %s::text[], %s::bigint[], "
+                "%s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[]) AS w RETURNING partition, id"
+            ),
+            (
+                self._output,
+                wanted[0].group,
+                wanted[0].topic,
+                lines.all_have_offsets,
+                VERSION,
+                [each.partition for each in wanted],
+                [each.coordination_topic_id for each in wanted],
+                [each.data_topic_id for each in wanted],
+                [each.generation for each in wanted],
+                [each.epoch for each in wanted],
+                [each.start for each in wanted],
+                [each.first_readable for each in wanted],
+                [each.end for each in wanted],
+                [lines.counts.get(each.partition, 0) for each in wanted],
+            ),
+        )
+        return dict(found.fetchall())
+
+    def _copy(self, connection: "Connection", ids: Mapping[int, int], columns: Sequence[str], lines: Lines) -> None:
+        """Copy all rows to a temporary table of the rows' types."""
+        names = _names(columns)
+        connection.execute(
+            self._named(
+                "CREATE TEMPORARY TABLE marshal_rows ON COMMIT DROP AS SELECT {columns} FROM {rows} WITH NO DATA",
+                columns=names,
+            ),
+            (),
+        )
+        prefixes = {partition: f"{taken}\t" for partition, taken in ids.items()}
+        text = (f"{prefixes[partition]}{line}\n" for partition, line in lines)
+        statement = self._named("COPY pg_temp.marshal_rows ({columns}) FROM STDIN", columns=names)
+        with connection.cursor() as cursor:
+            with cursor.copy(statement, ()) as copy:
+                while piece := "".join(itertools.islice(text, _LINES_AT_ONCE)):
+                    copy.write(piece)
+            if cursor.rowcount != (expected := sum(lines.counts.values())):
+                raise SinkRefused(
+                    f"table {self._output}: the result had {expected} rows, and {cursor.rowcount} when they were "
+                    "fetched: nothing was written; an executor was lost, or the result is not the same each "
+                    "time it is computed"
+                )
+
+    def _move(self, connection: "Connection", columns: Sequence[str], ids: Sequence[int]) -> None:
+        """Move the rows of these ranges over to where they are seen."""
+        connection.execute(
+            self._named(
+                "INSERT INTO {rows} ({columns}) SELECT {columns} FROM pg_temp.marshal_rows "
+                "WHERE marshal_range = ANY(%s)",
+                columns=_names(columns),
+            ),
+            (list(ids),),
+        )
+
+    def _replace(self, connection: "Connection", wanted: Sequence[ClaimedRange], read: Mapping[int, Intervals]) -> None:
+        """Delete what older generations hold at the very offsets that were read."""
+        connection.execute(
+            "CREATE TEMPORARY TABLE marshal_offsets (partition integer, first_offset bigint, end_offset bigint) "
+            "ON COMMIT DROP"
+        )
+        with connection.cursor().copy("COPY pg_temp.marshal_offsets FROM STDIN") as copy:
+            for each in wanted:
+                for start, end in read.get(each.partition, ()):
+                    copy.write_row((each.partition, start, end))
+        connection.execute(
+            self._named(
+                "WITH gone AS MATERIALIZED ("
+                "SELECT w.partition, w.data_topic_id, w.generation, "
+                "range_agg(int8range(o.first_offset, o.end_offset)) AS offsets "
+                "FROM unnest(%s::integer[], %s::text[], %s::bigint[]) AS w (partition, data_topic_id, generation) "
+                "JOIN pg_temp.marshal_offsets AS o ON o.partition = w.partition "
+                "GROUP BY w.partition, w.data_topic_id, w.generation) "
+                "DELETE FROM {rows} AS r USING {taken} AS t, gone WHERE r.marshal_range = t.id "
+                "AND t.output = %s AND t.member_group = %s AND t.topic = %s AND t.partition = gone.partition "
+                "AND t.data_topic_id = gone.data_topic_id AND t.generation < gone.generation "
+                "AND r.kafka_partition = gone.partition AND r.kafka_offset <@ gone.offsets"
+            ),
+            (
+                [each.partition for each in wanted],
+                [each.data_topic_id for each in wanted],
+                [each.generation for each in wanted],
+                self._output,
+                wanted[0].group,
+                wanted[0].topic,
+            ),
+        )
+
+    def _leave_out(self, connection: "Connection", ids: Sequence[int]) -> None:
+        """Strike the entries of ranges that another writer has taken meanwhile."""
+        if ids:
+            connection.execute(self._named("DELETE FROM {taken} WHERE id = ANY(%s)"), (list(ids),))
+
+    def _set_positions(self, connection: "Connection", taken: Sequence[ClaimedRange]) -> None:
+        if not taken:
+            return
+        connection.execute(
+            self._named(
+                "UPDATE {positions} AS p SET coordination_topic_id = w.coordination_topic_id, "
+                "data_topic_id = w.data_topic_id, generation = w.generation, epoch = w.epoch, position = w.position, "
+                "version = %s, changed_at = now() "
+                "FROM unnest(%s::integer[], %s::text[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[]) "
+                "AS w (partition, coordination_topic_id, data_topic_id, generation, epoch, position) "
+                "WHERE p.output = %s AND p.member_group = %s AND p.topic = %s AND p.partition = w.partition"
+            ),
+            (
+                VERSION,
+                [each.partition for each in taken],
+                [each.coordination_topic_id for each in taken],
+                [each.data_topic_id for each in taken],
+                [each.generation for each in taken],
+                [each.epoch for each in taken],
+                [each.end for each in taken],
+                self._output,
+                taken[0].group,
+                taken[0].topic,
+            ),
+        )
+
+    def _check_table(self, connection: "Connection", columns: Sequence[str]) -> None:
+        found = connection.execute(
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s",
+            (self.schema, self.table),
+        )
+        there = {name for (name,) in found}
+        missing = [name for name in _column_names(columns) if name not in there]
+        if not there:
+            raise ConfigurationError(
+                f"table: {self._output} does not exist, or may not be read: `create_tables(frame.schema)` makes it"
+            )
+        if missing:
+            raise ConfigurationError(f"table: {self._output} lacks the columns {', '.join(missing)}: add them")
+
+    def _create_rows(self, connection: "Connection", rows: "StructType") -> None:
+        from psycopg import sql
+
+        check_columns(rows, {_RANGE_COLUMN, *_RENAMED.values()})
+        kinds = {_RANGE_COLUMN: "bigint NOT NULL"} | {
+            _RENAMED.get(column.name, column.name): postgres_type(column.name, column.dataType)
+            for column in rows.fields
+        }
+        kinds |= {"kafka_partition": "integer NOT NULL"}
+        if OFFSET_COLUMN in rows.names:
+            kinds |= {"kafka_offset": "bigint"}
+        columns = sql.SQL(", ").join(
+            sql.SQL("{} {}").format(_identifier(name), sql.SQL(kind)) for name, kind in kinds.items()
+        )
+        connection.execute(self._named("CREATE TABLE IF NOT EXISTS {rows} ({columns})", columns=columns), ())
+        # Ranges follow each other in the table, so an index of a few pages finds them.
+        index = _identifier(f"marshal_range_{zlib.crc32(self.table.encode()):08x}")
+        connection.execute(
+            self._named("CREATE INDEX IF NOT EXISTS {index} ON {rows} USING brin (marshal_range)", index=index),
+            (),
+        )
+
+    def _named(self, statement: LiteralString, **names: "Composable") -> "Composed":
+        """Put the tables' names, and `names`, into a statement."""
+        from psycopg import sql
+
+        return sql.SQL(statement).format(
+            positions=_identifier(self.schema, _POSITIONS),
+            taken=_identifier(self.schema, _TAKEN),
+            rows=_identifier(self.schema, self.table),
+            **names,
+        )
+
+    @contextmanager
+    def _transaction(self) -> "Iterator[Connection]":
+        """Give a connection whose one transaction is committed at the end, and undone by any error."""
+        import psycopg
+
+        try:
+            with self._connected() as connection:
+                connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+                for name, seconds in (
+                    ("lock_timeout", self._lock_timeout_s),
+                    ("statement_timeout", self._statement_timeout_s),
+                    # A process that stops in the middle of a transaction loses it.
+                    ("idle_in_transaction_session_timeout", self._statement_timeout_s),
+                ):
+                    milliseconds = max(1, round(seconds * 1000))
+                    connection.execute("SELECT set_config(%s, %s, true)", (name, f"{milliseconds}ms"))
+                yield connection
+                self._reached("committing")
+                connection.commit()
+                self._reached("committed")
+        except psycopg.Error as error:
+            # Not chained: a connection's errors can hold the connection string, and a row's the row.
+            raise self._told(error) from None
+
+    def _connected(self) -> "Connection":
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+
+        try:
+            given = conninfo_to_dict(self._dsn)
+        except psycopg.ProgrammingError:
+            raise ConfigurationError(
+                "dsn: not a PostgreSQL connection string; give postgresql://user:password@host:port/database"
+            ) from None
+        defaults: dict[str, Any] = {
+            "connect_timeout": self._connect_timeout_s,
+            "application_name": "marshal-dagster",
+            "keepalives_idle": 30,
+            "keepalives_interval": 10,
+            "keepalives_count": 3,
+            "tcp_user_timeout": 60_000,
+        }
+        return psycopg.connect(
+            self._dsn,
+            client_encoding="UTF8",
+            prepare_threshold=None,
+            **{name: value for name, value in defaults.items() if name not in given},
+        )
+
+    def _told(self, error: "psycopg.Error") -> MarshalError:
+        """Return the error as one of ours, in one line, without the password."""
+        import psycopg
+        from psycopg import errors
+
+        said = self._scrubbed((error.diag.message_primary or str(error)).strip().partition("\n")[0])
+        if isinstance(error, errors.LockNotAvailable):
+            return UnavailableError(
+                f"table {self._output}: another writer has held these ranges for {self._lock_timeout_s} s: try again"
+            )
+        if isinstance(error, errors.QueryCanceled):
+            return UnavailableError(
+                f"table {self._output}: no answer within statement_timeout_s={self._statement_timeout_s}: take smaller "
+                "batches, or a longer time-out"
+            )
+        if isinstance(error, errors.UndefinedTable):
+            return ConfigurationError(f"table {self._output}: {said}: `create_tables` makes what is missing")
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+            return UnavailableError(
+                f"Postgres of table {self._output}: {said or 'the connection was lost'}. Whether a commit that was "
+                "under way took effect is seen at the next attempt, which skips what is there"
+            )
+        if isinstance(error, psycopg.ProgrammingError):
+            return ConfigurationError(f"table {self._output}: {said}")
+        return SinkRefused(f"table {self._output} does not take the rows: {said}; nothing was written")
+
+    def _scrubbed(self, text: str) -> str:
+        from psycopg.conninfo import conninfo_to_dict
+
+        password = str(conninfo_to_dict(self._dsn).get("password") or "")
+        for secret in {password, quote(password), quote(password, safe="")} - {""}:
+            text = text.replace(secret, "***")
+        return text
+
+    def _reached(self, step: str) -> None:
+        """Do nothing; tests crash here."""
+
+
+def _column_names(columns: Iterable[str]) -> list[str]:
+    return [_RANGE_COLUMN, *(_RENAMED.get(name, name) for name in columns)]
+
+
+def _identifier(*names: str) -> "Identifier":
+    """Quote a name for a statement that is given parameters, as all here are: its percent signs are doubled."""
+    from psycopg import sql
+
+    return sql.Identifier(*(name.replace("%", "%%") for name in names))
+
+
+def _names(columns: Iterable[str]) -> "Composed":
+    """Return the table's columns for these of a frame, the range's first, for use in a statement."""
+    from psycopg import sql
+
+    return sql.SQL(", ").join(map(_identifier, _column_names(columns)))

@@ -1,0 +1,1 @@
+"""This deployment's own sensors, built from the library's factories."""

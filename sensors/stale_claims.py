@@ -1,0 +1,18 @@
+"""Finds what a dead run of the flights job left, and asks for the run that redoes it."""
+
+from typing import Final
+
+from dagster import DefaultSensorStatus
+
+from jobs.flights import GROUP, reprocess_flights_job
+from marshal_dagster.sensors import build_stale_claim_sensor
+
+INTERVAL_S: Final = 5
+
+stale_flights_sensor = build_stale_claim_sensor(
+    reprocess_flights_job,
+    group=GROUP,
+    name="stale_flights",
+    minimum_interval_s=INTERVAL_S,
+    default_status=DefaultSensorStatus.RUNNING,
+)

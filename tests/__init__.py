@@ -1,0 +1,1 @@
+"""Tests: `fast` needs neither Java nor a service, `real` runs on services that the suite starts itself."""

@@ -1,0 +1,82 @@
+"""The command line, called in this process or started in one of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marshal_dagster.cli.main import run
+
+REPOSITORY = Path(__file__).parents[1]
+COMMAND = (sys.executable, "-m", "marshal_dagster.cli")
+WITHIN_S = 60.0
+_COLOURS = {"NO_COLOR", "FORCE_COLOR"}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command line came to."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:  # noqa: ANN401 - whatever JSON holds
+        """Its whole standard output as one JSON value."""
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        """Its standard output as JSON, line by line."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def error(self) -> str:
+        """The one line on its standard error."""
+        (line,) = self.err.splitlines()
+        return line
+
+
+def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> Answer:
+    """Carry out a command line in this process."""
+    capsys.readouterr()
+    code = run([str(each) for each in arguments])
+    captured = capsys.readouterr()
+    return Answer(code, captured.out, captured.err)
+
+
+def start(*arguments: str | Path, given: str | bytes = b"", environment: dict[str, str] | None = None) -> Answer:
+    """Carry out a command line in a process of its own, which gets no MARSHAL_ variables but these."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        input=given.encode() if isinstance(given, str) else given,
+        capture_output=True,
+        timeout=WITHIN_S,
+        check=False,
+        env=environ(environment),
+        cwd=REPOSITORY,
+    )
+    return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def environ(more: dict[str, str] | None = None) -> dict[str, str]:
+    """Give this process's environment without what would configure the command line, and with `more`."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name == "MARSHAL_CACHE" or not (name.startswith("MARSHAL_") or name in _COLOURS)
+    }
+    return kept | (more or {})
+
+
+def stored(records: Sequence[tuple[int, int, int, str | None]]) -> str:
+    """Write (coordination partition, offset, timestamp in ms, value) records as a stored log."""
+    rows = [dict(zip(("partition", "offset", "timestamp", "value"), record, strict=True)) for record in records]
+    return "".join(json.dumps(row) + "\n" for row in rows)

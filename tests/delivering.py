@@ -1,0 +1,354 @@
+"""Claimed batches without services: data topics, a sink and the coordination log in memory, and one clock for all."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from marshal_dagster.coordination.log import CoordinationLog
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.errors import TopicMissing, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.protocol.messages import DeliveryMode, Message, ReleaseGroup, RuleSet, Settings, render
+from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition, Verdict, judge
+from marshal_dagster.protocol.state import Key
+from marshal_dagster.spark.sinks.port import BeforeCommit, OffsetsRead, WriteOutcome
+from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
+from tests.real.killing import KillableLog, KillPoint, Side
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from marshal_dagster.kafka.topics import Topics
+
+GROUP, TOPIC = "etl", "orders"
+HI_MS = 10_000
+"""Long beside any test: no heartbeat thread sends anything by itself, the clock is moved by hand."""
+
+Place = tuple[int, int]
+"""Partition and offset of a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """As `marshal_dagster.kafka.topics.TopicDescription`."""
+
+    topic_id: str
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """As `marshal_dagster.kafka.topics.OffsetBounds`."""
+
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class DataPartition:
+    """One partition of a data topic: the offsets that hold a message, and its bounds."""
+
+    messages: list[int] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+    stable_end: int | None = None
+    """The last stable offset, while a transaction is open."""
+
+
+@dataclass(slots=True)
+class DataTopic:
+    """One incarnation of a data topic."""
+
+    topic_id: str
+    partitions: list[DataPartition]
+
+
+class DataTopics:
+    """Data topics in memory, asked as `marshal_dagster.kafka.topics.Topics` is."""
+
+    def __init__(self) -> None:
+        self.is_down = False
+        self.committed: dict[tuple[str, str], dict[int, int]] = {}
+        self.before_describe: Callable[[], None] = lambda: None
+        self.before_offsets: Callable[[], None] = lambda: None
+        self._topics: dict[str, DataTopic] = {}
+        self._made = 0
+
+    # What a test does to them
+
+    def make(self, topic: str = TOPIC, partitions: int = 3, messages: int = 0) -> None:
+        """Make a topic, in place of any before it, with `messages` messages in each partition."""
+        self._made += 1
+        self._topics[topic] = DataTopic(f"{self._made:022d}", [DataPartition() for _ in range(partitions)])
+        for partition in range(partitions):
+            self.append(partition, messages, topic)
+
+    def delete(self, topic: str = TOPIC) -> None:
+        """Delete a topic."""
+        del self._topics[topic]
+
+    def append(self, partition: int, messages: int, topic: str = TOPIC) -> None:
+        """Append messages."""
+        at = self._topics[topic].partitions[partition]
+        at.messages.extend(range(at.end, at.end + messages))
+        at.end += messages
+
+    def skip(self, partition: int, offsets: int = 1, topic: str = TOPIC) -> None:
+        """Let offsets pass that hold no message: markers, aborted or compacted messages."""
+        self._topics[topic].partitions[partition].end += offsets
+
+    def retain_from(self, partition: int, start: int, topic: str = TOPIC) -> None:
+        """Delete what lies before `start`, as retention does."""
+        at = self._topics[topic].partitions[partition]
+        at.start = start
+        at.messages = [offset for offset in at.messages if offset >= start]
+
+    def hold(self, partition: int, stable_end: int | None, topic: str = TOPIC) -> None:
+        """Let a transaction be open from `stable_end` on; None: it has ended."""
+        self._topics[topic].partitions[partition].stable_end = stable_end
+
+    def grow(self, partitions: int, topic: str = TOPIC) -> None:
+        """Give a topic more partitions: `partitions` in all."""
+        at = self._topics[topic].partitions
+        at.extend(DataPartition() for _ in range(partitions - len(at)))
+
+    def read(self, ranges: Iterable[ClaimedRange]) -> list[Place]:
+        """Read what is there at `ranges`."""
+        return [
+            (one.partition, offset)
+            for one in ranges
+            for offset in self._topics[one.topic].partitions[one.partition].messages
+            if one.first_readable <= offset < one.end
+        ]
+
+    def all_messages(self, topic: str = TOPIC) -> set[Place]:
+        """Give all that a topic holds."""
+        return {(n, offset) for n, at in enumerate(self._topics[topic].partitions) for offset in at.messages}
+
+    # What a delivery asks of them
+
+    def describe(self, topic: str) -> Description:
+        """Look up a topic's id and partitions."""
+        self.before_describe()
+        found = self._found(topic)
+        return Description(found.topic_id, tuple(range(len(found.partitions))))
+
+    def offsets(self, topic: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, Bounds]:
+        """Look up the bounds of partitions."""
+        self.before_offsets()
+        found = self._found(topic).partitions
+        bounds = {}
+        for number in partitions:
+            at = found[number]
+            end = at.end if at.stable_end is None or not committed_only else at.stable_end
+            bounds[number] = Bounds(at.start, max(at.start, end))
+        return bounds
+
+    def group_offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Look up committed offsets."""
+        self._found(topic)
+        return dict(self.committed.get((group, topic), {}))
+
+    def commit_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> str | None:
+        """Set committed offsets, or say why not."""
+        if self.is_down:
+            return "the data cluster does not answer"
+        self.committed.setdefault((group, topic), {}).update(offsets)
+        return None
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _found(self, topic: str) -> DataTopic:
+        if self.is_down:
+            raise UnavailableError("the data cluster does not answer")
+        if topic not in self._topics:
+            raise TopicMissing(f"topic {topic!r} does not exist")
+        return self._topics[topic]
+
+
+class MemorySink:
+    """An output in memory that takes each range once, by the rules of the real ones; a frame is a list of places."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[str, int, Place]] = []
+        """Data topic id, generation, and the message."""
+        self.stored: dict[int, StoredPosition] = {}
+        self.while_reading: Callable[[], None] = lambda: None
+        """Called where Spark would read Kafka."""
+        self.after_write: Callable[[], None] = lambda: None
+
+    def counts(self) -> Counter[Place]:
+        """Give how often each message is in the output."""
+        return Counter(place for _, _, place in self.rows)
+
+    def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
+        """Judge each range."""
+        return {one: judge(self.stored.get(one.partition), one) for one in ranges}
+
+    def write(
+        self,
+        frame: "DataFrame",
+        ranges: Sequence[ClaimedRange],
+        offsets_read: OffsetsRead,
+        before_commit: BeforeCommit = lambda: None,
+    ) -> WriteOutcome:
+        """Take all ranges that are not there yet, in one step."""
+        self.while_reading()
+        before_commit()
+        verdicts = self.verdicts(ranges)
+        taken = tuple(one for one in ranges if verdicts[one] is not Verdict.SKIP)
+        for one in taken:
+            self._replace(one, offsets_read()[one.partition])
+        places = cast("list[Place]", frame)
+        by_partition = {one.partition: one for one in taken}
+        for place in places:
+            if place[0] in by_partition:
+                one = by_partition[place[0]]
+                self.rows.append((one.data_topic_id, one.generation, place))
+        for one in taken:
+            self.stored[one.partition] = StoredPosition(
+                one.coordination_topic_id, one.data_topic_id, one.generation, one.epoch, one.end
+            )
+        self.after_write()
+        return WriteOutcome(taken, tuple(one for one in ranges if one not in taken), {})
+
+    def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:  # noqa: ARG002 - as `Sink`
+        """Rows have offsets: always."""
+        return None
+
+    def _replace(self, one: ClaimedRange, intervals: Iterable[tuple[int, int]]) -> None:
+        gone = {(one.partition, offset) for start, end in intervals for offset in range(start, end)}
+        self.rows = [
+            row for row in self.rows if not (row[0] == one.data_topic_id and row[1] < one.generation and row[2] in gone)
+        ]
+
+
+class MeddledLog(KillableLog):
+    """A log that lets `meddle` happen just before or after the append at `at`, once, and goes on."""
+
+    def __init__(self, log: CoordinationLog, at: KillPoint, meddle: Callable[[], object]) -> None:
+        super().__init__(log, at)
+        self._meddle = meddle
+
+    def _die(self) -> None:
+        if self.at is not None:
+            self.at = None
+            self._meddle()
+
+
+@dataclass(slots=True)
+class Scene:
+    """One coordination topic, data topics, a clock, an output for each of two kinds, and members that come and go."""
+
+    clock: ManualClock = field(default_factory=ManualClock)
+    data: DataTopics = field(default_factory=DataTopics)
+    sink: MemorySink = field(default_factory=MemorySink)
+    processed: Counter[Place] = field(default_factory=Counter)
+    """What was processed by members without a sink: an output that cannot be undone."""
+    announced: list[ClaimedRange] = field(default_factory=list)
+    broker: MemoryBroker = field(init=False)
+    _members: int = 0
+
+    def __post_init__(self) -> None:
+        """Make the coordination topic."""
+        self.broker = MemoryBroker(4, now_ms=self.clock.wall_ms)
+
+    def log(self) -> MemoryLog:
+        """Open a log."""
+        return MemoryLog(self.broker)
+
+    def meddled(self, side: Side, record: str, meddle: Callable[[], object], count: int = 1) -> MeddledLog:
+        """Open a log that calls `meddle` on that side of the `count`th append of records of type `record`."""
+        return MeddledLog(self.log(), KillPoint(side, record, count), meddle)
+
+    def delivery(
+        self,
+        mode: DeliveryMode = DeliveryMode.AT_LEAST_ONCE,
+        *,
+        settings: Settings | None = None,
+        log: CoordinationLog | None = None,
+        **extra: Any,  # noqa: ANN401 - the fields of a Delivery
+    ) -> Delivery:
+        """Open a member of the group."""
+        self._members += 1
+        return Delivery(
+            log=log or self.log(),
+            data=cast("Topics", self.data),
+            connection=KafkaConnection(bootstrap_servers="127.0.0.1:1"),
+            group=GROUP,
+            client=f"client{self._members}",
+            run_id=f"run{self._members}",
+            settings=settings or Settings(HI_MS, RuleSet.NATIVE, mode),
+            announce=self.announced.extend,
+            clock=self.clock,
+            **extra,
+        )
+
+    def batch(self, delivery: Delivery, **limits: Any) -> ClaimedBatch:  # noqa: ANN401 - as `BatchRequest`
+        """Give a batch of `TOPIC` with these limits, with the sink if the mode has one."""
+        has_sink = delivery.settings.delivery is DeliveryMode.EFFECTIVELY_ONCE
+        return delivery.claimed_batch(BatchRequest(topic=TOPIC, **limits), self.sink if has_sink else None)
+
+    def process(self, batch: ClaimedBatch) -> None:
+        """Read the batch's messages and put them into the output of its mode."""
+        batch.begin_processing()
+        messages = self.data.read(batch.ranges)
+        if batch.mode is DeliveryMode.EFFECTIVELY_ONCE:
+            batch.write(cast("DataFrame", messages))
+        else:
+            self.processed.update(messages)
+
+    def work(self, delivery: Delivery, **limits: Any) -> ClaimedBatch:  # noqa: ANN401 - as `BatchRequest`
+        """Claim, process and commit one batch."""
+        with self.batch(delivery, **limits) as batch:
+            if batch.idle is None:
+                self.process(batch)
+        return batch
+
+    def drain(self, delivery: Delivery, **limits: Any) -> list[ClaimedBatch]:  # noqa: ANN401
+        """Work batch after batch until one is idle; the last one is."""
+        batches = []
+        for _ in range(100):
+            batches.append(self.work(delivery, **limits))
+            if batches[-1].idle is not None:
+                return batches
+        raise AssertionError("endless")
+
+    def counts(self, mode: DeliveryMode) -> Counter[Place]:
+        """Give how often each message is in the output of `mode`."""
+        return self.sink.counts() if mode is DeliveryMode.EFFECTIVELY_ONCE else self.processed
+
+    def wait_until_stale(self) -> None:
+        """Let so much time pass that every owner is stale."""
+        self.clock.advance(2 * HI_MS + 1)
+
+    def key(self, partition: int = 0, topic: str = TOPIC) -> Key:
+        """Read the state of one key anew."""
+        return replace(Rationalizer(self.log()).catch_up().key(GROUP, topic, partition))
+
+    def values(self, topic: str = TOPIC) -> list[str]:
+        """Give all records in the coordination partition of `topic`."""
+        return [(value or b"").decode() for _, _, value in self.broker.records(self._home(topic))]
+
+    def say(self, message: Message, topic: str = TOPIC) -> int:
+        """Append `message` where `topic` lies, as another member would, and give its log offset."""
+        return self.broker.append(self._home(topic), render(message))
+
+    def about(self, kind: type[Message], instance: str, partition: int = 0, **tail: Any) -> int:  # noqa: ANN401
+        """Append a record about a key of `TOPIC`, as `instance`, and give its log offset."""
+        fields: dict[str, Any] = {"instance": instance, "client": f"{instance}'s client", "group": GROUP, "time_s": 0}
+        return self.say(kind(topic=TOPIC, partition=partition, **fields, **tail))
+
+    def pause(self, seconds: int = 3_600, instance: str = "ops.1") -> None:
+        """Pause the group everywhere."""
+        until_s = self.clock.wall_ms() // 1_000 + seconds
+        message = ReleaseGroup(instance=instance, client="ops", group=GROUP, time_s=0, expiry_s=until_s)
+        for partition in range(self.broker.identity.partitions):
+            self.broker.append(partition, render(message))
+
+    def _home(self, topic: str) -> int:
+        return coordination_partition(topic, self.broker.identity.partitions)

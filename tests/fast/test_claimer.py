@@ -1,0 +1,567 @@
+"""How a claimer comes to hold partitions: settings, claims, dead owners, the data topic's id (PROTOCOL.md 6).
+
+On a log in memory whose faults a test chooses.
+"""
+
+import logging
+import threading
+
+import pytest
+
+from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import (
+    ClaimLost,
+    ConfigurationError,
+    GroupPaused,
+    NotCertain,
+    SettingsDiffer,
+    UnavailableError,
+)
+from marshal_dagster.protocol.messages import (
+    ClaimingPartition,
+    DeliveryMode,
+    ReleaseGroup,
+    RevokingClaim,
+    RuleSet,
+    Settings,
+    render,
+)
+from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.state import Owner
+from marshal_dagster.testing import MemoryLog
+from tests.faulty_log import Fault, FaultyLog, Interrupted, of_type
+from tests.members import (
+    GROUP,
+    HI_MS,
+    OTHER_TOPIC_ID,
+    SETTINGS,
+    TOPIC,
+    TOPIC_ID,
+    Site,
+    about,
+    faulty,
+    raiser,
+    sent_by,
+    settings_record,
+)
+
+
+@pytest.fixture
+def site() -> Site:
+    """A coordination topic of its own."""
+    return Site()
+
+
+# Who claims
+
+
+def test_each_tenure_has_an_instance_id_of_its_own() -> None:
+    """An instance id is the run's id, a dot, and what was never used before."""
+    ids = {new_instance_id("run1") for _ in range(100)}
+
+    assert len(ids) == 100
+    assert all(one.startswith("run1.") for one in ids)
+    assert Member("g", "c", "run1.aa").anew().instance.rpartition(".")[0] == "run1"
+
+
+@pytest.mark.parametrize("field", ["group", "client", "instance"])
+@pytest.mark.parametrize("name", ["", "a/b", "a\nb", "x" * 256])
+def test_a_name_that_no_record_carries_is_refused(field: str, name: str) -> None:
+    """A group, client or instance id that would break a record is an error naming the field."""
+    fields = {"group": "g", "client": "c", "instance": "i"} | {field: name}
+
+    with pytest.raises(ConfigurationError, match=field):
+        Member(**fields)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (Settings(HI_MS, features=("ranges",)), "features"),
+        (Settings(60_000, RuleSet.GO, DeliveryMode.AT_MOST_ONCE), "at_least_once"),
+        (Settings(60_000, RuleSet.GO, DeliveryMode.EFFECTIVELY_ONCE), "at_least_once"),
+        (Settings(HI_MS, RuleSet.GO), "60000"),
+        (Settings(0), "heartbeat interval"),
+    ],
+)
+def test_settings_that_a_member_cannot_keep_are_refused(site: Site, settings: Settings, said: str) -> None:
+    """A member does not begin under settings that it does not know, or that the rule set cannot promise."""
+    with pytest.raises(ConfigurationError, match=said):
+        site.claimer(settings=settings)
+
+
+def test_a_log_that_holds_records_back_too_long_is_refused(site: Site) -> None:
+    """Records may wait to be sent for a quarter of the heartbeat interval: a log opened for a longer one is refused."""
+
+    class SlowLog(MemoryLog):
+        delivery_timeout_ms = HI_MS // 4 + 1
+
+    with pytest.raises(ConfigurationError, match="heartbeat interval"):
+        site.claimer(log=FaultyLog(SlowLog(site.broker)))
+
+
+def test_a_topic_that_is_not_followed_is_refused(site: Site) -> None:
+    """A claimer needs a rationalizer that follows its topic's coordination partition."""
+    others = (f"topic{number}" for number in range(100))
+    elsewhere = next(name for name in others if coordination_partition(name, site.partitions) != site.home)
+    rationalizer = Rationalizer(site.log(), topics=[elsewhere], clock=site.clock)
+
+    with pytest.raises(ConfigurationError, match="does not follow"):
+        Claimer(rationalizer, Member(GROUP, "c", "run1.0"), TOPIC, SETTINGS)
+
+
+# Settings
+
+
+def test_the_first_member_gives_the_group_its_settings_everywhere(site: Site) -> None:
+    """A group without settings gets the first member's, in every coordination partition."""
+    site.member()
+
+    found = [partition.groups[GROUP].settings for partition in site.world().partitions.values()]
+    assert found == [SETTINGS] * site.partitions
+
+
+def test_a_member_of_other_settings_does_not_claim(site: Site) -> None:
+    """A member configured otherwise than the settings in force claims nothing and is told which value differs."""
+    site.member()
+    other = site.claimer(settings=Settings(20_000))
+
+    with pytest.raises(SettingsDiffer, match=r"heartbeat interval.*20000 here, 10000 in force"):
+        other.agree_on_settings()
+    with pytest.raises(SettingsDiffer):
+        other.claim([0])
+    assert site.owner() is None
+
+
+def test_a_group_that_uses_a_feature_unknown_here_is_left_alone(site: Site) -> None:
+    """Settings that name a feature which a member does not know keep it from claiming."""
+    for partition in range(site.partitions):
+        site.broker.append(partition, render(settings_record(Settings(HI_MS, features=("ranges",)))))
+
+    with pytest.raises(SettingsDiffer, match="ranges"):
+        site.claimer().agree_on_settings()
+
+
+def test_half_written_settings_are_completed(site: Site) -> None:
+    """Settings that reached only some coordination partitions are completed with the same values."""
+    elsewhere = (site.home + 1) % site.partitions
+    site.broker.append(elsewhere, render(settings_record(SETTINGS)))
+
+    site.member()
+
+    found = [partition.groups[GROUP].settings_accepted for partition in site.world().partitions.values()]
+    assert found == [True] * site.partitions
+
+
+def test_half_written_settings_are_not_completed_with_other_values(site: Site) -> None:
+    """A member of other settings than those written elsewhere does not complete them."""
+    elsewhere = (site.home + 1) % site.partitions
+    site.broker.append(elsewhere, render(settings_record(Settings(20_000))))
+
+    with pytest.raises(SettingsDiffer, match="20000 in force"):
+        site.claimer().agree_on_settings()
+    assert site.values() == []
+
+
+def test_settings_in_the_log_without_acknowledgement_count(site: Site) -> None:
+    """Settings whose acknowledgements were lost are found by reading, and hold."""
+    member = site.claimer()
+    faulty(member).fail(Fault.LOST_ACK)
+
+    member.agree_on_settings()
+
+    assert member.group.settings_accepted
+
+
+def test_settings_that_did_not_reach_the_log_are_told_as_that(site: Site) -> None:
+    """A group that could not be given settings is not said to have other ones."""
+    member = site.claimer()
+    faulty(member).fail(Fault.FAILED)
+
+    with pytest.raises(UnavailableError, match="settings"):
+        member.agree_on_settings()
+
+
+def test_settings_that_change_while_a_claim_is_under_way_end_it(site: Site) -> None:
+    """A claim won under settings that changed before it was read back is released unused."""
+    site.member()
+    member = site.member()
+    site.pause(60)
+    site.say(settings_record(Settings(20_000)))
+    site.say(ReleaseGroup(instance="ops.1", client="ops", group=GROUP, time_s=0, expiry_s=0))
+
+    with pytest.raises(SettingsDiffer):
+        member.claim([0])
+
+    assert site.owner() is None
+    assert not member.claims
+
+
+# Claiming
+
+
+def test_many_partitions_are_claimed_with_one_append(site: Site) -> None:
+    """All partitions are asked for at once, and all that were free are won."""
+    member = site.member()
+    appends: list[int] = []
+    log = faulty(member)
+    log.before_append = lambda: appends.append(len(log.seen))
+    before = len(log.seen)
+
+    won = member.claim(range(100))
+
+    assert sorted(claim.partition for claim in won) == list(range(100))
+    assert appends == [before + 100]
+
+
+def test_a_claim_names_its_epoch(site: Site) -> None:
+    """A won claim's epoch is the log offset of the record that won it."""
+    member = site.member()
+
+    (claim,) = member.claim([7])
+
+    ((offset, _, value),) = [
+        each for each in site.broker.records(site.home) if b"ClaimingPartition" in (each[2] or b"")
+    ]
+    assert claim.epoch == offset
+    assert b"/7" in (value or b"")
+
+
+def test_what_a_live_owner_holds_is_not_won(site: Site) -> None:
+    """Of the partitions asked for those are won that had no live owner."""
+    site.owner_of(1)
+    member = site.member()
+
+    won = member.claim([0, 1, 2])
+
+    assert [claim.partition for claim in won] == [0, 2]
+
+
+def test_a_stale_owner_is_replaced(site: Site) -> None:
+    """A partition whose owner was silent for more than two heartbeat intervals is won by who asks."""
+    site.owner_of(0)
+    member = site.member()
+    site.clock.advance(2 * HI_MS)
+    assert member.claim([0]) == []
+
+    site.clock.advance(1)
+    assert len(site.member().claim([0])) == 1
+
+
+def test_of_two_the_first_in_the_log_wins(site: Site) -> None:
+    """Two members that ask at the same time both read the same winner."""
+    first, second = site.member(), site.member()
+
+    def first_is_faster() -> None:
+        first.claim([0])
+
+    faulty(second).before_append = first_is_faster
+
+    assert second.claim([0]) == []
+    assert list(first.claims) == [0]
+    assert site.owner() == first.member.instance
+
+
+def test_a_twin_with_the_same_instance_id_is_not_mistaken_for_oneself(site: Site) -> None:
+    """A claim is won only by the record that this very process appended, known by its log offset."""
+    site.member()
+    twin = site.claimer(instance="run.same")
+    member = site.claimer(instance="run.same")
+    twin.claim([0])
+
+    assert member.claim([0]) == []
+
+
+def test_a_partition_is_asked_for_once_in_a_tenure(site: Site) -> None:
+    """An instance appends one ClaimingPartition for each key, however often it is asked to, released ones too."""
+    site.owner_of(1)
+    member = site.member()
+
+    member.claim([0, 0, 1])
+    member.claim([0, 1])
+    member.release()
+    member.claim([0, 1])
+
+    assert sent_by(site, member.member.instance).count("ClaimingPartition") == 2
+
+
+def test_no_more_claims_than_allowed(site: Site) -> None:
+    """No more partitions are asked for than may be held, counting those held already."""
+    member = site.member()
+    member.claim([0])
+
+    won = member.claim([1, 2, 3, 4], max_claims=3)
+
+    assert [claim.partition for claim in won] == [1, 2]
+    assert member.claim([5], max_claims=3) == []
+
+
+def test_a_paused_group_is_not_claimed(site: Site) -> None:
+    """While the group is paused by another nothing is claimed, and the error says until when and by whom."""
+    member = site.member()
+    site.pause(60)
+    member.rationalizer.catch_up()
+
+    with pytest.raises(GroupPaused, match=r"ops\.1"):
+        member.claim([0])
+    assert member.paused_until_s() is not None
+    assert not any("ClaimingPartition" in value for value in site.values())
+
+
+def test_a_pause_that_is_over_by_the_members_clock_is_tried(site: Site) -> None:
+    """That a pause has ended is taken from one's own clock: the time of a silent log stands still."""
+    member = site.member()
+    site.pause(60)
+    member.rationalizer.catch_up()
+    site.clock.advance(60_000)
+
+    assert member.paused_until_s() is None
+    assert len(member.claim([0])) == 1
+
+
+def test_who_paused_the_group_may_claim(site: Site) -> None:
+    """The instance that paused the group claims in it."""
+    site.member()
+    site.pause(60, instance="ops.7")
+    member = site.claimer(instance="ops.7")
+
+    assert len(member.claim([0])) == 1
+
+
+def test_nobody_claims_from_a_log_that_is_only_observed(site: Site) -> None:
+    """Where retention has cut the log a member neither agrees on settings nor claims."""
+    site.owner_of(0)
+    site.broker.retain_from(site.home, 2)
+    member = site.claimer()
+
+    for step in (member.agree_on_settings, lambda: member.claim([1])):
+        with pytest.raises(NotCertain, match="only be observed"):
+            step()
+    assert sent_by(site, member.member.instance) == []
+
+
+def test_a_claim_without_acknowledgement_is_not_continued(site: Site) -> None:
+    """What a claim whose acknowledgement was lost has won is revoked under another instance id, and not held."""
+    member = site.member()
+    faulty(member).fail(Fault.LOST_ACK, of_type("ClaimingPartition", partition=1))
+
+    won = member.claim([0, 1, 2])
+
+    assert [claim.partition for claim in won] == [0, 2]
+    assert site.owner(1) is None
+    assert "RevokingClaim" not in sent_by(site, member.member.instance)
+    assert len(site.member().claim([1])) == 1
+
+
+def test_a_claim_that_arrives_late_is_revoked_on_leaving(site: Site) -> None:
+    """A claim that reaches the log only after it was given up is looked for again when the member leaves."""
+    member = site.member()
+    faulty(member).fail(Fault.LATE, of_type("ClaimingPartition", partition=1))
+    member.claim([0, 1])
+    faulty(member).arrive()
+    assert site.owner(1) == member.member.instance
+
+    member.release()
+
+    assert site.owner(1) is None
+
+
+@pytest.mark.parametrize("where", ["before_append", "after_append", "before_read"])
+def test_an_interrupted_claim_leaves_nothing_behind(site: Site, where: str) -> None:
+    """A claim that is interrupted anywhere is undone by the release that follows."""
+    member = site.member()
+    setattr(faulty(member), where, raiser(Interrupted()))
+    with pytest.raises(Interrupted):
+        member.claim([0, 1])
+    faulty(member).recover()
+
+    member.release()
+
+    assert (site.owner(0), site.owner(1)) == (None, None)
+    assert len(site.member().claim([0, 1])) == 2
+
+
+def test_a_claim_that_cannot_be_read_back_leaves_nothing_behind(site: Site) -> None:
+    """A claim that was appended when the broker went away is undone by the release that follows its return."""
+    member = site.member()
+    faulty(member).after_append = lambda: setattr(faulty(member), "is_down", True)
+    with pytest.raises(UnavailableError):
+        member.claim([0])
+    faulty(member).recover()
+
+    member.release()
+
+    assert site.owner(0) is None
+
+
+def test_unacknowledged_records_are_told_in_one_line(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """A thousand records that were not acknowledged make one line in the log, not a thousand."""
+    member = site.member()
+    faulty(member).fail(Fault.FAILED)
+
+    with caplog.at_level(logging.WARNING):
+        member.claim(range(1_000))
+
+    assert [record.getMessage() for record in caplog.records if "acknowledge" in record.getMessage()] == [
+        "1000 of 1000 records (ClaimingPartition) were not acknowledged: no acknowledgement came"
+    ]
+
+
+def test_the_entire_topic_or_nothing(site: Site) -> None:
+    """Partition 0 is the key to the topic: whoever does not get it asks for nothing else."""
+    site.owner_of(0)
+    member = site.member()
+
+    assert member.claim_entire_topic(range(4)) == []
+    assert sent_by(site, member.member.instance) == []
+
+
+def test_the_entire_topic_is_claimed(site: Site) -> None:
+    """With partition 0 come all others that are free."""
+    site.owner_of(2)
+    member = site.member()
+
+    won = member.claim_entire_topic(range(4))
+
+    assert sorted(claim.partition for claim in won) == [0, 1, 3]
+
+
+# Who is dead
+
+
+def test_claims_of_the_dead_are_revoked_and_taken(site: Site) -> None:
+    """What an owner known to be dead held is revoked by its epoch and won with the same append."""
+    dead = site.owner_of(0, 1)
+    site.owner_of(2)
+    member = site.member()
+
+    won = member.claim([0, 1, 2], is_dead=lambda owner: owner.instance == dead.member.instance)
+
+    assert [claim.partition for claim in won] == [0, 1]
+    assert sent_by(site, member.member.instance)[:2] == ["RevokingClaim", "RevokingClaim"]
+
+
+def test_an_owner_is_judged_once_and_without_holding_others_up(site: Site) -> None:
+    """Whether an owner is dead is asked once for all that it holds, while other threads go on reading."""
+    site.owner_of(*range(50))
+    member = site.member()
+    asked: list[Owner] = []
+
+    def is_dead(owner: Owner) -> bool:
+        asked.append(owner)
+        free = threading.Thread(target=member.rationalizer.catch_up)
+        free.start()
+        free.join(5)
+        assert not free.is_alive()
+        return True
+
+    assert len(member.claimable(range(50), is_dead=is_dead)) == 50
+    assert len(asked) == 1
+    member.claim(range(50), is_dead=is_dead)
+    assert len(asked) == 2
+
+
+def test_a_claim_made_after_the_look_is_not_revoked(site: Site) -> None:
+    """A revocation takes the claim that was seen, by its epoch: who claimed in between keeps it."""
+    dead = site.owner_of(0)
+    member = site.member()
+
+    def other_comes() -> None:
+        faulty(member).before_append = lambda: None
+        site.say(about(RevokingClaim, "ops.1", epoch=dead.claims[0].epoch))
+        site.say(about(ClaimingPartition, "other.1"))
+
+    faulty(member).before_append = other_comes
+
+    assert member.claim([0], is_dead=lambda _: True) == []
+    assert site.owner(0) == "other.1"
+
+
+def test_claimable_leaves_out_what_is_held_and_what_failed_too_often(site: Site) -> None:
+    """Those partitions look free that have no live owner and no plan tried as often as allowed."""
+    owner = site.owner_of(0, 1)
+    owner.plan({1: 5})
+    owner.release([1])
+    site.member().claim([1])
+    member = site.member()
+    assert member.claimable([0, 1, 2]) == [2]
+
+    site.clock.advance(2 * HI_MS + 1)
+
+    assert member.claimable([0, 1, 2], max_attempts=1) == [0, 2]
+    assert member.claimable([0, 1, 2], max_attempts=2) == [0, 1, 2]
+
+
+def test_revoke_tells_what_it_took(site: Site) -> None:
+    """Claims are taken by partition and epoch, and only those that are still of that epoch."""
+    owner = site.owner_of(0, 1)
+    epochs = {number: claim.epoch for number, claim in owner.claims.items()}
+    member = site.member()
+
+    assert member.revoke({0: epochs[0], 1: epochs[1] + 1}) == frozenset({0})
+    assert site.owner(0) is None
+    assert site.owner(1) == owner.member.instance
+
+
+def test_a_revocation_of_ones_own_former_claim_comes_from_another_instance(site: Site) -> None:
+    """An instance that released a key sends no record for it any more, not even a revocation."""
+    member = site.owner_of(0)
+    epoch = member.claims[0].epoch
+    member.release()
+    before = sent_by(site, member.member.instance)
+
+    member.revoke({0: epoch})
+
+    assert sent_by(site, member.member.instance) == before
+
+
+# The data topic
+
+
+def test_the_data_topic_is_written_down(site: Site) -> None:
+    """A key without data topic id gets it; one that has it gets no record."""
+    member = site.member()
+    member.claim([0])
+
+    member.name_data_topic(TOPIC_ID)
+    member.name_data_topic(TOPIC_ID)
+
+    assert site.key().data_topic_id == TOPIC_ID
+    assert sent_by(site, member.member.instance).count("DataTopic") == 1
+
+
+def test_without_the_data_topics_id_a_claim_is_released(site: Site) -> None:
+    """A key for which the data topic's id was not seen accepted is released, and the others stay."""
+    member = site.member()
+    member.claim([0, 1])
+    faulty(member).fail(Fault.FAILED, of_type("DataTopic", partition=1))
+
+    with pytest.raises(ClaimLost, match=r"orders/1.*data topic"):
+        member.name_data_topic(TOPIC_ID)
+
+    assert site.owner(1) is None
+    assert site.owner(0) == member.member.instance
+
+
+def test_a_data_topic_id_without_acknowledgement_is_found_by_reading(site: Site) -> None:
+    """An id that is in the log counts, though its acknowledgement was lost."""
+    member = site.member()
+    member.claim([0])
+    faulty(member).fail(Fault.LOST_ACK, of_type("DataTopic"))
+
+    member.name_data_topic(TOPIC_ID)
+
+    assert member.claims[0].data_topic_id == TOPIC_ID
+
+
+def test_another_data_topic_id_is_not_replaced(site: Site) -> None:
+    """Where a key has another id than the cluster's nothing is written: a person must set the position."""
+    site.owner_of(0).release()
+    member = site.member()
+    member.claim([0])
+
+    member.name_data_topic(OTHER_TOPIC_ID)
+
+    assert site.key().data_topic_id == TOPIC_ID
+    assert "DataTopic" not in sent_by(site, member.member.instance)

@@ -1,0 +1,616 @@
+"""How a claimer keeps what it holds, plans, commits and leaves (PROTOCOL.md 6).
+
+On a log in memory whose faults a test chooses.
+"""
+
+import logging
+import threading
+from functools import partial
+
+import pytest
+
+from marshal_dagster.coordination.claimer import Claimer, Member
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import (
+    ClaimLost,
+    ConfigurationError,
+    NotCommitted,
+    PlanRejected,
+    UnavailableError,
+)
+from marshal_dagster.protocol.messages import (
+    ClaimingMessages,
+    DeliveryMode,
+    Heartbeat,
+    RuleSet,
+    Settings,
+)
+from tests.faulty_log import Fault, Interrupted, of_type
+from tests.members import (
+    HI_MS,
+    SETTINGS,
+    TOPIC,
+    Site,
+    about,
+    faulty,
+    raiser,
+    sent_by,
+)
+
+AT_MOST_ONCE = Settings(HI_MS, RuleSet.NATIVE, DeliveryMode.AT_MOST_ONCE)
+
+
+@pytest.fixture
+def site() -> Site:
+    """A coordination topic of its own."""
+    return Site()
+
+
+# Staying
+
+
+def test_a_heartbeat_keeps_the_claim(site: Site) -> None:
+    """A member that beats once in each interval holds its claim for as long as it likes."""
+    member = site.owner_of(0)
+
+    for _ in range(10):
+        site.clock.advance(HI_MS)
+        member.beat()
+
+    member.check([0])
+    assert site.member().claim([0]) == []
+
+
+def test_a_heartbeat_carries_the_offset_where_the_key_stands(site: Site) -> None:
+    """Heartbeats before the commit carry the state's offset; a key without offset waits for its start."""
+    member = site.member()
+    member.claim([0, 1])
+    member.beat()
+    assert "Heartbeat" not in sent_by(site, member.member.instance)
+
+    member.beat({0: 7})
+    member.beat()
+
+    assert site.key(0).offset == 7
+    assert site.key(1).offset is None
+
+
+def test_a_start_moves_no_offset_that_is_known(site: Site) -> None:
+    """The start given for a key that has an offset is not taken: it would commit what nobody processed."""
+    member = site.owner_of(0)
+
+    member.beat({0: 50})
+
+    assert site.key().offset == 0
+
+
+def test_no_heartbeat_for_what_is_not_held(site: Site) -> None:
+    """A start for a partition that was released is an error, and nothing is sent for it."""
+    member = site.owner_of(0, 1)
+    member.release([1])
+    before = site.values()
+
+    with pytest.raises(ClaimLost, match="orders/1"):
+        member.beat({1: 0})
+    assert site.values() == before
+
+
+def test_the_lease_counts_from_sending(site: Site) -> None:
+    """A lease runs from the sending of the last accepted heartbeat, not from when its acknowledgement came."""
+    member = site.owner_of(0)
+    site.clock.advance(1_000)
+    faulty(member).after_append = lambda: site.clock.advance(3_000)
+
+    member.beat()
+
+    assert member.lease_left_ms() == 2 * HI_MS - HI_MS / 10 - 3_000
+
+
+def test_a_heartbeat_without_acknowledgement_renews_no_lease(site: Site) -> None:
+    """A heartbeat that is not known to be in the log is an error, and the lease runs on."""
+    member = site.owner_of(0)
+    site.clock.advance(HI_MS)
+    before = member.lease_left_ms()
+    faulty(member).fail(Fault.LOST_ACK, of_type("Heartbeat"))
+
+    with pytest.raises(NotCommitted, match="lease runs on"):
+        member.beat()
+
+    assert member.lease_left_ms() == before
+    member.check([0])
+
+
+def test_a_member_whose_lease_ended_sends_nothing_more(site: Site) -> None:
+    """Past its lease a member stops by itself, though nobody has taken the claim, and purges what waits to be sent."""
+    member = site.owner_of(0)
+    site.clock.advance(2 * HI_MS - HI_MS / 10)
+    before = site.values()
+
+    for step in (member.beat, member.check, partial(member.commit, {0: 5}), partial(member.plan, {0: 5})):
+        with pytest.raises(ClaimLost, match="lease ended"):
+            step()
+    member.release()
+
+    assert site.values() == before
+    assert faulty(member).purged
+
+
+def test_nothing_is_sent_that_could_arrive_after_the_lease(site: Site) -> None:
+    """With less of the lease left than a record may wait to be sent, none is sent."""
+    member = site.owner_of(0)
+    site.clock.advance(2 * HI_MS - HI_MS / 10 - HI_MS / 4 - 1)
+    member.check([0])
+    site.clock.advance(1)
+    before = site.values()
+
+    with pytest.raises(ClaimLost):
+        member.beat()
+    assert site.values() == before
+
+
+def test_a_member_fences_itself_while_the_broker_is_down(site: Site) -> None:
+    """Without a broker the lease is not renewed, and the member stops at its end."""
+    member = site.owner_of(0)
+    faulty(member).is_down = True
+    site.clock.advance(HI_MS)
+    with pytest.raises((NotCommitted, UnavailableError)):
+        member.beat()
+    member.check([0])
+
+    site.clock.advance(HI_MS)
+
+    with pytest.raises(ClaimLost, match="lease ended"):
+        member.check([0])
+
+
+def test_who_lost_a_claim_is_told_who_holds_it(site: Site) -> None:
+    """A heartbeat of who was replaced is refused, and the error names the new owner."""
+    member = site.owner_of(0)
+    successor = site.member()
+    successor.claim([0], is_dead=lambda _: True)
+
+    with pytest.raises(ClaimLost, match=successor.member.instance):
+        member.beat()
+    with pytest.raises(ClaimLost):
+        member.commit({0: 10})
+    member.release()
+
+    assert site.owner(0) == successor.member.instance
+
+
+def test_who_lost_one_claim_sends_nothing_more_for_it(site: Site) -> None:
+    """A lost key gets no further record from the instance that lost it; the release of the others goes on."""
+    member = site.owner_of(0, 1)
+    site.member().claim([0], is_dead=lambda _: True)
+    with pytest.raises(ClaimLost):
+        member.beat()
+    before = len(site.values())
+
+    member.release()
+
+    assert [value.split("/")[7] for value in site.values()[before:]] == ["1"]
+
+
+def test_check_waits_for_nobody_that_waits_for_it(site: Site) -> None:
+    """A thread that looks at the state while it checks its claims does not stop another that beats."""
+    member = site.owner_of(0)
+    lock = member.rationalizer.lock
+
+    def beat() -> None:
+        for _ in range(200):
+            member.beat()
+
+    def look() -> None:
+        for _ in range(2_000):
+            with lock:
+                member.check([0])
+
+    threads = [threading.Thread(target=work, daemon=True) for work in (beat, look)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_the_lease_is_told_without_waiting(site: Site) -> None:
+    """How much of the lease is left is told while another thread waits for the broker."""
+    member = site.owner_of(0)
+    waiting, done = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        waiting.set()
+        done.wait(20)
+
+    faulty(member).before_append = wait
+    thread = threading.Thread(target=member.beat)
+    thread.start()
+    waiting.wait(20)
+
+    assert member.lease_left_ms() is not None
+    done.set()
+    thread.join()
+
+
+# Planning
+
+
+def test_a_plan_is_written_down(site: Site) -> None:
+    """A plan is in the log and in the claim once it was read back."""
+    member = site.owner_of(0)
+
+    member.plan({0: 10})
+
+    assert member.claims[0].plan_end == site.key().plan_end == 10
+
+
+def test_a_plan_that_the_log_refuses_is_an_error(site: Site) -> None:
+    """An open plan is not replaced; the error says so."""
+    member = site.owner_of(0)
+    member.plan({0: 10})
+
+    with pytest.raises(PlanRejected, match="another plan is open"):
+        member.plan({0: 20})
+
+
+def test_a_plan_in_a_paused_group_is_an_error(site: Site) -> None:
+    """Nothing is planned while the group is paused."""
+    member = site.owner_of(0)
+    site.pause(60)
+
+    with pytest.raises(PlanRejected, match="paused"):
+        member.plan({0: 10})
+
+
+def test_a_plan_without_acknowledgement_is_found_by_reading(site: Site) -> None:
+    """A plan that is in the log counts, though its acknowledgement was lost."""
+    member = site.owner_of(0)
+    faulty(member).fail(Fault.LOST_ACK, of_type("ClaimingMessages"))
+
+    member.plan({0: 10})
+
+    assert member.claims[0].plan_end == 10
+
+
+def test_a_plan_that_is_not_in_the_log_is_an_error(site: Site) -> None:
+    """A plan that reached the log nowhere is not worked on."""
+    member = site.owner_of(0)
+    faulty(member).fail(Fault.FAILED, of_type("ClaimingMessages"))
+
+    with pytest.raises(PlanRejected, match="not acknowledged"):
+        member.plan({0: 10})
+
+
+def test_planning_what_was_lost_tells_the_loss(site: Site) -> None:
+    """A plan for a key that another holds by now is told as a lost claim."""
+    member = site.owner_of(0)
+    site.member().claim([0], is_dead=lambda _: True)
+
+    with pytest.raises(ClaimLost):
+        member.plan({0: 10})
+
+
+def test_the_next_owner_finds_the_plan_and_its_attempts(site: Site) -> None:
+    """An open plan outlives its owner, and each further claim counts as an attempt."""
+    member = site.owner_of(0)
+    member.plan({0: 10})
+    member.release()
+
+    (claim,) = site.member().claim([0])
+
+    assert (claim.offset, claim.plan_end, claim.plan_attempts) == (0, 10, 1)
+
+
+# Committing
+
+
+def test_a_commit_is_seen_in_the_log(site: Site) -> None:
+    """After a commit the state's offset is the one committed, and the plan has ended."""
+    member = site.owner_of(0, 1)
+    member.plan({0: 10, 1: 20})
+
+    member.commit({0: 10, 1: 20})
+
+    assert (site.key(0).offset, site.key(1).offset) == (10, 20)
+    assert site.key(0).plan_end is None
+    assert member.claims[1].offset == 20
+
+
+def test_a_commit_without_acknowledgement_is_settled_by_reading(site: Site) -> None:
+    """A commit that is in the log counts and is not sent again."""
+    member = site.owner_of(0)
+    faulty(member).fail(Fault.LOST_ACK, of_type("Heartbeat"))
+    before = len(site.values())
+
+    member.commit({0: 10})
+
+    assert site.key().offset == 10
+    assert len(site.values()) == before + 1
+
+
+def test_a_commit_that_did_not_arrive_is_sent_again(site: Site) -> None:
+    """A commit that reading did not find is sent again."""
+    member = site.owner_of(0)
+    faulty(member).fail(Fault.FAILED, of_type("Heartbeat"), times=3)
+
+    member.commit({0: 10})
+
+    assert site.key().offset == 10
+
+
+def test_a_commit_is_tried_until_the_lease_ends(site: Site) -> None:
+    """Without a broker a commit is tried, with pauses, for as long as the lease lasts; then the claim is lost."""
+    member = site.owner_of(0)
+    began_ms = site.clock.lease_ms()
+    faulty(member).is_down = True
+
+    with pytest.raises(ClaimLost, match="lease ended"):
+        member.commit({0: 10})
+
+    spent_ms = site.clock.lease_ms() - began_ms
+    assert 1.5 * HI_MS < spent_ms < 2 * HI_MS
+    assert len(faulty(member).seen) < 300
+    assert site.key().offset == 0
+
+
+def test_nothing_is_sent_before_an_ambiguous_commit_is_settled(site: Site) -> None:
+    """While a commit is not settled by reading, no heartbeat follows it."""
+    member = site.owner_of(0)
+    log = faulty(member)
+    log.is_down = True
+    sent_at_first: list[int] = []
+
+    def another_thread_beats(_: float) -> None:
+        sent_at_first.append(len(log.seen))
+        with pytest.raises(UnavailableError):
+            member.beat()
+        if len(sent_at_first) == 3:
+            log.recover()
+
+    member._pause_s = another_thread_beats
+    member.commit({0: 10})
+
+    assert sent_at_first == [sent_at_first[0]] * 3
+
+
+def test_a_commit_that_comes_back_after_an_outage_counts(site: Site) -> None:
+    """A commit whose fate was unknown while the broker was away is found when it is back, and not sent again."""
+    member = site.owner_of(0)
+    log = faulty(member)
+    log.fail(Fault.LOST_ACK, of_type("Heartbeat"))
+    log.after_append = lambda: setattr(log, "is_down", True)
+    before = len(site.values())
+
+    def back(seconds: float) -> None:
+        site.clock.advance(seconds * 1_000)
+        log.recover()
+
+    member._pause_s = back
+    member.commit({0: 10})
+
+    assert len(site.values()) == before + 1
+
+
+def test_a_commit_of_who_was_replaced_is_an_error(site: Site) -> None:
+    """A commit after another took over moves nothing, and the error names who holds the key."""
+    member = site.owner_of(0)
+    successor = site.member()
+    successor.claim([0], is_dead=lambda _: True)
+
+    with pytest.raises(ClaimLost, match=successor.member.instance):
+        member.commit({0: 10})
+    assert site.key().offset == 0
+
+
+def test_what_was_seen_stays_committed(site: Site) -> None:
+    """When one of several commits is refused, the others are in the log all the same."""
+    member = site.owner_of(0, 1)
+    site.member().claim([1], is_dead=lambda _: True)
+
+    with pytest.raises(ClaimLost, match="orders/1"):
+        member.commit({0: 10, 1: 10})
+    assert (site.key(0).offset, site.key(1).offset) == (10, 0)
+
+
+def test_no_heartbeat_carries_less_than_an_earlier_one(site: Site) -> None:
+    """A commit below what this tenure has sent is refused before anything is sent."""
+    member = site.owner_of(0)
+    member.commit({0: 10})
+    before = site.values()
+
+    with pytest.raises(NotCommitted, match="10"):
+        member.commit({0: 5})
+
+    assert site.values() == before
+
+
+def test_a_commit_that_was_not_sent_is_not_carried_by_a_heartbeat(site: Site) -> None:
+    """When a commit fails before it is sent because one claim is lost, no heartbeat commits the others later."""
+    member = site.owner_of(0, 1)
+    claim = member.claims[1]
+    claim.lease = type(claim.lease)(HI_MS, claim.lease.sent_ms - 2 * HI_MS)
+
+    with pytest.raises(ClaimLost):
+        member.commit({0: 10, 1: 10})
+
+    assert member.claims[0].beat_offset == 0
+    assert member.claims[0].highest_sent == 0
+
+
+def test_a_heartbeat_after_an_ambiguous_commit_carries_it(site: Site) -> None:
+    """A commit that may be in the log is never followed by a heartbeat of a lower offset."""
+    member = site.owner_of(0)
+    log = faulty(member)
+    log.fail(Fault.LATE, of_type("Heartbeat"))
+
+    class Stop(Exception):
+        """Leaves the commit in the middle."""
+
+    def leave(_: float) -> None:
+        raise Stop
+
+    member._pause_s = leave
+    with pytest.raises(Stop):
+        member.commit({0: 10})
+    log.recover()
+
+    member.beat()
+
+    assert [value.split("/")[-1] for value in log.seen if value.startswith("Heartbeat")][-1] == "10"
+
+
+def test_commit_is_not_for_at_most_once(site: Site) -> None:
+    """In at most once nothing counts as committed by reading alone: the commit after processing is refused."""
+    member = site.owner_of(0, settings=AT_MOST_ONCE)
+
+    with pytest.raises(ConfigurationError, match="at_most_once"):
+        member.commit({0: 10})
+
+
+# At most once
+
+
+def test_the_permission_to_process_comes_with_ones_own_commit(site: Site) -> None:
+    """Those partitions may be processed whose offset one's own record moved from the plan's start to its end."""
+    member = site.owner_of(0, 1, settings=AT_MOST_ONCE)
+    member.plan({0: 10, 1: 20})
+
+    assert member.commit_before_processing({0: 10, 1: 20}) == {0, 1}
+    assert (site.key(0).offset, site.key(1).offset) == (10, 20)
+
+
+def test_no_permission_without_acknowledgement(site: Site) -> None:
+    """A commit before processing whose acknowledgement was lost gives no permission, though it is in the log."""
+    member = site.owner_of(0, 1, settings=AT_MOST_ONCE)
+    member.plan({0: 10, 1: 20})
+    faulty(member).fail(Fault.LOST_ACK, of_type("Heartbeat", partition=1))
+
+    assert member.commit_before_processing({0: 10, 1: 20}) == {0}
+    assert site.key(1).offset == 20
+
+
+def test_no_permission_for_what_another_has_moved(site: Site) -> None:
+    """When a twin's record moved the offset first, one's own accepted one gives no permission."""
+    member = site.owner_of(0, settings=AT_MOST_ONCE)
+    member.plan({0: 10})
+    twin = about(Heartbeat, member.member.instance, offset=10)
+
+    def twin_is_faster() -> None:
+        site.say(twin)
+
+    faulty(member).before_append = twin_is_faster
+
+    assert member.commit_before_processing({0: 10}) == frozenset()
+
+
+def test_no_permission_without_a_plan(site: Site) -> None:
+    """Nothing is committed before processing but an open plan, at its end."""
+    member = site.owner_of(0, settings=AT_MOST_ONCE)
+    before = site.values()
+
+    with pytest.raises(PlanRejected, match="plan"):
+        member.commit_before_processing({0: 10})
+    assert site.values() == before
+
+
+def test_no_permission_after_the_lease(site: Site) -> None:
+    """A commit before processing that took longer than the lease gives no permission."""
+    member = site.owner_of(0, settings=AT_MOST_ONCE)
+    member.plan({0: 10})
+    faulty(member).after_append = lambda: site.clock.advance(2 * HI_MS)
+
+    assert member.commit_before_processing({0: 10}) == frozenset()
+
+
+# Leaving
+
+
+def test_a_release_moves_nothing(site: Site) -> None:
+    """What is released is free at once and stands where it stood, its plan open."""
+    member = site.owner_of(0)
+    member.plan({0: 10})
+
+    member.release()
+
+    key = site.key()
+    assert (key.owner, key.offset, key.plan_end) == (None, 0, 10)
+    assert not member.claims
+
+
+def test_what_is_named_twice_is_released_once(site: Site) -> None:
+    """A release sends one record a key, and leaves alone what is not held."""
+    member = site.owner_of(0, 1)
+
+    member.release([0, 0, 7])
+
+    assert sent_by(site, member.member.instance).count("ReleasingPartition") == 1
+    assert list(member.claims) == [1]
+
+
+def test_a_claim_without_offset_is_released(site: Site) -> None:
+    """A claim of a key that has no offset yet is given up without naming one."""
+    member = site.member()
+    member.claim([0])
+
+    member.release()
+
+    assert (site.owner(), site.key().offset) == (None, None)
+
+
+def test_a_release_never_raises(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """A release that fails is a line in the log; the claim goes stale by itself."""
+    member = site.owner_of(0)
+    faulty(member).before_append = raiser(RuntimeError("a client that broke"))
+
+    with caplog.at_level(logging.WARNING):
+        member.release()
+
+    assert "go stale" in caplog.text
+    assert not member.claims
+
+
+def test_a_release_in_a_group_that_one_has_paused_sets_no_position(site: Site) -> None:
+    """The pausing instance that gives a claim up unused leaves position and generation as they are."""
+    site.owner_of(0).release()
+    site.pause(60, instance="ops.7")
+    member = site.claimer(instance="ops.7")
+    member.claim([0])
+
+    member.release()
+
+    assert (site.owner(), site.key().offset, site.key().generation) == (None, 0, 0)
+
+
+def test_a_release_after_an_ambiguous_commit_undoes_nothing(site: Site) -> None:
+    """A commit that was in flight when its owner left stays."""
+    member = site.owner_of(0)
+    log = faulty(member)
+    log.after_append = raiser(Interrupted())
+    with pytest.raises(Interrupted):
+        member.commit({0: 10})
+    log.recover()
+
+    member.release()
+
+    assert (site.key().offset, site.owner()) == (10, None)
+
+
+def test_an_open_plan_keeps_its_end_for_the_next_owner(site: Site) -> None:
+    """A late plan of who released the key changes nothing."""
+    member = site.owner_of(0)
+    member.release()
+    site.say(about(ClaimingMessages, member.member.instance, plan_end=99))
+
+    assert site.key().plan_end is None
+
+
+def test_claims_are_told_apart_by_group_and_topic(site: Site) -> None:
+    """A claimer of another topic or group neither sees nor disturbs these claims."""
+    member = site.owner_of(0)
+    rationalizer = Rationalizer(site.log(), clock=site.clock)
+    rationalizer.catch_up()
+    other = Claimer(rationalizer, Member("other", "c", "run9.0"), TOPIC, SETTINGS, clock=site.clock)
+    other.agree_on_settings()
+
+    assert len(other.claim([0])) == 1
+    member.check([0])

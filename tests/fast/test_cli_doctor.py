@@ -1,0 +1,193 @@
+"""`doctor`: each thing that can be wrong is found, told with why it matters and what mends it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.cli import doctor
+from marshal_dagster.cli.doctor import Finding, State, check_log, check_machine
+from marshal_dagster.protocol.messages import ClaimingPartition, ReleaseGroup, render
+from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.spark.connector import CONNECTOR
+from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
+from tests.cli import call
+
+HOME = coordination_partition("orders", 4)
+CLAIM = render(ClaimingPartition(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1))
+
+
+def fake_java(home: Path, version: str) -> dict[str, str]:
+    """Make a Java of that version, and give the environment that names it."""
+    launcher = home / "bin" / "java"
+    launcher.parent.mkdir(parents=True)
+    launcher.write_text(f"#!/bin/sh\necho 'openjdk version \"{version}\"' >&2\n", encoding="utf-8")
+    launcher.chmod(0o755)
+    return {"JAVA_HOME": str(home)}
+
+
+def fake_spark(home: Path, core: str) -> dict[str, str]:
+    """Make a Spark whose core jar has that name, and give the environment that names it."""
+    (home / "jars").mkdir(parents=True)
+    (home / "jars" / core).touch()
+    return {"SPARK_HOME": str(home)}
+
+
+def on_machine(name: str, environ: Mapping[str, str]) -> Finding:
+    """Give what one check of this machine came to."""
+    (finding,) = (each for each in check_machine(environ) if each.name == name)
+    return finding
+
+
+def in_log(broker: MemoryBroker, clock: ManualClock) -> dict[str, Finding]:
+    """Give what the checks of the log came to, by name."""
+    findings = list(check_log(MemoryLog(broker), "__marshal", timeout_s=1, clock=clock))
+    assert len({each.name for each in findings}) == len(findings)
+    return {each.name: each for each in findings}
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands."""
+    return ManualClock()
+
+
+@pytest.fixture
+def broker(clock: ManualClock) -> MemoryBroker:
+    """A coordination topic with one claim, made by that clock."""
+    broker = MemoryBroker(4, now_ms=clock.wall_ms)
+    broker.append(HOME, CLAIM)
+    return broker
+
+
+def is_complete(finding: Finding) -> bool:
+    """Tell whether a problem says what, why and what to do."""
+    return finding.state is State.PROBLEM and all((finding.found, finding.why, finding.mend))
+
+
+def test_a_java_that_fits_is_named(tmp_path: Path) -> None:
+    """Java 17 or newer is fine, and told with where it is."""
+    finding = on_machine("java", fake_java(tmp_path, "21.0.2"))
+    assert (finding.state, finding.found) == (State.OK, f"Java 21.0.2 at {tmp_path}/bin/java")
+
+
+def test_a_java_that_is_too_old_or_missing_is_a_problem(tmp_path: Path) -> None:
+    """An old Java is told with its version, a missing one with where it was looked for."""
+    old = on_machine("java", fake_java(tmp_path, "11.0.2"))
+    assert is_complete(old)
+    assert "11.0.2" in old.found
+    missing = on_machine("java", {"JAVA_HOME": str(tmp_path / "nowhere")})
+    assert is_complete(missing)
+    assert "nowhere" in missing.found
+
+
+def test_the_installed_spark_fits_the_connector() -> None:
+    """PySpark's own Spark is found without importing it, and its connector named."""
+    finding = on_machine("spark", {})
+    assert finding.state is State.OK
+    assert CONNECTOR in finding.found
+
+
+def test_the_connectors_jar_is_looked_for(tmp_path: Path) -> None:
+    """Whether the connector is there already or is still to be fetched is told."""
+    environ = {"MARSHAL_CACHE": str(tmp_path)}
+    assert "to be fetched" in on_machine("spark", environ).found
+    _, artifact, version = CONNECTOR.split(":")
+    folder = tmp_path / f"{artifact}-{version}"
+    folder.mkdir()
+    (folder / "connector.jar").write_bytes(b"jar")
+    (folder / "manifest.json").write_text('{"connector.jar": 3}')
+    assert f"fetched to {tmp_path}" in on_machine("spark", environ).found
+
+
+@pytest.mark.parametrize(
+    "core", ["spark-core_2.12-4.0.1.jar", "spark-core_2.13-3.5.4.jar", "spark-core_2.13-4.1.0.jar"]
+)
+def test_a_spark_that_does_not_fit_the_connector_is_a_problem(tmp_path: Path, core: str) -> None:
+    """Another Spark or Scala, which SPARK_HOME may name unnoticed, is told before a batch fails with it."""
+    finding = on_machine("spark", fake_spark(tmp_path, core))
+    assert is_complete(finding)
+    assert (str(tmp_path) in finding.found, finding.mend) == (True, "unset SPARK_HOME")
+
+
+def test_a_spark_home_without_spark_is_a_problem(tmp_path: Path) -> None:
+    """SPARK_HOME that names a folder without Spark is told as that."""
+    finding = on_machine("spark", {"SPARK_HOME": str(tmp_path)})
+    assert is_complete(finding)
+    assert finding.found == f"no Spark in {tmp_path}"
+
+
+def test_versions_are_told_and_missing_packages_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All versions stand in one line; a package that is not installed is named."""
+    assert "confluent-kafka" in on_machine("versions", {}).found
+    monkeypatch.setattr(doctor, "_PACKAGES", ("marshal-dagster", "not-there-at-all"))
+    finding = on_machine("versions", {})
+    assert is_complete(finding)
+    assert "not-there-at-all" in finding.found
+
+
+def test_a_log_in_order_has_no_problem(broker: MemoryBroker, clock: ManualClock) -> None:
+    """A log that is whole, with its time like the clock's, gives no problem and names the topic's id."""
+    findings = in_log(broker, clock)
+    assert {each.state for each in findings.values()} == {State.OK}
+    assert broker.identity.topic_id in findings["coordination topic"].found
+
+
+def test_an_empty_log_has_no_problem(clock: ManualClock) -> None:
+    """A topic in which nothing was ever written has no log time, and that is fine."""
+    findings = in_log(MemoryBroker(2), clock)
+    assert {each.state for each in findings.values()} == {State.OK}
+    assert findings["log time"].found == "the log has no record yet"
+
+
+def test_a_missing_topic_is_a_problem(broker: MemoryBroker, clock: ManualClock) -> None:
+    """Without the coordination topic the command that creates it is named."""
+    broker.delete()
+    (finding,) = in_log(broker, clock).values()
+    assert is_complete(finding)
+    assert finding.mend == "marshal-dagster topic create --name __marshal"
+
+
+def test_a_log_without_its_beginning_is_a_problem(broker: MemoryBroker, clock: ManualClock) -> None:
+    """What is only observed is named, with why nothing can be claimed there."""
+    broker.append(HOME, CLAIM)
+    broker.retain_from(HOME, 1)
+    finding = in_log(broker, clock)["certain"]
+    assert is_complete(finding)
+    assert f"coordination partitions {HOME} do not begin at offset 0" in finding.found
+
+
+@pytest.mark.parametrize(("ahead_ms", "state"), [(5_000, State.OK), (5_001, State.PROBLEM), (-90_000, State.OK)])
+def test_log_time_ahead_of_the_clock_is_a_problem(
+    broker: MemoryBroker, clock: ManualClock, ahead_ms: int, state: State
+) -> None:
+    """A few seconds are nothing; more means that a clock is wrong. A silent log is merely behind."""
+    broker.append(0, b"junk", clock.wall_ms() + ahead_ms)
+    finding = in_log(broker, clock)["log time"]
+    assert finding.state is state
+    assert is_complete(finding) == (state is State.PROBLEM)
+
+
+def test_what_is_half_written_is_a_problem(broker: MemoryBroker, clock: ManualClock) -> None:
+    """A pause that stands in one coordination partition of four is told with the group and where."""
+    until_s = clock.wall_ms() // 1_000 + 60
+    pause = render(ReleaseGroup(instance="p", client="c", group="g", time_s=1, expiry_s=until_s))
+    broker.append(HOME, pause)
+    finding = in_log(broker, clock)["groups"]
+    assert is_complete(finding)
+    assert finding.found.startswith("group g: paused until ")
+
+
+def test_no_kafka_at_all_is_found_not_raised(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a connection the doctor says so and what would give one, and exits with 1."""
+    monkeypatch.delenv("MARSHAL_BOOTSTRAP_SERVERS", raising=False)
+    answer = call(capsys, "doctor", "--json")
+    assert (answer.code, answer.err, answer.json["ok"]) == (1, "", False)
+    states = {each["name"]: each["state"] for each in answer.json["findings"]}
+    assert (states["connection"], states["coordination topic"]) == ("problem", "not checked")
+    text = call(capsys, "doctor").out
+    assert "PROBLEM      connection: no Kafka is named" in text
+    assert "  why: " in text
+    assert "  mend: marshal-dagster kafka up" in text

@@ -1,0 +1,321 @@
+"""The command line as a whole: how fast it answers, how it fails, how it ends."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster import errors
+from marshal_dagster.cli import output, topic
+from marshal_dagster.cli import replay as replay_command
+from marshal_dagster.cli.exits import ExitCode, code_of
+from marshal_dagster.cli.main import run
+from marshal_dagster.cli.options import DEFAULT_COORDINATION_TOPIC
+from marshal_dagster.coordination import admin
+from marshal_dagster.devkafka import JavaMissing, PortInUse
+from marshal_dagster.protocol.replay import MalformedLog
+from tests.cli import COMMAND, REPOSITORY, call, environ, start, stored
+
+COMMANDS = (
+    ["doctor"],
+    ["status"],
+    ["tail"],
+    ["replay"],
+    ["topic", "create"],
+    ["topic", "check"],
+    ["kafka", "up"],
+    ["kafka", "down"],
+    ["kafka", "status"],
+)
+VECTOR = REPOSITORY / "tests" / "vectors" / "marshal-log.jsonl"
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """Give the names of the packages that one command line imports, in a process of its own."""
+    script = (
+        "import json, sys; from marshal_dagster.cli.main import run; code = run(sys.argv[1:]);"
+        "print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, check=True, env=environ(), cwd=REPOSITORY
+    )
+    code, modules = json.loads(done.stderr)
+    assert code == 0
+    return {name.partition(".")[0] for name in modules}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["kafka", "--help"], ["status", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    """Help and version answer without Dagster, Spark, a Kafka client, psutil or rich."""
+    heavy = {"dagster", "pyspark", "confluent_kafka", "dagster_pyspark", "psutil", "rich"}
+    assert imported_by(*arguments) & heavy == set()
+
+
+def test_replay_imports_no_client() -> None:
+    """A stored log is replayed without a Kafka client, Dagster or Spark."""
+    heavy = {"dagster", "pyspark", "confluent_kafka", "dagster_pyspark"}
+    assert imported_by("replay", str(VECTOR)) & heavy == set()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_has_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    """Each command's help shows how it is called and what its exit codes say."""
+    answer = call(capsys, *command, "--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert f"  marshal-dagster {' '.join(command)}" in answer.out.partition("Example")[2]
+    assert "Exit codes: 0 done;" in answer.out
+
+
+def test_the_page_about_the_command_line_names_everything() -> None:
+    """docs/cli.md has each command, and each exit code with its number."""
+    page = (REPOSITORY / "docs" / "cli.md").read_text()
+    assert [each for each in COMMANDS if f"marshal-dagster {' '.join(each)}" not in page] == []
+    assert [code for code in ExitCode if f"| {code.value} |" not in page] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--wat"],
+        ["stat"],
+        ["status", "--wat"],
+        ["replay"],
+        ["replay", "a", "b"],
+        ["kafka", "up", "--brokers", "many"],
+        ["tail", "--from-start", "-n", "3"],
+        [],
+        ["kafka"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_told_on_stderr(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    """An option, command or argument that is not known or is missing ends with exit code 2."""
+    answer = call(capsys, *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert "Usage: marshal-dagster" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["status"], "no Kafka is named: give --bootstrap-servers"),
+        (["status", "-b", "somewhere"], "--bootstrap-servers must be a comma-separated list of host:port"),
+        (["status", "-b", "a:1", "--timeout", "0"], "--timeout must be a number of seconds above 0"),
+        (["status", "-b", "a:1", "--connection", "x.toml"], "give one of them"),
+        (["status", "--connection", "nowhere.toml"], "nowhere.toml cannot be read"),
+        (["status", "-b", "a:1", "--coordination-topic", "a/b"], "--coordination-topic: 'a/b' is no name"),
+        (["status", "-b", "a:1", "--topic", "a/b"], "--topic: 'a/b' is no name"),
+        (["status", "-b", "a:1", "--data-connection", "nowhere.toml"], "nowhere.toml cannot be read"),
+        (["doctor", "-b", "a:1", "--coordination-topic", ".."], "--coordination-topic: '..' is no name"),
+        (["tail", "-b", "a:1", "-n", "-1"], "-n: -1; give a number of records"),
+        (["topic", "create", "-b", "a:1", "--name", "a b"], "--name: 'a b' is no name"),
+        (["topic", "create", "-b", "a:1", "--partitions", "0"], "--partitions: 0; give 1 or more"),
+        (["topic", "create", "-b", "a:1", "--replication", "0"], "--replication: 0; give 1 or more"),
+        (["kafka", "up", "--brokers", "2"], "brokers: 2; a cluster on one machine has 1 or 3"),
+        (["kafka", "up", "--port", "70000"], "port: 70000"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_wrong_setting_is_one_line_that_names_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str], says: str
+) -> None:
+    """A value that cannot be is told by the option's name, before anything is connected or started."""
+    monkeypatch.delenv("MARSHAL_BOOTSTRAP_SERVERS", raising=False)
+    answer = call(capsys, *arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert says in answer.error
+
+
+def test_the_environment_is_named_where_it_is_wrong(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong variable is told by its own name; a secret's value is not told at all."""
+    monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", "a:1")
+    monkeypatch.setenv("MARSHAL_SECURITY_PROTOCOL", "SASL_SSL")
+    monkeypatch.setenv("MARSHAL_PASSWORD", "gehe1m")
+    answer = call(capsys, "status")
+    assert answer.code == 2
+    assert "MARSHAL_SASL_MECHANISM" in answer.error
+    assert "gehe1m" not in answer.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ConfigurationError("x"), 2),
+        (errors.UnavailableError("x"), 3),
+        (PortInUse("x"), 3),
+        (JavaMissing("x"), 3),
+        (MalformedLog("x"), 4),
+        (errors.TopicMissing("x"), 5),
+        (errors.RightMissing("x"), 6),
+        (errors.LogChanged("x"), 1),
+        (errors.UnsafeTopic("t", ["x"]), 1),
+        (OSError(28, "No space left on device"), 1),
+        (ValueError("x"), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_each_error_has_its_exit_code(error: Exception, code: int | None) -> None:
+    """The exit code says what kind of error it was."""
+    assert code_of(error) == code
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    """Have `replay` fail."""
+
+    def fail(_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(replay_command, "run", fail)
+
+
+def test_an_error_is_one_line_whatever_it_says(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Line ends and escape sequences in a message reach no terminal, and there is no traceback."""
+    failing(monkeypatch, errors.MarshalError("first\nsecond \x1b[31mred"))
+    answer = call(capsys, "replay", "x")
+    assert (answer.code, answer.error) == (1, r"marshal-dagster: first second \x1b[31mred")
+
+
+@pytest.mark.parametrize("arguments", [["--debug", "replay", "x"], ["replay", "x", "--debug"]])
+def test_debug_shows_where_an_error_comes_from(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    """With `--debug`, wherever it stands, the traceback comes before the line."""
+    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+    failing(monkeypatch, errors.MarshalError("no"))
+    answer = call(capsys, *arguments)
+    assert answer.err.startswith("Traceback")
+    assert answer.err.endswith("marshal-dagster: no\n")
+
+
+def test_a_mistake_of_ours_is_told_as_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that nobody foresaw is one line too, with its own exit code and what to do."""
+    failing(monkeypatch, KeyError("lost"))
+    answer = call(capsys, "replay", "x")
+    assert answer.code == ExitCode.BUG
+    assert (
+        "unexpected KeyError: 'lost'; this is a mistake in marshal-dagster: run it again with --debug" in answer.error
+    )
+
+
+def test_an_interrupt_is_quiet() -> None:
+    """Ctrl-C ends with exit code 130 and without a word."""
+    command = [*COMMAND, "replay", "-", "--at-each", "--coordination-partitions", "1"]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ()
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        process.stdin.write(stored([(0, 0, 0, None)]).encode())
+        process.stdin.flush()
+        assert process.stdout.readline() != b""
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+        assert process.stderr.read() == b""
+
+
+@pytest.mark.parametrize("options", [["--at-each"], []])
+def test_a_closed_pipe_is_quiet(tmp_path: Path, options: list[str]) -> None:
+    """Who stops reading, as `head` does, causes no complaint."""
+    path = tmp_path / "log.jsonl"
+    path.write_text(stored([(0, n, 0, f"ClaimingPartition/1/1/{'i' * 200}/c/{'g' * 200}/t/{n}") for n in range(5_000)]))
+    process = subprocess.Popen(
+        [*COMMAND, "replay", path, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environ()
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with process:
+        process.stdout.close()
+        assert process.wait(30) == ExitCode.PIPE_CLOSED
+        assert process.stderr.read() == b""
+
+
+def test_what_is_piped_has_no_colour_and_no_folded_line() -> None:
+    """Where no terminal is, a table's rows are one line each, without escape sequences."""
+    answer = start("replay", VECTOR, environment={"COLUMNS": "20", "FORCE_COLOR": "1"})
+    assert answer.code == 0
+    assert "\x1b" not in answer.out
+    assert len([line for line in answer.out.splitlines() if line.startswith("wide/")]) == 64
+
+
+@pytest.mark.parametrize(("environment", "has_colour"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_a_terminal_has_colour_unless_it_wants_none(
+    tmp_path: Path, environment: dict[str, str], has_colour: bool
+) -> None:
+    """On a terminal a warning is coloured, but not with NO_COLOR."""
+    path = tmp_path / "log.jsonl"
+    path.write_text(stored([(0, 5, 0, "Mark/1/1/i/c/g//0")]))
+    ours, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [*COMMAND, "replay", path], stdout=theirs, env=environ({"TERM": "xterm-256color"} | environment)
+        )
+        assert process.wait(30) == 0
+        written = os.read(ours, 65_536).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "Only observed" in written
+    assert ("\x1b[33m" in written) == has_colour
+
+
+def test_no_terminal_acts_upon_what_a_log_holds(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Invisible and directional characters in a name are shown as escapes, markup as the text that it is."""
+    name = "[red]\u202eevil\u200b"
+    path = tmp_path / "log.jsonl"
+    path.write_text(stored([(0, 0, 0, f"ClaimingPartition/1/1/{name}/c/g/t/0")]))
+    out = call(capsys, "replay", path).out
+    assert r"[red]\u202eevil\u200b (c)" in out
+    assert out.replace("\n", "").isprintable()
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """`--version` names the program and its version."""
+    assert call(capsys, "--version").out.startswith("marshal-dagster 0.")
+
+
+def test_the_default_topic_is_the_librarys() -> None:
+    """The option's default, which is written down twice to keep the start quick, is the same in both places."""
+    assert DEFAULT_COORDINATION_TOPIC == admin.DEFAULT_TOPIC
+
+
+def test_a_command_that_mends_names_the_cluster() -> None:
+    """A tool of Kafka's is told which servers to ask; other advice stays as it is."""
+    problem = admin.Problem("retention.ms", "1", "-1", "why", "kafka-configs --alter")
+    assert topic.with_servers(problem, "a:1,b:2").mend == "kafka-configs --bootstrap-server a:1,b:2 --alter"
+    other = admin.Problem("replicas", "1", "3", "why", "more brokers")
+    assert topic.with_servers(other, "a:1") == other
+
+
+@pytest.mark.parametrize(
+    ("length_ms", "said"),
+    [(0, "0 s"), (1_500, "1.5 s"), (61_000, "1 min 1 s"), (7_500_000, "2 h 5 min"), (273_600_000, "3 d 4 h")],
+)
+def test_a_length_of_time_is_said_as_a_person_would(length_ms: int, said: str) -> None:
+    """The two largest units tell enough."""
+    assert output.duration(length_ms) == said
+
+
+@pytest.mark.parametrize(
+    ("at_ms", "said"),
+    [(0, "1970-01-01 00:00:00.000Z"), (1_795_230_346_706, "2026-11-21 03:05:46.706Z"), (2**62, f"{2**62} ms")],
+)
+def test_a_time_is_said_in_utc_or_as_its_number(at_ms: int, said: str) -> None:
+    """A pause until the end of time, which no calendar has, is shown all the same."""
+    assert output.utc(at_ms) == said
+
+
+def test_run_gives_the_code_to_who_calls_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """`run` returns for every command line; only `main` leaves the process."""
+    assert run(["replay", "/nowhere/at/all"]) == ExitCode.USAGE
+    assert capsys.readouterr().err.count("\n") == 1

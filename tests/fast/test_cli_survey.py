@@ -1,0 +1,233 @@
+"""What `status` adds to the world state: freshness, lag, what was half written; and that it changes nothing of it."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from marshal_dagster.cli import output, view
+from marshal_dagster.cli.survey import DataTopicNow, Lag, NoLag, Survey, Wanted, data_places, listed, survey, to_json
+from marshal_dagster.protocol.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    DataTopic,
+    GroupSettings,
+    Heartbeat,
+    Message,
+    ReleaseGroup,
+    Settings,
+    render,
+)
+from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.replay import summary
+from marshal_dagster.protocol.world import World
+
+PARTITIONS = 4
+HOME = coordination_partition("orders", PARTITIONS)
+HI_MS = 60_000
+TOPIC_ID, OTHER_ID = "A" * 22, "B" * 22
+
+
+class Log:
+    """A world state that grows record by record."""
+
+    def __init__(self, start: int = 0) -> None:
+        self.world = World(PARTITIONS)
+        self._next = dict.fromkeys(range(PARTITIONS), start)
+
+    def add(self, message: Message, at_ms: int, partition: int = HOME) -> None:
+        """Let a record act."""
+        verdict = self.world.apply(partition, self._next[partition], at_ms, render(message))
+        assert verdict.reason is None, verdict
+        self._next[partition] += 1
+
+
+def claim(number: int = 0, instance: str = "i") -> Message:
+    """Make a claim of a partition of topic orders."""
+    return ClaimingPartition(instance=instance, client="c", group="g", topic="orders", partition=number, time_s=1)
+
+
+def beat(offset: int, number: int = 0) -> Message:
+    """Make a heartbeat of its owner."""
+    return Heartbeat(instance="i", client="c", group="g", topic="orders", partition=number, time_s=1, offset=offset)
+
+
+def pause(until_s: int) -> Message:
+    """Make a pause of the group."""
+    return ReleaseGroup(instance="p", client="c", group="g", time_s=1, expiry_s=until_s)
+
+
+def settings(interval_ms: int) -> Message:
+    """Make settings of the group."""
+    return GroupSettings(instance="i", client="c", group="g", time_s=1, settings=Settings(interval_ms))
+
+
+def text(looked: Survey) -> str:
+    """Give what a person is shown."""
+    return "\n".join(str(part) for part in view.survey(looked))
+
+
+@pytest.fixture
+def log() -> Log:
+    """A log in which instance i holds partition 0 of topic orders, at offset 7, heard of at 1,000 ms."""
+    log = Log()
+    log.add(claim(), 1_000)
+    log.add(beat(7), 1_000)
+    return log
+
+
+@pytest.mark.parametrize(
+    ("silent_ms", "freshness"),
+    [(0, "fresh"), (HI_MS, "fresh"), (HI_MS + 1, "unknown"), (2 * HI_MS, "unknown"), (2 * HI_MS + 1, "stale")],
+)
+def test_an_owner_is_fresh_unknown_or_stale(log: Log, silent_ms: int, freshness: str) -> None:
+    """One interval of silence is fresh, two are unknown, a millisecond more is stale."""
+    looked = survey(log.world, at_ms=1_000 + silent_ms)
+    assert to_json(log.world, looked)["groups"]["g"]["partitions"][0]["freshness"] == freshness
+    assert f"{freshness}, {output.duration(silent_ms)}" in text(looked)
+
+
+def test_log_time_counts_when_it_is_later_than_the_clock(log: Log) -> None:
+    """A clock that is slow makes no owner younger than the log says."""
+    log.add(claim(1), 1_000 + 2 * HI_MS + 1)
+    (key, _) = survey(log.world, at_ms=0).groups[0].keys
+    assert key.freshness == "stale"
+
+
+def test_a_stored_log_has_no_freshness(log: Log) -> None:
+    """Without a clock the last heartbeat is shown, not how long ago it was."""
+    looked = survey(log.world)
+    assert looked.groups[0].keys[0].freshness is None
+    assert "1970-01-01 00:00:01.000Z" in text(looked)
+
+
+@pytest.mark.parametrize(
+    ("now", "lag"),
+    [
+        (DataTopicNow(TOPIC_ID, {0: 10}), Lag(10, 3)),
+        (DataTopicNow(TOPIC_ID, {0: 7}), Lag(7, 0)),
+        (DataTopicNow(TOPIC_ID, {0: 6}), Lag(6, None, NoLag.BEYOND_END)),
+        (DataTopicNow(OTHER_ID, {0: 10}), Lag(10, None, NoLag.OTHER_TOPIC)),
+        (DataTopicNow(TOPIC_ID, {1: 10}), Lag(None, None, NoLag.NO_PARTITION)),
+        (DataTopicNow(unknown=NoLag.NO_TOPIC), Lag(None, None, NoLag.NO_TOPIC)),
+        (DataTopicNow(unknown=NoLag.UNAVAILABLE), Lag(None, None, NoLag.UNAVAILABLE)),
+    ],
+)
+def test_the_lag_is_told_or_why_there_is_none(log: Log, now: DataTopicNow, lag: Lag) -> None:
+    """The lag is the topic's end less the offset, if both belong to the same incarnation of the topic."""
+    topic = DataTopic(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1, topic_id=TOPIC_ID)
+    log.add(topic, 1_000)
+    looked = survey(log.world, at_ms=1_000, data={"orders": now})
+    assert looked.groups[0].keys[0].lag == lag
+    row = to_json(log.world, looked)["groups"]["g"]["partitions"][0]
+    assert (row["data_end"], row["lag"], row["lag_unknown"]) == (lag.end, lag.records, lag.unknown)
+    assert str(lag.unknown or lag.records) in text(looked)
+
+
+def test_a_key_without_an_offset_has_no_lag() -> None:
+    """A partition that was claimed and never heard of again has no offset to count from."""
+    log = Log()
+    log.add(claim(), 0)
+    looked = survey(log.world, at_ms=0, data={"orders": DataTopicNow(TOPIC_ID, {0: 10})})
+    assert looked.groups[0].keys[0].lag == Lag(10, None, NoLag.NO_OFFSET)
+
+
+def test_an_open_plan_is_shown_with_its_attempts(log: Log) -> None:
+    """A plan that was taken over shows its end and how often it was tried."""
+    plan = ClaimingMessages(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1, plan_end=9)
+    log.add(plan, 1_000)
+    log.add(claim(instance="j"), 1_000 + 2 * HI_MS + 1)
+    shown = text(survey(log.world, at_ms=1_000))
+    assert "9 (1 attempt)" in shown
+    assert "j (c)" in shown
+
+
+@pytest.mark.parametrize("written", [{0}, {0, 1, 3}])
+def test_a_pause_that_is_half_written_is_told(log: Log, written: set[int]) -> None:
+    """A pause that stands in some coordination partitions only is named with those."""
+    _start_all(log.world)
+    for number in written:
+        log.add(pause(1_000), 1_000, number)
+    (group,) = survey(log.world, at_ms=1_000).groups
+    assert group.is_paused
+    (difference,) = group.differences
+    assert f"in coordination partitions {listed(written)} only" in difference
+    assert difference in text(survey(log.world, at_ms=1_000))
+
+
+def test_a_pause_that_is_over_or_whole_is_no_difference(log: Log) -> None:
+    """A pause in all coordination partitions, and the rest of one that has run out, need no mending."""
+    _start_all(log.world)
+    log.add(pause(2), 1_000, 0)
+    looked = survey(log.world, at_ms=2_000)
+    assert (looked.groups[0].differences, looked.groups[0].is_paused) == ((), False)
+    assert "(over)" in text(looked)
+    for number in range(PARTITIONS):
+        log.add(pause(9), 1_000, number)
+    looked = survey(log.world, at_ms=2_000)
+    assert (looked.groups[0].differences, looked.groups[0].is_paused) == ((), True)
+    assert "(paused now)" in text(looked)
+
+
+def test_settings_that_are_half_written_are_told() -> None:
+    """Settings of a group that stand in some coordination partitions only are named with those."""
+    log = Log()
+    _start_all(log.world)
+    for number in (1, 2):
+        log.add(settings(5_000), 0, number)
+    (group,) = survey(log.world, at_ms=0).groups
+    (difference,) = group.differences
+    assert difference == (
+        "settings heartbeat interval 5 s, rule set native, delivery at_least_once, features none: in coordination "
+        "partitions 1-2 only; mended by writing it again"
+    )
+    assert (group.settings.heartbeat_interval_ms, group.settings_accepted) == (5_000, True)
+
+
+def test_what_is_only_observed_is_told_and_misses_nothing() -> None:
+    """Coordination partitions without a beginning are named; a record that they may have lost is no difference."""
+    log = Log(start=5)
+    log.add(beat(7), 0)
+    log.add(pause(99), 0, (HOME + 1) % PARTITIONS)
+    looked = survey(log.world, at_ms=0)
+    assert looked.observed == sorted({HOME, (HOME + 1) % PARTITIONS})
+    assert looked.groups[0].differences == ()
+    assert f"Only observed: coordination partitions {listed(looked.observed)}." in text(looked)
+    assert "orders/0 (provisional)" in text(looked)
+
+
+def test_the_json_holds_what_replay_gives(log: Log) -> None:
+    """Each field of `replay --json` is there with the same value."""
+    log.add(claim(1), 2_000)
+    log.world.apply(HOME, 9, 2_000, b"junk")
+    document, stored = to_json(log.world, survey(log.world, at_ms=5_000)), summary(log.world)
+    assert (document["invalid"], document["refused"]) == (stored["invalid"], stored["refused"]) == (1, 0)
+    assert document["groups"].keys() == stored["groups"].keys()
+    for name, group in stored["groups"].items():
+        assert document["groups"][name]["paused_until"] == group["paused_until"]
+        rows = document["groups"][name]["partitions"]
+        assert [row | fields for row, fields in zip(rows, group["partitions"], strict=True)] == rows
+
+
+def test_what_is_wanted_is_what_is_shown(log: Log) -> None:
+    """With a group or a topic named, no other is shown or looked up."""
+    other = ClaimingPartition(instance="i", client="c", group="h", topic="bills", partition=3, time_s=1)
+    log.add(other, 1_000, coordination_partition("bills", PARTITIONS))
+    assert data_places(log.world) == {"orders": {0}, "bills": {3}}
+    assert data_places(log.world, Wanted(group="h")) == {"bills": {3}}
+    assert data_places(log.world, Wanted(topic="orders")) == {"orders": {0}}
+    assert [group.name for group in survey(log.world, wanted=Wanted(group="h")).groups] == ["h"]
+    groups = survey(log.world, wanted=Wanted(topic="orders")).groups
+    assert [[key.place for key in group.keys] for group in groups] == [[("orders", 0)], []]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"), [([], ""), ([3], "3"), ([2, 0, 1], "0-2"), ([0, 2, 3, 5], "0, 2-3, 5"), ([1, 2], "1-2")]
+)
+def test_numbers_are_listed_shortly(numbers: Iterable[int], said: str) -> None:
+    """Neighbours are drawn together."""
+    assert listed(list(numbers)) == said
+
+
+def _start_all(world: World) -> None:
+    for number in set(range(PARTITIONS)) - world.partitions.keys():
+        world.start(number, 0)

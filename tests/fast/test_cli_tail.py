@@ -1,0 +1,200 @@
+"""`tail`: which records are shown, in which order, with which verdicts, over a log in memory."""
+
+import heapq
+from dataclasses import replace
+
+import pytest
+
+from marshal_dagster.cli import output
+from marshal_dagster.cli.survey import settings_text
+from marshal_dagster.cli.tail import Reader, Seen, line, shown
+from marshal_dagster.errors import LogChanged, TopicMissing
+from marshal_dagster.protocol.messages import Invalid, Settings
+from marshal_dagster.protocol.replay import StoredRecord, parse_lines, render_record
+from marshal_dagster.protocol.world import ACCEPTED, Verdict, VerdictKind, World
+from marshal_dagster.testing import MemoryBroker, MemoryLog
+from tests.log_generator import generate
+
+RECORDS = 2_000
+
+
+@pytest.fixture(scope="module")
+def records() -> list[tuple[int, int, int, bytes | None]]:
+    """A log with all kinds of records, its offsets without a gap."""
+    ends = dict.fromkeys(range(4), 0)
+    dense = []
+    for partition, _, at_ms, value in generate(5, RECORDS):
+        dense.append((partition, ends[partition], at_ms, value))
+        ends[partition] += 1
+    return dense
+
+
+@pytest.fixture
+def broker(records: list[tuple[int, int, int, bytes | None]]) -> MemoryBroker:
+    """A coordination topic that holds that log."""
+    broker = MemoryBroker(4)
+    for partition, _, at_ms, value in records:
+        broker.append(partition, value, at_ms)
+    return broker
+
+
+def reader(broker: MemoryBroker, *, judge: bool = True) -> Reader:
+    """Open a reader at the log's beginning."""
+    return Reader(MemoryLog(broker), judge=judge, timeout_s=1)
+
+
+def everything(records: list[tuple[int, int, int, bytes | None]]) -> list[Seen]:
+    """Judge each record, and merge the coordination partitions by log time."""
+    world = World(4)
+    seen: dict[int, list[Seen]] = {}
+    for number in range(4):
+        world.start(number, 0)
+    for partition, offset, at_ms, value in records:
+        verdict = world.apply(partition, offset, at_ms, value)
+        log_time_ms = world.partitions[partition].log_time_ms
+        assert log_time_ms is not None
+        seen.setdefault(partition, []).append(Seen(StoredRecord(partition, offset, at_ms, value), log_time_ms, verdict))
+    return list(heapq.merge(*(seen[number] for number in sorted(seen)), key=lambda each: each.log_time_ms))
+
+
+def test_all_records_are_shown_with_the_verdicts_that_the_rules_give(
+    broker: MemoryBroker, records: list[tuple[int, int, int, bytes | None]]
+) -> None:
+    """From the start each record comes once, by log time, judged as the world state judges it."""
+    found = [seen for batch in shown(reader(broker), lines=None, follow=False) for seen in batch]
+    assert found == everything(records)
+    assert {seen.verdict.kind for seen in found if seen.verdict} == set(VerdictKind)
+
+
+@pytest.mark.parametrize("lines", [0, 1, 10, 700, RECORDS + 5])
+def test_the_last_records_are_those_at_the_end_of_all(
+    broker: MemoryBroker, records: list[tuple[int, int, int, bytes | None]], lines: int
+) -> None:
+    """The last N by log time are shown, judged by all that was before them."""
+    (found,) = shown(reader(broker), lines=lines, follow=False)
+    assert found == (everything(records)[-lines:] if lines else [])
+
+
+def test_without_verdicts_the_same_records_come(
+    broker: MemoryBroker, records: list[tuple[int, int, int, bytes | None]]
+) -> None:
+    """Where nobody asks for verdicts the lines are the log's, and replaying them gives the log again."""
+    batches = shown(reader(broker, judge=False), lines=None, follow=False)
+    lines = [render_record(seen.record) for batch in batches for seen in batch]
+    assert sorted((each.partition, each.offset) for each in parse_lines(lines)) == sorted(
+        (partition, offset) for partition, offset, _, _ in records
+    )
+    assert {(each.partition, each.offset): (each.timestamp_ms, each.value) for each in parse_lines(lines)} == {
+        (partition, offset): (at_ms, value) for partition, offset, at_ms, value in records
+    }
+
+
+def test_the_last_lines_alone_are_not_read_from_the_start(broker: MemoryBroker) -> None:
+    """Without verdicts the last N are found at the log's end."""
+    opened = reader(broker, judge=False)
+    (found,) = shown(opened, lines=3, follow=False)
+    assert [replace(seen, verdict=None) for seen in shown_last(broker, 3)] == found
+
+
+def shown_last(broker: MemoryBroker, lines: int) -> list[Seen]:
+    """Give the last records as a reader that judges shows them."""
+    (found,) = shown(reader(broker), lines=lines, follow=False)
+    return found
+
+
+def test_following_goes_on_with_what_comes(broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the last lines, each record that is appended comes once, judged."""
+    waits = iter([None, b"junk", b"junk", None, b"Mark/1/1/i/c/g//0"])
+
+    def wait(_: float) -> None:
+        value = next(waits)
+        if value is not None:
+            broker.append(2, value)
+
+    monkeypatch.setattr(output, "wait", wait)
+    batches = shown(reader(broker), lines=0, follow=True)
+    assert next(batches) == []
+    values = [seen.record.value for _ in range(3) for seen in next(batches)]
+    assert values == [b"junk", b"junk", b"Mark/1/1/i/c/g//0"]
+
+
+def test_a_log_that_is_only_observed_says_so(broker: MemoryBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """A coordination partition whose beginning is gone is named on stderr, and refuses nothing."""
+    broker.retain_from(1, 5)
+    found = [seen for batch in shown(reader(broker), lines=None, follow=False) for seen in batch]
+    assert "coordination partition 1 begins at offset 5: it is only observed" in capsys.readouterr().err
+    verdicts = {seen.verdict.kind for seen in found if seen.record.partition == 1 and seen.verdict}
+    assert verdicts == {VerdictKind.ACCEPTED, VerdictKind.INVALID}
+
+
+def test_retention_that_overtakes_is_told_and_passed(broker: MemoryBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Records that were deleted before they were read are missing, the others come, and the gap is told."""
+    opened = reader(broker)
+    end = broker.bounds(3).end
+    broker.retain_from(3, end - 2)
+    found = [seen for batch in opened.read() for seen in batch] + [seen for batch in opened.read() for seen in batch]
+    assert [seen.record.offset for seen in found if seen.record.partition == 3] == [end - 2, end - 1]
+    assert f"retention deleted records up to {end - 2} before they were read" in capsys.readouterr().err
+    others = sum(len(broker.records(number)) for number in range(3))
+    assert len(found) == others + 2
+
+
+def test_a_log_that_was_truncated_is_an_error(broker: MemoryBroker) -> None:
+    """A log that is shorter than what was read of it is not the same log."""
+    opened = reader(broker)
+    assert list(opened.read())
+    broker.truncate(0, 1)
+    with pytest.raises(LogChanged, match="truncated"):
+        list(opened.read())
+
+
+def test_a_topic_that_was_made_anew_or_is_gone_is_an_error(broker: MemoryBroker) -> None:
+    """Another topic of that name is not followed."""
+    opened = reader(broker)
+    broker.make_anew()
+    with pytest.raises(LogChanged, match="made anew"):
+        list(opened.read())
+    broker.delete()
+    with pytest.raises(TopicMissing):
+        list(opened.read())
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (b"ClaimingPartition/1/1/i/c/g/t/3", "ClaimingPartition g t/3 by i (c)"),
+        (b"Heartbeat/1/1/i/c/g/t/3/17", "Heartbeat g t/3 at 17 by i (c)"),
+        (b"ReleasingPartition/1/1/i/c/g/t/3/17", "ReleasingPartition g t/3 at 17 by i (c)"),
+        (b"ClaimingMessages/1/1/i/c/g/t/3/20", "ClaimingMessages g t/3 up to 20 by i (c)"),
+        (b"RevokingClaim/1/1/i/c/g/t/3/5", "RevokingClaim g t/3 of epoch 5 by i (c)"),
+        (b"DataTopic/1/1/i/c/g/t/3/" + b"A" * 22, f"DataTopic g t/3 is {'A' * 22} by i (c)"),
+        (b"ReleaseGroup/0/1/i/c/g//0/60", "ReleaseGroup g until 1970-01-01 00:01:00.000Z by i (c)"),
+        (b"Mark/1/1/i/c/g//0", "Mark g by i (c)"),
+        (
+            b"GroupSettings/1/1/i/c/g//0/5000/native/at_most_once/-",
+            "GroupSettings g: heartbeat interval 5 s, rule set native, delivery at_most_once, features none, by i (c)",
+        ),
+        (None, "null"),
+        (b"junk\x1b[31m\xff", r"junk\x1b[31m\xff"),
+        ("Mark/1/1/\u202ei/c/g//0".encode(), r"Mark g by \u202ei (c)"),
+        (b"x" * 4_000, "x" * 512),
+    ],
+)
+def test_a_record_is_one_line_for_a_person(value: bytes | None, said: str) -> None:
+    """Each type is said in words; what is no message is shown as it is, with nothing that a terminal acts upon."""
+    seen = Seen(StoredRecord(2, 5, 1_000, value), 1_000, ACCEPTED)
+    assert str(line(seen)) == f"1970-01-01 00:00:01.000Z 2:5 {said}  accepted"
+
+
+def test_a_verdict_says_why() -> None:
+    """The reason for which a record was refused or invalid, or what is noted of it, stands behind the verdict."""
+    seen = Seen(StoredRecord(2, 5, 0, b"x"), 0, Verdict(VerdictKind.INVALID, Invalid.UNKNOWN_TYPE))
+    assert str(line(seen)).endswith("  invalid: unknown type")
+    assert str(line(replace(seen, verdict=None))).endswith("2:5 x")
+
+
+def test_settings_are_told_like_everywhere() -> None:
+    """The words for settings have every field of theirs."""
+    assert settings_text(Settings(7_500, features=("ranges", "a"))) == (
+        "heartbeat interval 7.5 s, rule set native, delivery at_least_once, features ranges, a"
+    )

@@ -1,0 +1,220 @@
+"""Which settings of the coordination topic are right, and what is said of those that are not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from marshal_dagster.coordination.admin import (
+    BATCH_BYTES,
+    Problem,
+    Severity,
+    check_coordination_topic,
+    create_coordination_topic,
+    require_safe,
+    settings_for,
+)
+from marshal_dagster.errors import ConfigurationError, TopicMissing, UnsafeTopic
+from marshal_dagster.kafka.topics import TopicDescription, Topics
+
+NAME = "__marshal"
+
+
+@dataclass(slots=True)
+class Cluster:
+    """As much of a cluster as is asked of it."""
+
+    brokers: int = 1
+    created: dict[str, tuple[int, int, dict[str, str]]] = field(default_factory=dict)
+
+    @property
+    def topics(self) -> Topics:
+        """Give itself in the place of `Topics`."""
+        return cast("Topics", self)
+
+    def broker_count(self) -> int:
+        """Count."""
+        return self.brokers
+
+    def create(self, topic: str, partitions: int, replication: int, settings: Mapping[str, str] | None = None) -> bool:
+        """Create, unless it is there."""
+        if topic in self.created:
+            return False
+        self.created[topic] = (partitions, replication, dict(settings or {}))
+        return True
+
+    def describe(self, topic: str) -> TopicDescription:
+        """Describe."""
+        if topic not in self.created:
+            raise TopicMissing(topic)
+        partitions, replication, _ = self.created[topic]
+        return TopicDescription(topic, "A" * 22, tuple(range(partitions)), replication)
+
+    def settings(self, topic: str) -> dict[str, str]:
+        """Give the settings."""
+        self.describe(topic)
+        return dict(self.created[topic][2])
+
+
+def safe(brokers: int, **changes: str | None) -> Cluster:
+    """Give a cluster with a coordination topic as it is created there, with `changes` to its settings."""
+    cluster = Cluster(brokers)
+    create_coordination_topic(cluster.topics, NAME)
+    settings = cluster.created[NAME][2]
+    for name, value in changes.items():
+        setting = name.replace("_", ".")
+        if value is None:
+            del settings[setting]
+        else:
+            settings[setting] = value
+    return cluster
+
+
+def problems(cluster: Cluster) -> dict[str, Problem]:
+    """Give the problems by setting."""
+    return {problem.setting: problem for problem in check_coordination_topic(cluster.topics, NAME)}
+
+
+@pytest.mark.parametrize(("brokers", "replication", "insync"), [(1, 1, "1"), (2, 2, "2"), (3, 3, "2"), (9, 3, "2")])
+def test_a_topic_is_created_as_the_protocol_needs_it(brokers: int, replication: int, insync: str) -> None:
+    """With three brokers or more there are three replicas of which two must have a record; with less what there is."""
+    partitions, replicas, settings = safe(brokers).created[NAME]
+
+    assert (partitions, replicas) == (8, replication)
+    assert settings == {
+        "cleanup.policy": "delete",
+        "max.message.bytes": str(BATCH_BYTES),
+        "message.timestamp.type": "LogAppendTime",
+        "min.insync.replicas": insync,
+        "retention.bytes": "-1",
+        "retention.ms": "-1",
+        "unclean.leader.election.enable": "false",
+    }
+
+
+@pytest.mark.parametrize("brokers", [3, 5])
+def test_a_topic_as_created_has_no_problem(brokers: int) -> None:
+    """What is created is found right."""
+    assert problems(safe(brokers)) == {}
+
+
+def test_one_broker_is_a_warning() -> None:
+    """With one broker there can be one replica only: that is told, and accepted."""
+    cluster = safe(1)
+
+    (problem,) = require_safe(cluster.topics, NAME)
+
+    assert (problem.setting, problem.severity) == ("replication factor", Severity.WARNING)
+
+
+def test_one_replica_among_several_brokers_is_refused() -> None:
+    """Where there could be more, a single replica is a danger."""
+    cluster = Cluster(3)
+    create_coordination_topic(cluster.topics, NAME, replication=1)
+
+    assert problems(cluster)["replication factor"].severity is Severity.DANGER
+
+
+DANGERS = {
+    "message_timestamp_type": "CreateTime",
+    "unclean_leader_election_enable": "true",
+    "cleanup_policy": "compact",
+    "retention_ms": "604800000",
+    "retention_bytes": "1073741824",
+    "max_message_bytes": "2048",
+    "min_insync_replicas": "1",
+}
+
+
+@pytest.mark.parametrize("name", DANGERS)
+def test_a_dangerous_setting_is_refused(name: str) -> None:
+    """Each setting that breaks a promise is refused, with what was found, what is right, and what mends it."""
+    cluster = safe(3, **{name: DANGERS[name]})
+    setting = name.replace("_", ".")
+
+    with pytest.raises(UnsafeTopic) as refused:
+        require_safe(cluster.topics, NAME)
+
+    (reason,) = refused.value.reasons
+    assert reason.startswith(f"{setting} is {DANGERS[name]}, it must be ")
+    assert f"kafka-configs --alter --entity-type topics --entity-name {NAME} --add-config {setting}=" in reason
+
+
+@pytest.mark.parametrize("name", DANGERS)
+def test_a_dangerous_setting_is_accepted_when_told_so(name: str) -> None:
+    """Who accepts an unsafe topic is given the problem instead of the error."""
+    cluster = safe(3, **{name: DANGERS[name]})
+
+    (problem,) = require_safe(cluster.topics, NAME, accept_unsafe=True)
+
+    assert problem.severity is Severity.DANGER
+
+
+def test_compaction_beside_deletion_is_refused() -> None:
+    """A topic that is compacted too is refused."""
+    assert "cleanup.policy" in problems(safe(3, cleanup_policy="compact,delete"))
+
+
+def test_a_small_batch_is_a_warning() -> None:
+    """A topic that takes single records but no large batches is told of."""
+    problem = problems(safe(3, max_message_bytes="100000"))["max.message.bytes"]
+
+    assert problem.severity is Severity.WARNING
+
+
+def test_more_replicas_wanted_than_there_are_is_refused() -> None:
+    """A topic that can never be written to is refused."""
+    problem = problems(safe(1, min_insync_replicas="2"))["min.insync.replicas"]
+
+    assert (problem.wanted, problem.severity) == ("1", Severity.DANGER)
+
+
+@pytest.mark.parametrize(
+    ("name", "severity"),
+    [("message_timestamp_type", Severity.DANGER), ("unclean_leader_election_enable", Severity.WARNING)],
+)
+def test_a_setting_that_is_not_told_is_not_taken_for_right(name: str, severity: Severity) -> None:
+    """What the broker does not tell is a problem, not a right value."""
+    problem = problems(safe(3, **{name: None}))[name.replace("_", ".")]
+
+    assert problem.found == "not told by the broker"
+    assert problem.severity is severity
+
+
+def test_an_equal_topic_is_left_as_it_is() -> None:
+    """Creating it again changes nothing and says so."""
+    cluster = safe(3)
+    before = dict(cluster.created)
+
+    assert create_coordination_topic(cluster.topics, NAME) is False
+    assert create_coordination_topic(cluster.topics, NAME, 8, 3) is False
+    assert cluster.created == before
+
+
+@pytest.mark.parametrize(("partitions", "replication", "said"), [(16, None, "8 partitions"), (8, 1, "3 replicas")])
+def test_a_topic_of_another_shape_is_an_error(partitions: int, replication: int | None, said: str) -> None:
+    """An existing topic with other partitions or replicas than asked for is not taken for the one that was meant."""
+    cluster = safe(3)
+
+    with pytest.raises(ConfigurationError, match=said):
+        create_coordination_topic(cluster.topics, NAME, partitions, replication)
+
+
+def test_an_unsafe_topic_is_not_taken_for_created() -> None:
+    """An existing topic with dangerous settings is refused by who wants to create it."""
+    cluster = safe(3, retention_ms="1")
+
+    with pytest.raises(UnsafeTopic, match=r"retention\.ms"):
+        create_coordination_topic(cluster.topics, NAME)
+
+
+def test_a_missing_topic_is_missing() -> None:
+    """A topic that is not there has no settings to look at."""
+    with pytest.raises(TopicMissing):
+        check_coordination_topic(Cluster().topics, NAME)
+
+
+def test_settings_follow_the_replicas() -> None:
+    """Never are more replicas wanted in step than there are, and two where that can be."""
+    assert [settings_for(replicas)["min.insync.replicas"] for replicas in (1, 2, 3, 5)] == ["1", "2", "2", "2"]

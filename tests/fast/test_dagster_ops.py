@@ -1,0 +1,525 @@
+"""The claimed-batch op on a coordination log and data topics in memory; what stands for Spark hands over a list."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+
+from marshal_dagster import delivery as delivery_module
+from marshal_dagster.delivery import ClaimedBatch, Delivery
+from marshal_dagster.errors import ClaimLost, ConfigurationError, TopicMissing
+from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
+from marshal_dagster.ops import ClaimedBatchConfig, DrainedBatches, Outcome, SeenKey, build_claimed_batch_op
+from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RevokingClaim
+from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
+from marshal_dagster.runs import announced, announcer
+from marshal_dagster.spark import jobs as spark_jobs
+from marshal_dagster.spark import reading
+from tests.delivering import GROUP, TOPIC, MemorySink, Scene
+
+AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
+
+
+@dataclass(slots=True)
+class Stand:
+    """A scene with Dagster on top: an instance, and an op whose resources stand in for Kafka and Spark."""
+
+    scene: Scene
+    instance: dg.DagsterInstance
+    process: Callable[[dg.OpExecutionContext, ClaimedBatch, Any], Any]
+    mode: DeliveryMode = EFFECTIVELY_ONCE
+    sessions: int = 0
+    on_session: Callable[[], None] = lambda: None
+    seen: list[Any] = field(default_factory=list)
+
+    def claimer(self) -> ClaimerResource:
+        """Give a claimer resource whose deliveries are the scene's."""
+        stand = self
+
+        class SceneClaimer(ClaimerResource):
+            def open_delivery(self, context: Any) -> Delivery:  # noqa: ANN401 - of an op or an asset
+                opened = self._open.get("delivery") or stand.scene.delivery(stand.mode)
+                opened.announce = announcer(context)
+                self._open["delivery"] = opened
+                return cast("Delivery", opened)
+
+        return SceneClaimer(
+            connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1"), group=GROUP, delivery=self.mode.value
+        )
+
+    def spark(self) -> dg.ResourceDefinition:
+        """Give a resource that notes when its session is asked for."""
+        stand = self
+
+        class Session:
+            @property
+            def spark_session(self) -> object:
+                stand.sessions += 1
+                stand.on_session()
+                return object()
+
+        return dg.ResourceDefinition.hardcoded_resource(Session())
+
+    def run(self, config: ClaimedBatchConfig | None = None, **settings: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - the op's
+        """Run the op, with an op behind it that takes its output."""
+
+        def process(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+            self.seen.append(frame)
+            return self.process(context, batch, frame)
+
+        sink = self.scene.sink if self.mode is EFFECTIVELY_ONCE else None
+        first = build_claimed_batch_op(
+            process, **{"name": "work", "topic": TOPIC, "sink": sink, "spark_key": "spark", **settings}
+        )
+
+        @dg.op
+        def after(done: DrainedBatches) -> DrainedBatches:
+            return done
+
+        @dg.job(resource_defs={"claimer": self.claimer().get_resource_definition(), "spark": self.spark()})
+        def both() -> None:
+            after(first())
+
+        run_config = dg.RunConfig(ops={"work": config} if config else {})
+        return both.execute_in_process(run_config=run_config, instance=self.instance, raise_on_error=False)
+
+    def observations(self, result: dg.ExecuteInProcessResult) -> list[dg.AssetObservation]:
+        """Give what a run observed."""
+        kind = dg.DagsterEventType.ASSET_OBSERVATION
+        return [
+            event.asset_observation_data.asset_observation for event in result.all_events if event.event_type == kind
+        ]
+
+    def materializations(self, result: dg.ExecuteInProcessResult) -> list[dg.AssetMaterialization]:
+        """Give what a run recorded of its batches."""
+        return [
+            event.step_materialization_data.materialization
+            for event in result.all_events
+            if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION
+        ]
+
+    def tags(self, result: dg.ExecuteInProcessResult) -> dict[str, str]:
+        """Give a run's tags."""
+        run = self.instance.get_run_by_id(result.run_id)
+        assert run is not None
+        return dict(run.tags)
+
+    def lines(self, result: dg.ExecuteInProcessResult) -> list[str]:
+        """Give the lines that were logged in a run."""
+        return [entry.user_message for entry in self.instance.all_logs(result.run_id) if not entry.is_dagster_event]
+
+
+@pytest.fixture(scope="module")
+def instance() -> Iterator[dg.DagsterInstance]:
+    """One Dagster for all tests here: each looks at its own runs alone."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> Stand:
+    """A topic of three partitions with ten messages each, and an op that hands on what it was given."""
+    scene = Scene()
+    scene.data.make(messages=10)
+
+    def read_ranges(_spark: object, _options: object, topic: str, ranges: dict[int, tuple[int, int]]) -> list[Any]:
+        at = scene.data._topics[topic].partitions
+        return [(n, offset) for n, (start, end) in ranges.items() for offset in at[n].messages if start <= offset < end]
+
+    monkeypatch.setattr(delivery_module, "check_session", lambda _: None)
+    monkeypatch.setattr(delivery_module, "check_single_execution", lambda _: None)
+    monkeypatch.setattr(reading, "read_ranges", read_ranges)
+    monkeypatch.setattr(reading, "offsets_read", lambda _: dict.fromkeys(range(3), ()))
+    monkeypatch.setattr(spark_jobs, "batch_jobs", lambda *_: nullcontext())
+    monkeypatch.setattr(spark_jobs, "cancel", lambda *_: None)
+    monkeypatch.setattr(spark_jobs, "progress", lambda *_: "1 of 2 tasks done")
+    return Stand(scene, instance, lambda _context, _batch, frame: frame)
+
+
+def _error(result: dg.ExecuteInProcessResult) -> str:
+    error = result.failure_data_for_node("work")
+    assert error is not None
+    assert error.error is not None
+    return error.error.to_string()
+
+
+def test_one_run_works_batch_after_batch_in_one_session(stand: Stand) -> None:
+    """Batches of at most `max_records` offsets follow each other until the topic is drained; one session serves all."""
+    result = stand.run(max_records=12)
+    assert result.success
+    assert stand.sessions == 1
+    done = result.output_for_node("work")
+    assert (done.outcome, done.offsets, done.lag, len(done.batch_ids)) == (Outcome.DONE, 30, 0, 3)
+    assert stand.scene.sink.counts() == dict.fromkeys(stand.scene.data.all_messages(), 1)
+    assert result.output_for_node("after") == done
+
+
+def test_each_batch_is_recorded_with_its_ranges_and_numbers(stand: Stand) -> None:
+    """A batch is a materialization with a table of its ranges, plotted numbers, the mode and the batch id."""
+    result = stand.run(max_records=12)
+    first, *_ = records = stand.materializations(result)
+    assert [each.metadata["offsets"].value for each in records] == [12, 12, 6]
+    assert [each.metadata["lag"].value for each in records] == [18, 6, 0]
+    assert {f"{phase}_s" for phase in ("waiting", "starting_spark", "reading", "processing", "committing")} <= set(
+        first.metadata
+    )
+    assert first.metadata["delivery"].value == "effectively_once"
+    assert first.metadata["batch_id"].value == result.output_for_node("work").batch_ids[0]
+    assert [row.data for row in cast("dg.TableMetadataValue", first.metadata["ranges"]).records] == [
+        {
+            "topic": TOPIC,
+            "partition": n,
+            "start": 0,
+            "end": 4,
+            "offsets": 4,
+            "lag_before": 10,
+            "lag_after": 6,
+            "epoch": stand.scene.values().index(_claim(stand, n)),
+            "state": "committed",
+            "replay": False,
+        }
+        for n in range(3)
+    ]
+
+
+def _claim(stand: Stand, partition: int) -> str:
+    return next(
+        value
+        for value in stand.scene.values()
+        if value.startswith("ClaimingPartition/") and value.endswith(f"/{partition}")
+    )
+
+
+def test_the_output_has_the_sum_of_all_batches(stand: Stand) -> None:
+    """The op's output carries the sums, the lag that is left, all ranges and why it ended."""
+    result = stand.run(max_records=12, max_batches=2)
+    (output,) = (
+        event
+        for event in result.all_events
+        if event.event_type == dg.DagsterEventType.STEP_OUTPUT and event.step_key == "work"
+    )
+    metadata = output.step_output_data.metadata
+    assert {name: metadata[name].value for name in ("batches", "offsets", "lag", "ended")} == {
+        "batches": 2,
+        "offsets": 24,
+        "lag": 6,
+        "ended": "at a limit of this run",
+    }
+    assert len(cast("dg.TableMetadataValue", metadata["ranges"]).records) == 6
+
+
+def test_the_claim_comes_before_the_session(stand: Stand) -> None:
+    """When the session is asked for, the partitions are held and planned already."""
+    planned: list[int | None] = []
+    stand.on_session = lambda: planned.extend(stand.scene.key(n).plan_end for n in range(3))
+    assert stand.run().success
+    assert planned == [10, 10, 10]
+
+
+def test_the_run_is_tagged_with_group_and_topic(stand: Stand) -> None:
+    """Runs can be found by group, topic and what they came to."""
+    tags = stand.tags(stand.run())
+    assert {tags[f"marshal/{name}"] for name in ("group", "topic", "outcome")} == {GROUP, TOPIC, "done"}
+
+
+def test_run_config_limits_what_is_taken(stand: Stand) -> None:
+    """Partitions and limits of the run config win over those that the op was built with."""
+    config = ClaimedBatchConfig(partitions=[1], max_records=3, max_batches=1)
+    assert stand.run(config, max_records=12).output_for_node("work").offsets == 3
+    assert [stand.scene.key(n).offset for n in range(3)] == [0, 3, 0]
+
+
+def test_progress_is_logged_while_spark_works(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the function works, lines in the run's log say how far Spark is; an unchanged state is not repeated."""
+    told = threading.Event()
+    asked = iter(range(10**6))
+    monkeypatch.setattr("marshal_dagster.ops.PROGRESS_EVERY_S", 0.001)
+    monkeypatch.setattr(spark_jobs, "progress", lambda *_: told.set() if next(asked) > 20 else "1 of 2 tasks done")
+    stand.process = lambda _context, _batch, frame: frame if told.wait(20) else None
+    result = stand.run()
+    assert [line for line in stand.lines(result) if line.startswith("Spark")] == ["Spark: 1 of 2 tasks done"]
+
+
+def test_the_lag_counts_partitions_that_got_no_part(stand: Stand) -> None:
+    """Where one partition's lag takes the whole batch, what the others still hold is part of the lag."""
+    stand.scene.data.append(0, 90)
+    result = stand.run(max_records=50, max_batches=1)
+    (record,) = stand.materializations(result)
+    assert len(cast("dg.TableMetadataValue", record.metadata["ranges"]).records) == 1
+    assert record.metadata["lag"].value == 120 - 50
+
+
+def test_an_op_for_the_entire_topic_redoes_all_of_it(stand: Stand) -> None:
+    """Asked for some partitions, an op that takes a topic whole or not at all takes it whole."""
+    result = stand.run(ClaimedBatchConfig(partitions=[1]), entire_topic=True)
+    assert result.output_for_node("work").offsets == 30
+
+
+# Nothing to do
+
+
+def _paused(stand: Stand) -> None:
+    stand.scene.pause(60)
+
+
+def _held(stand: Stand) -> None:
+    stand.scene.delivery(stand.mode).claimed_batch(_request(), stand.scene.sink).__enter__()
+
+
+def _drained(stand: Stand) -> None:
+    stand.scene.drain(stand.scene.delivery(stand.mode))
+
+
+def _missing(stand: Stand) -> None:
+    stand.scene.data.delete()
+
+
+def _given_up(stand: Stand) -> None:
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError), stand.scene.batch(stand.scene.delivery(stand.mode), max_attempts=9):
+            _ = 1 / 0
+
+
+def _request() -> delivery_module.BatchRequest:
+    return delivery_module.BatchRequest(topic=TOPIC)
+
+
+IDLE = {
+    "paused": (_paused, f"group '{GROUP}' is paused until"),
+    "held": (_held, "all are held by client1"),
+    "drained": (_drained, "nothing to read beyond what was done"),
+    "topic_missing": (_missing, f"topic '{TOPIC}' does not exist"),
+    "given_up": (_given_up, "were tried 2 times and are left alone"),
+}
+
+
+@pytest.mark.parametrize("state", IDLE)
+def test_nothing_to_do_is_said_and_skips_what_depends_on_it(stand: Stand, state: str) -> None:
+    """The run succeeds without Spark, its log and an observation of the topic say why, and the next op is skipped."""
+    prepare, text = IDLE[state]
+    prepare(stand)
+    result = stand.run(max_attempts=2)
+    assert result.success
+    assert stand.sessions == 0
+    assert [event.step_key for event in result.all_events if event.is_step_skipped] == ["after"]
+    assert any(text in line for line in stand.lines(result))
+    (told,) = stand.observations(result)
+    assert told.asset_key == dg.AssetKey(["kafka", TOPIC])
+    assert told.metadata["state"].value == state
+    assert text in str(told.metadata["reason"].value)
+    assert stand.tags(result)["marshal/outcome"] == state
+
+
+@pytest.mark.parametrize("state", IDLE)
+def test_nothing_to_do_fails_the_run_if_asked_for(stand: Stand, state: str) -> None:
+    """With `on_idle: fail` the run fails with the same words."""
+    prepare, text = IDLE[state]
+    prepare(stand)
+    result = stand.run(ClaimedBatchConfig(on_idle="fail"), max_attempts=2)
+    assert not result.success
+    assert text in _error(result)
+
+
+def test_one_more_attempt_takes_a_plan_that_was_given_up(stand: Stand) -> None:
+    """A plan with too many attempts is carried out when a person asks for it, exactly as it was."""
+    _given_up(stand)
+    result = stand.run(ClaimedBatchConfig(one_more_attempt=True), max_attempts=2)
+    (record,) = stand.materializations(result)
+    rows = cast("dg.TableMetadataValue", record.metadata["ranges"]).records
+    assert [(row.data["start"], row.data["end"], row.data["replay"]) for row in rows] == [(0, 10, True)] * 3
+
+
+def test_a_missing_coordination_topic_is_no_reason_to_skip(stand: Stand) -> None:
+    """Without the coordination topic nothing can be known: the run fails naming it."""
+    stand.scene.broker.delete()
+    result = stand.run()
+    assert not result.success
+    assert TopicMissing.__name__ in _error(result)
+    assert "__marshal" in _error(result)
+
+
+# Trouble
+
+
+def test_a_failing_function_commits_nothing_and_releases(stand: Stand) -> None:
+    """An error of the user's function fails the run; the plan stays open and nobody holds it."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("of the user")
+
+    stand.process = fail
+    result = stand.run()
+    assert "of the user" in _error(result)
+    key = stand.scene.key()
+    assert (key.owner, key.offset, key.plan_end) == (None, 0, 10)
+
+
+def test_an_interrupt_releases_at_once(stand: Stand) -> None:
+    """Cancellation, which is no ordinary exception, leaves the batch released and uncommitted."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    stand.process = interrupt
+    assert "KeyboardInterrupt" in _error(stand.run())
+    key = stand.scene.key()
+    assert (key.owner, key.offset, key.plan_end) == (None, 0, 10)
+
+
+def test_a_lost_claim_fails_the_run_naming_the_holder(stand: Stand) -> None:
+    """A claim that another took over while the function worked fails the run at its commit, and says who has it."""
+
+    def lose(*_: object) -> None:
+        owner = stand.scene.key().owner
+        assert owner is not None
+        stand.scene.about(RevokingClaim, "other.1", epoch=owner.epoch)
+        stand.scene.about(ClaimingPartition, "other.1")
+
+    stand.process = lose
+    stand.mode = AT_LEAST_ONCE
+    result = stand.run()
+    assert not result.success
+    assert ClaimLost.__name__ in _error(result)
+    assert "\"other.1's client\", instance 'other.1'" in _error(result)
+    assert stand.scene.key().offset == 0
+
+
+def test_rows_without_a_sink_are_refused_before_the_commit(stand: Stand) -> None:
+    """A function that returns rows where no sink takes them fails the run: they would be lost."""
+    stand.mode = AT_LEAST_ONCE
+    result = stand.run()
+    assert "there is no sink to take them" in _error(result)
+    assert stand.scene.key().offset == 0
+
+
+def test_no_rows_for_a_sink_are_refused_before_the_commit(stand: Stand) -> None:
+    """A function that returns nothing although a sink waits for rows fails the run."""
+    stand.process = lambda *_: None
+    assert "nothing is committed" in _error(stand.run())
+    assert stand.scene.key().offset == 0
+
+
+def test_ranges_that_the_sink_has_are_committed_without_spark(stand: Stand) -> None:
+    """When a dead run had written but not committed, the next one commits without reading anything."""
+    with suppress(ZeroDivisionError), stand.scene.batch(stand.scene.delivery(stand.mode)) as batch:
+        stand.scene.process(batch)
+        raise ZeroDivisionError
+    assert stand.scene.key().offset == 0
+    result = stand.run()
+    assert (result.success, stand.sessions, stand.scene.key().offset) == (True, 0, 10)
+    (record,) = stand.materializations(result)
+    states = {row.data["state"] for row in cast("dg.TableMetadataValue", record.metadata["ranges"]).records}
+    assert states == {"skipped"}
+
+
+# At most once
+
+
+def test_at_most_once_announces_before_it_commits(stand: Stand) -> None:
+    """The ranges stand in the run's events when the offsets move, and the session is there before."""
+    stand.mode = AT_MOST_ONCE
+    offsets = []
+    stand.on_session = lambda: offsets.append(stand.scene.key().offset)
+    stand.process = lambda *_: offsets.append(stand.scene.key().offset)
+    result = stand.run()
+    assert offsets == [0, 10]
+    rows = [(row.partition, row.start, row.end) for row in announced(stand.instance, result.run_id)]
+    assert rows == [(n, 0, 10) for n in range(3)]
+
+
+def test_a_failing_at_most_once_run_says_what_it_dropped(stand: Stand) -> None:
+    """After the commit nothing is redone: the run's log names the offsets that were possibly not processed."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    stand.mode, stand.process = AT_MOST_ONCE, fail
+    result = stand.run()
+    assert not result.success
+    assert f"possibly dropped, as at most once must: {TOPIC}/0 [0, 10)" in "\n".join(stand.lines(result))
+    assert stand.run().success
+    assert len(stand.seen) == 1
+
+
+# Building
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"topic": "no topic"}, "topic 'no topic' is no name that Kafka allows"),
+        ({"max_records": 0}, "max_records is 0; it must be above 0"),
+        ({"time_budget_s": -1}, "time_budget_s is -1; it must be above 0"),
+        ({"start": "yesterday"}, "start is 'yesterday'; it must be one of earliest, latest, fail"),
+        ({"spark_key": "spark", "spark_config": {}}, "spark_config: the session of resource 'spark'"),
+    ],
+)
+def test_settings_that_no_batch_could_keep_to_are_refused(settings: dict[str, Any], told: str) -> None:
+    """A wrong setting is an error when the op is built, naming it and what would be right."""
+    with pytest.raises(ConfigurationError, match=told):
+        build_claimed_batch_op(lambda *_: None, **{"name": "work", "topic": TOPIC, **settings})
+
+
+def test_a_wrong_limit_in_run_config_is_refused_by_name(stand: Stand) -> None:
+    """A limit that makes no sense fails the step before anything is claimed."""
+    result = stand.run(ClaimedBatchConfig.model_construct(max_records=0))
+    assert "max_records" in _error(result)
+    assert "greater than or equal to 1" in _error(result)
+    assert stand.scene.values() == []
+
+
+def test_jobs_are_of_one_op_and_tagged_with_its_topic() -> None:
+    """The scheduled and the reprocess job share the op; the latter takes one batch unless told otherwise."""
+    op = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
+    scheduled, reprocess = build_claimed_batch_job(op, tags={"team": "flights"}), build_reprocess_job(op)
+    assert [(job.name, job.tags["marshal/topic"]) for job in (scheduled, reprocess)] == [
+        ("work_job", TOPIC),
+        ("reprocess_work", TOPIC),
+    ]
+    assert scheduled.tags["team"] == "flights"
+    assert reprocess.run_config is not None
+    assert reprocess.run_config["ops"]["work"]["config"]["max_batches"] == 1
+    assert build_claimed_batch_schedule(scheduled).cron_schedule == "* * * * *"
+
+
+def test_a_job_of_another_op_is_refused() -> None:
+    """Only an op made by the factory knows its topic."""
+
+    @dg.op
+    def other() -> None: ...
+
+    with pytest.raises(ConfigurationError, match="op 'other' has no topic"):
+        build_claimed_batch_job(other)
+
+
+def test_what_the_sensor_saw_is_in_the_metadata(stand: Stand) -> None:
+    """A reprocessing run shows what it was asked for beside what it did."""
+    seen = SeenKey(partition=2, generation=0, offset=4, epoch=17, instance="dead.1")
+    result = stand.run(ClaimedBatchConfig(partitions=[2], seen=[seen]))
+    (output,) = [event for event in result.all_events if event.event_type == dg.DagsterEventType.STEP_OUTPUT][:1]
+    (row,) = cast("dg.TableMetadataValue", output.step_output_data.metadata["seen"]).records
+    assert (row.data["partition"], row.data["epoch"], row.data["instance"]) == (2, 17, "dead.1")
+
+
+def test_a_resource_of_another_kind_is_an_error_that_names_it(stand: Stand) -> None:
+    """A claimer key that leads to something else is told at once."""
+    result = stand.run(claimer_key="spark")
+    assert "resource 'spark' is a Session; it must be a ClaimerResource" in _error(result)
+
+
+def test_a_sink_may_be_made_for_each_run(stand: Stand) -> None:
+    """A function of the context gives the sink, for one that needs the run's resources."""
+    made: list[MemorySink] = []
+
+    def make(context: dg.OpExecutionContext) -> MemorySink:
+        assert context.run_id
+        made.append(stand.scene.sink)
+        return made[-1]
+
+    assert stand.run(sink=make).success
+    assert len(made) == 1
+    assert len(stand.scene.sink.rows) == 30

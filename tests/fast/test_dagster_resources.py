@@ -1,0 +1,293 @@
+"""The resources: their settings, their secrets, and what they learn from Dagster."""
+
+import logging
+from dataclasses import fields
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+from pydantic import ValidationError
+
+from marshal_dagster.delivery import BatchRequest
+from marshal_dagster.errors import BatchAborted, ConfigurationError
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.protocol.state import Owner
+from marshal_dagster.resources import BatchOptions, ClaimerResource, KafkaConnectionConfig, RationalizerResource
+from marshal_dagster.runs import (
+    Announced,
+    DeadRuns,
+    announced,
+    announcer,
+    forwarded_logs,
+    run_is_over,
+    run_of,
+    run_worker_ended,
+)
+
+CANARY = "canary-7b1e"
+STATUSES = [status for status in dg.DagsterRunStatus if status is not dg.DagsterRunStatus.QUEUED]  # needs a daemon
+SASL = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "username": "etl"}
+
+
+def _connection(**fields: Any) -> KafkaConnectionConfig:  # noqa: ANN401 - of any field
+    return KafkaConnectionConfig(**{"bootstrap_servers": "127.0.0.1:1", **fields})
+
+
+def _claimer(**fields: Any) -> ClaimerResource:  # noqa: ANN401 - of any field
+    return ClaimerResource(**{"connection": _connection(), "group": "etl", **fields})
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"bootstrap_servers": "nowhere"}, "bootstrap_servers must be a comma-separated list of host:port"),
+        ({"security_protocol": "SASL_SSL"}, "needs sasl_mechanism and username and password"),
+        ({"username": "etl"}, "username would not be used with security_protocol PLAINTEXT"),
+        ({"client_settings": {"acks": "0"}}, "client_settings must not hold 'acks'"),
+    ],
+)
+def test_a_connection_that_cannot_be_is_refused_where_it_is_written(fields: dict[str, Any], told: str) -> None:
+    """A wrong connection is an error when the resource is made, naming the field and what would be right."""
+    with pytest.raises(ConfigurationError, match=told):
+        _connection(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"heartbeat_interval_s": 0}, "heartbeat_interval_s\n.*greater than or equal to 0.1"),
+        ({"delivery": "twice"}, "delivery\n.*'at_most_once', 'at_least_once' or 'effectively_once'"),
+        ({"group": "a/b"}, "group\n.*no '/' and no control characters"),
+        ({"client_id": ""}, "client_id\n.*1 to 255 characters"),
+        ({"coordination_topic": "no topic"}, "coordination_topic\n.*no name that Kafka allows"),
+        ({"rule_set": "go"}, "heartbeat_interval_s is 10; with rule_set 'go' it must be 60"),
+        (
+            {"rule_set": "go", "heartbeat_interval_s": 60, "delivery": "at_most_once"},
+            "delivery is at_most_once; with rule_set 'go' only at_least_once",
+        ),
+    ],
+)
+def test_a_wrong_setting_is_refused_by_name(fields: dict[str, Any], told: str) -> None:
+    """A wrong setting of the claimer is an error that names the field and what would be right."""
+    with pytest.raises(ValidationError, match=told):
+        _claimer(**fields)
+
+
+def test_the_resource_says_what_its_group_must_agree_on() -> None:
+    """Interval, rule set and delivery become the group's settings; the enums' members may be given."""
+    claimer = _claimer(heartbeat_interval_s=2.5, delivery=DeliveryMode.AT_MOST_ONCE, rule_set=RuleSet.NATIVE)
+    assert claimer.settings == Settings(2_500, RuleSet.NATIVE, DeliveryMode.AT_MOST_ONCE)
+
+
+def test_the_batch_options_are_those_of_a_batch_request() -> None:
+    """`claimed_batch` takes by name exactly what a `BatchRequest` has."""
+    assert BatchOptions.__annotations__.keys() == {each.name for each in fields(BatchRequest)}
+
+
+def test_every_setting_is_explained_in_the_launchpad() -> None:
+    """Each field of the resources has a description."""
+    for kind in (KafkaConnectionConfig, ClaimerResource, RationalizerResource):
+        assert [name for name, field in kind.model_fields.items() if not field.description] == []
+
+
+# Secrets
+
+
+@pytest.mark.parametrize("field", ["connection", "coordination_connection"])
+def test_a_secret_in_the_code_is_refused(field: str) -> None:
+    """A password that is written down is refused when definitions are built, without being repeated."""
+    wrong = _connection(**SASL, password=CANARY)
+    claimer = _claimer(**{field: wrong})
+    with pytest.raises(ConfigurationError, match=rf"{field}.password is written down .*=EnvVar") as refused:
+        dg.Definitions(resources={"claimer": claimer}).get_repository_def()
+    assert CANARY not in str(refused.value)
+    assert CANARY not in repr(claimer)
+
+
+def test_a_secret_of_the_environment_reaches_the_connection_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A password given as EnvVar is there when the op connects, and in no event, config or text on the way."""
+    monkeypatch.setenv("KAFKA_PASSWORD", CANARY)
+    seen = []
+
+    @dg.op
+    def connect(context: dg.OpExecutionContext, claimer: ClaimerResource) -> None:
+        seen.append(claimer.connection.to_connection("connection").password)
+        context.log.info("%r %s", claimer, claimer)
+
+    @dg.job
+    def work() -> None:
+        connect()
+
+    claimer = _claimer(connection=_connection(**SASL, password=dg.EnvVar("KAFKA_PASSWORD")))
+    definitions = dg.Definitions(jobs=[work], resources={"claimer": claimer})
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = definitions.get_job_def("work").execute_in_process(instance=instance)
+        told = [str(instance.get_run_by_id(result.run_id)), *map(str, instance.all_logs(result.run_id))]
+    assert [secret and secret.get_secret_value() for secret in seen] == [CANARY]
+    told += [repr(claimer), str(claimer._convert_to_config_dictionary()), *map(str, result.all_events)]
+    assert len(told) > 10
+    assert [text for text in told if CANARY in text] == []
+
+
+def test_from_environment_keeps_secrets_there() -> None:
+    """What is no secret is read at once; a secret is only named."""
+    environment = {
+        "MARSHAL_BOOTSTRAP_SERVERS": "kafka:9092",
+        "MARSHAL_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+        "MARSHAL_SASL_MECHANISM": "PLAIN",
+        "MARSHAL_USERNAME": "etl",
+        "MARSHAL_PASSWORD": CANARY,
+    }
+    config = KafkaConnectionConfig.from_environment(environment)
+    assert (config.bootstrap_servers, config.username) == ("kafka:9092", "etl")
+    assert config._convert_to_config_dictionary()["password"] == {"env": "MARSHAL_PASSWORD"}
+    assert CANARY not in repr(config)
+    with pytest.raises(ConfigurationError, match="MARSHAL_BOOTSTRAP_SERVERS is missing"):
+        KafkaConnectionConfig.from_environment({})
+
+
+# What Dagster knows
+
+
+def _owner(run_id: str) -> Owner:
+    return Owner(f"{run_id}.5f3a", "client", 1)
+
+
+@dg.job
+def _nothing() -> None: ...
+
+
+def _run(instance: dg.DagsterInstance, status: dg.DagsterRunStatus) -> str:
+    return instance.create_run_for_job(_nothing, status=status).run_id
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_an_owner_is_dead_when_its_run_is_over(status: dg.DagsterRunStatus) -> None:
+    """Success, failure and cancellation make a run's claims dead; nothing else does."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        is_dead = DeadRuns(instance)(_owner(_run(instance, status)))
+    finished = {dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED}
+    assert is_dead == (status in finished)
+
+
+@pytest.mark.parametrize("instance_id", ["a-run-of-elsewhere.5f3a", "no-dot", ".5f3a", ""])
+def test_an_owner_whose_run_is_not_known_is_not_dead(instance_id: str) -> None:
+    """An instance id without a run that this Dagster knows is nobody's death certificate."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert not DeadRuns(instance)(Owner(instance_id, "client", 1))
+
+
+class CountingInstance:
+    """Counts the questions about runs; raises when it has no answer."""
+
+    def __init__(self, run: object) -> None:
+        self.run = run
+        self.asked = 0
+
+    def get_run_by_id(self, run_id: str) -> object:
+        """Answer, or fail as a storage that is down does."""
+        assert run_id == "run"
+        self.asked += 1
+        if isinstance(self.run, Exception):
+            raise self.run
+        return self.run
+
+
+def test_a_storage_that_does_not_answer_knows_of_nobody() -> None:
+    """An error of Dagster's storage makes no owner dead, stops no work, and is not asked for again at once."""
+    down = CountingInstance(OSError("no such host"))
+    dead = DeadRuns(cast("dg.DagsterInstance", down))
+    assert not any(dead(_owner("run")) for _ in range(1_000))
+    assert down.asked == 1
+    assert run_is_over(cast("dg.DagsterInstance", down), "run")() is None
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_work_stops_when_dagster_says_that_its_run_is_over(status: dg.DagsterRunStatus) -> None:
+    """A run that is over or being canceled is a reason to stop, which names the run."""
+    ends = {"SUCCESS", "FAILURE", "CANCELED", "CANCELING"}
+    with dg.DagsterInstance.ephemeral() as instance:
+        run_id = _run(instance, status)
+        reason = run_is_over(instance, run_id)()
+    assert reason == (f"Dagster says that run {run_id} is {status.value.lower()}" if status.value in ends else None)
+
+
+def test_a_run_worker_watches_no_parent() -> None:
+    """Only a step in a child process of the run worker has a parent whose end is a reason to stop."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        assert run_worker_ended(instance, _run(instance, dg.DagsterRunStatus.STARTED)) is None
+
+
+@pytest.mark.parametrize(("instance_id", "run_id"), [("a.b.c", "a.b"), ("run.1", "run"), ("run", ""), ("", "")])
+def test_the_run_id_stands_before_the_last_dot(instance_id: str, run_id: str) -> None:
+    """What comes before an instance id's last dot is its run id."""
+    assert run_of(instance_id) == run_id
+
+
+# At most once
+
+
+def _range(partition: int, start: int = 0, end: int = 5) -> ClaimedRange:
+    return ClaimedRange("log", "etl", "orders", "data", partition, 0, 7 + partition, start, end, start)
+
+
+def test_an_announcement_can_be_read_from_the_run() -> None:
+    """What is announced stands in the run's events before `announce` returns, range by range."""
+    found: list[Announced] = []
+
+    @dg.op
+    def announce(context: dg.OpExecutionContext) -> None:
+        context.log_event(dg.AssetObservation(["kafka", "orders"], metadata={"announced": "not ours"}))
+        announcer(context)([_range(0), _range(3, 2, 9)])
+        found.extend(announced(context.instance, context.run_id))
+
+    @dg.job
+    def work() -> None:
+        announce()
+
+    assert work.execute_in_process().success
+    assert found == [Announced("etl", "orders", 0, 7, 0, 5), Announced("etl", "orders", 3, 10, 2, 9)]
+
+
+def test_an_announcement_that_is_not_stored_stops_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the event cannot be read back the batch is aborted before anything is committed."""
+    monkeypatch.setattr("marshal_dagster.runs.announced", lambda *_: [])
+
+    @dg.op
+    def announce(context: dg.OpExecutionContext) -> None:
+        announcer(context)([_range(0)])
+
+    @dg.job
+    def work() -> None:
+        announce()
+
+    with pytest.raises(BatchAborted, match="nothing was committed"):
+        work.execute_in_process()
+
+
+# Log lines
+
+
+def test_the_librarys_warnings_are_in_the_runs_log() -> None:
+    """A warning logged anywhere in the library while an op works is a line of the run, once; afterwards no more."""
+    ours = logging.getLogger("marshal_dagster.coordination.claimer")
+
+    @dg.op
+    def warn(context: dg.OpExecutionContext) -> None:
+        with forwarded_logs(context):
+            ours.warning("the lease of %s ended", "orders/0")
+            ours.info("not this")
+        ours.warning("nor this")
+
+    @dg.job
+    def work() -> None:
+        warn()
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        run_id = work.execute_in_process(instance=instance).run_id
+        lines = [entry.user_message for entry in instance.all_logs(run_id) if not entry.is_dagster_event]
+    assert lines == ["the lease of orders/0 ended"]

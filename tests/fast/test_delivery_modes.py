@@ -1,0 +1,341 @@
+# ruff: noqa: PT012 - what raises is the block of a batch
+"""What each delivery mode promises, with members that die at every step and records that go astray (PROTOCOL.md 6)."""
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from marshal_dagster.errors import BatchAborted, ClaimLost, MarshalError, PlanRejected, SinkRefused
+from marshal_dagster.protocol.messages import ClaimingMessages, DataTopic, DeliveryMode, Heartbeat
+from tests.delivering import GROUP, HI_MS, TOPIC, Place, Scene
+from tests.faulty_log import Fault, FaultyLog, of_type
+from tests.real.killing import KillableLog, Killed, KillPoint, Side
+
+if TYPE_CHECKING:
+    from marshal_dagster.delivery import ClaimedBatch
+
+ALL_MODES = list(DeliveryMode)
+AT_LEAST_ONCE = DeliveryMode.AT_LEAST_ONCE
+AT_MOST_ONCE = DeliveryMode.AT_MOST_ONCE
+EFFECTIVELY_ONCE = DeliveryMode.EFFECTIVELY_ONCE
+
+APPENDS = ("GroupSettings", "ClaimingPartition", "DataTopic", "Heartbeat", "ClaimingMessages", "ReleasingPartition")
+STEPS = [KillPoint(side, record, count) for record in APPENDS for side in Side for count in (1, 2, 3)]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """A data topic of 4 partitions with 5 messages each, and a group without a past."""
+    scene = Scene()
+    scene.data.make(partitions=4, messages=5)
+    return scene
+
+
+def once(scene: Scene) -> Counter[Place]:
+    """Give every message once."""
+    return Counter(scene.data.all_messages())
+
+
+def die(scene: Scene, mode: DeliveryMode, at: KillPoint) -> set[Place]:
+    """Work batch after batch until the member dies at `at`, and give what was in its last one; nothing if it lives."""
+    log = KillableLog(scene.log(), at)
+    delivery = scene.delivery(mode, log=log)
+    last: ClaimedBatch | None = None
+    try:
+        for _ in range(4):
+            last = scene.batch(delivery, max_records=9)
+            with last:
+                if last.idle is None:
+                    scene.process(last)
+    except Killed:
+        assert last is not None
+        return {(one.partition, offset) for one in last.all_ranges for offset in range(one.start, one.end)}
+    assert at.record in {"GroupSettings", "DataTopic"}, "every other step is reached"
+    return set()
+
+
+@pytest.mark.parametrize("at", STEPS, ids=str)
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_a_member_that_dies_at_any_step(scene: Scene, mode: DeliveryMode, at: KillPoint) -> None:
+    """At most once repeats nothing, at least once loses nothing, of one batch only; effectively once is exact."""
+    its_batch = die(scene, mode, at)
+    scene.wait_until_stale()
+    scene.drain(scene.delivery(mode), max_records=7)
+
+    counts = scene.counts(mode)
+    if mode is EFFECTIVELY_ONCE:
+        assert counts == once(scene)
+        return
+    more, fewer = counts - once(scene), once(scene) - counts
+    assert not (more if mode is AT_MOST_ONCE else fewer)
+    assert set(more | fewer) <= its_batch
+    assert max((more | fewer).values(), default=1) == 1
+
+
+@pytest.mark.parametrize("side", ["while_reading", "after_write"])
+def test_a_member_that_dies_beside_its_output(scene: Scene, side: str) -> None:
+    """Before the output it is written by the successor; after it, the successor finds it done and commits alone."""
+    log = KillableLog(scene.log(), None)
+
+    def kill() -> None:
+        setattr(scene.sink, side, lambda: None)
+        log.dead = True
+        raise Killed
+
+    setattr(scene.sink, side, kill)
+    with pytest.raises(Killed):
+        scene.work(scene.delivery(EFFECTIVELY_ONCE, log=log))
+    scene.wait_until_stale()
+
+    with scene.batch(scene.delivery(EFFECTIVELY_ONCE)) as batch:
+        done = side == "after_write"
+        assert (len(batch.ranges), len(batch.skipped)) == ((0, 4) if done else (4, 0))
+        assert {report.state for report in batch.report()} == {"skipped" if done else "not committed"}
+        if not done:
+            scene.process(batch)
+
+    assert batch.committed
+    assert scene.sink.counts() == once(scene)
+    assert [scene.key(n).offset for n in range(4)] == [5, 5, 5, 5]
+
+
+@pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
+def test_a_batch_half_committed_is_taken_over_by_two(scene: Scene, mode: DeliveryMode) -> None:
+    """A commit is one record a partition: whichever came through stay, the rest is redone by others, half each."""
+    log = KillableLog(scene.log(), KillPoint(Side.WITHIN, "Heartbeat", 3))
+    with pytest.raises(Killed):
+        scene.work(scene.delivery(mode, log=log))
+    scene.wait_until_stale()
+    assert sorted(scene.key(n).offset or 0 for n in range(4)) == [0, 0, 0, 5]
+
+    one, two = scene.delivery(mode), scene.delivery(mode)
+    with scene.batch(one, partitions=(0, 1)) as first, scene.batch(two, partitions=(2, 3)) as second:
+        assert {r.partition for r in first.all_ranges + second.all_ranges} == {
+            n for n in range(4) if scene.key(n).offset == 0
+        }
+        for batch in (second, first):
+            if batch.ranges:
+                scene.process(batch)
+
+    assert [scene.key(n).offset for n in range(4)] == [5, 5, 5, 5]
+    if mode is EFFECTIVELY_ONCE:
+        assert scene.sink.counts() == once(scene)
+        assert {one.partition for one in first.skipped + second.skipped} == {1, 2, 3}
+    else:
+        assert sorted(scene.processed.values()) == [1] * 5 + [2] * 15
+
+
+def test_a_late_member_cannot_write_over_its_successor(scene: Scene) -> None:
+    """The output refuses the lower fencing token, whatever the late member believes."""
+    late = scene.batch(scene.delivery(EFFECTIVELY_ONCE), max_records=8)
+    with pytest.raises(ClaimLost), late:
+        scene.wait_until_stale()
+        scene.drain(scene.delivery(EFFECTIVELY_ONCE), max_records=8)
+        with pytest.raises(SinkRefused, match="fencing token"):
+            scene.sink.write([], late.ranges, dict)  # type: ignore[arg-type]
+        scene.process(late)
+
+    assert scene.sink.counts() == once(scene)
+
+
+# The permission of at most once
+
+
+def test_at_most_once_without_an_acknowledgement_drops_the_batch(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The commit is in the log, but not known to be one's own record: it is dropped and told, not processed."""
+    log = FaultyLog(scene.log())
+    with scene.batch(scene.delivery(AT_MOST_ONCE, log=log)) as batch:
+        log.fail(Fault.LOST_ACK, of_type("Heartbeat", partition=2))
+        with caplog.at_level(logging.ERROR):
+            batch.begin_processing()
+        log.recover()
+        scene.processed.update(scene.data.read(batch.ranges))
+
+    assert [one.partition for one in batch.dropped] == [2]
+    assert "dropped, as at most once must: orders/2 [0, 5)" in caplog.text
+    assert {report.range.partition: report.state for report in batch.report()}[2] == "dropped"
+    assert {place[0] for place in scene.processed} == {0, 1, 3}
+    assert scene.data.committed == {(GROUP, TOPIC): {0: 5, 1: 5, 3: 5}}
+    scene.wait_until_stale()
+    scene.drain(scene.delivery(AT_MOST_ONCE))
+    assert scene.processed == once(scene) - Counter({(2, offset): 1 for offset in range(5)})
+
+
+def test_at_most_once_that_is_wholly_unsure_processes_nothing(scene: Scene) -> None:
+    """With no acknowledgement at all every range is dropped."""
+    log = FaultyLog(scene.log())
+    with scene.batch(scene.delivery(AT_MOST_ONCE, log=log)) as batch:
+        log.fail(Fault.LOST_ACK, of_type("Heartbeat"))
+        batch.begin_processing()
+        log.recover()
+
+    assert batch.ranges == ()
+    assert len(batch.dropped) == 4
+    assert not batch.committed
+    assert scene.data.committed == {}
+
+
+def test_at_most_once_never_takes_another_record_for_its_own(scene: Scene) -> None:
+    """A twin's equal record moved the offset first: the permission is not this process's."""
+    with scene.batch(scene.delivery(AT_MOST_ONCE)) as batch:
+        twin = batch.batch_id
+        log = batch._claimer.rationalizer.log
+        append = log.append
+
+        def overtaken(records):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+            if records[0].value.startswith(b"Heartbeat"):
+                scene.about(Heartbeat, twin, 1, offset=5)
+            return append(records)
+
+        log.append = overtaken  # type: ignore[method-assign]
+        batch.begin_processing()
+
+    assert [one.partition for one in batch.dropped] == [1]
+    assert [one.partition for one in batch.ranges] == [0, 2, 3]
+
+
+def test_at_most_once_tells_the_ranges_before_it_commits(scene: Scene) -> None:
+    """What may be lost when the process dies now was announced by then."""
+    log = KillableLog(scene.log(), KillPoint(Side.BEFORE, "Heartbeat", 3))
+    with pytest.raises(Killed):
+        scene.work(scene.delivery(AT_MOST_ONCE, log=log))
+
+    assert [str(one) for one in scene.announced] == [f"orders/{n} [0, 5)" for n in range(4)]
+    assert [scene.key(n).offset for n in range(4)] == [0, 0, 0, 0]
+
+
+def test_at_most_once_that_was_never_read_commits_nothing(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """A block that does not read drops nothing."""
+    with scene.batch(scene.delivery(AT_MOST_ONCE)) as batch:
+        pass
+
+    assert not batch.committed
+    assert "nothing was processed, nothing was committed" in caplog.text
+    assert [scene.key(n).offset for n in range(4)] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_reading_twice_commits_once(scene: Scene, mode: DeliveryMode) -> None:
+    """The permission is taken once for the whole batch."""
+    with scene.batch(scene.delivery(mode)) as batch:
+        batch.begin_processing()
+        before = len(scene.values())
+        batch.begin_processing()
+        assert len(scene.values()) == before
+        scene.process(batch)
+
+    assert scene.counts(mode) == once(scene)
+
+
+# Commits that are not sure
+
+
+@pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
+def test_a_commit_without_acknowledgement_is_settled_by_reading(scene: Scene, mode: DeliveryMode) -> None:
+    """The commit was seen in the log: it counts."""
+    log = FaultyLog(scene.log())
+    with scene.batch(scene.delivery(mode, log=log)) as batch:
+        scene.process(batch)
+        log.fail(Fault.LOST_ACK, of_type("Heartbeat"), times=4)
+
+    assert batch.committed
+    assert [scene.key(n).offset for n in range(4)] == [5, 5, 5, 5]
+
+
+@pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
+def test_a_commit_that_is_not_in_the_log_is_none(scene: Scene, mode: DeliveryMode) -> None:
+    """A broker that takes nothing until the lease has ended: nothing was committed, and the batch says so."""
+    log = FaultyLog(scene.log())
+    batch = scene.batch(scene.delivery(mode, log=log))
+    with pytest.raises(MarshalError), batch:
+        scene.process(batch)
+        log.fail(Fault.FAILED, of_type("Heartbeat"))
+        log.before_append = lambda: scene.clock.advance(HI_MS / 2)
+
+    assert not batch.committed
+    assert [scene.key(n).offset for n in range(4)] == [0, 0, 0, 0]
+    scene.wait_until_stale()
+    scene.drain(scene.delivery(mode))
+    assert scene.counts(mode) == dict.fromkeys(once(scene), 1 if mode is EFFECTIVELY_ONCE else 2)
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_a_plan_that_is_not_in_the_log_is_none(scene: Scene, mode: DeliveryMode) -> None:
+    """Without its plan a batch is not processed."""
+    log = FaultyLog(scene.log())
+    log.fail(Fault.FAILED, of_type(ClaimingMessages.__name__, partition=3))
+
+    with pytest.raises(PlanRejected, match="orders/3"):
+        scene.work(scene.delivery(mode, log=log))
+
+    assert not scene.counts(mode)
+    assert [scene.key(n).owner for n in range(4)] == [None, None, None, None]
+
+
+def test_a_data_topic_that_could_not_be_named_is_let_go(scene: Scene) -> None:
+    """Without its data topic's id an offset means nothing."""
+    log = FaultyLog(scene.log())
+    log.fail(Fault.FAILED, of_type(DataTopic.__name__, partition=3))
+
+    with pytest.raises(ClaimLost, match="orders/3"):
+        scene.work(scene.delivery(log=log))
+
+    assert [scene.key(n).owner for n in range(4)] == [None, None, None, None]
+    scene.drain(scene.delivery())
+    assert scene.processed == once(scene)
+
+
+# Effectively once
+
+
+def test_a_block_that_wrote_nothing_commits_nothing(scene: Scene) -> None:
+    """Leaving the block cleanly without `write` is an error: else these messages were lost."""
+    with (
+        pytest.raises(BatchAborted, match="nothing was written, so nothing is committed"),
+        scene.batch(scene.delivery(EFFECTIVELY_ONCE)) as batch,
+    ):
+        batch.begin_processing()
+
+    assert not batch.committed
+    assert [scene.key(n).offset for n in range(4)] == [0, 0, 0, 0]
+
+
+def test_an_output_that_refuses_fails_the_batch_before_it_is_processed(scene: Scene) -> None:
+    """What the output holds does not fit: nothing is read, nothing is committed, the plan stays open for a person."""
+    scene.work(scene.delivery(EFFECTIVELY_ONCE), max_records=8)
+    scene.sink.stored[1] = scene.sink.stored[0].__class__(
+        **{name: getattr(scene.sink.stored[1], name) for name in ("coordination_topic_id", "data_topic_id")},
+        generation=0,
+        epoch=0,
+        position=4,
+    )
+
+    with pytest.raises(SinkRefused, match="the output stands at 4"), scene.batch(scene.delivery(EFFECTIVELY_ONCE)):
+        pytest.fail("entered")
+
+    assert scene.key(1).plan_end == 5
+    assert [scene.key(n).owner for n in range(4)] == [None, None, None, None]
+
+
+def test_a_lost_batch_is_not_even_worked_out(scene: Scene) -> None:
+    """A member whose lease ended before the write puts Spark to no work."""
+    scene.sink.while_reading = lambda: pytest.fail("at work")
+    batch = scene.batch(scene.delivery(EFFECTIVELY_ONCE))
+    with pytest.raises(ClaimLost), batch:
+        batch.begin_processing()
+        scene.clock.advance(1.9 * HI_MS)
+        scene.process(batch)
+
+
+def test_a_write_that_failed_cannot_be_passed_over(scene: Scene) -> None:
+    """A block that catches the output's error still commits nothing."""
+    scene.sink.while_reading = lambda: (_ for _ in ()).throw(SinkRefused("full"))
+    batch = scene.batch(scene.delivery(EFFECTIVELY_ONCE))
+    with pytest.raises(BatchAborted), batch, pytest.raises(SinkRefused):
+        scene.process(batch)
+
+    assert not batch.committed

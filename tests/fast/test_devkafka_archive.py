@@ -1,0 +1,94 @@
+"""The class archive that makes brokers start faster: made once, never needed."""
+
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.devkafka.archive import with_archive
+from marshal_dagster.devkafka.java import Java
+from marshal_dagster.devkafka.launch import Launcher
+
+# What stands for Java: formats a data folder, and as a broker ends at once after it wrote the archive asked for.
+MAKES_ARCHIVE = """
+echo run >> {calls}
+for argument in "$@"; do
+  case "$argument" in
+    -XX:ArchiveClassesAtExit=*) echo archive > "${{argument#*=}}" ;;
+    -XX:SharedArchiveFile=*) exit 9 ;;
+  esac
+done
+"""
+
+
+class FakeJava:
+    """A `java` that behaves as told, and counts how often it is run."""
+
+    def __init__(self, folder: Path) -> None:
+        """Set up the script's folder."""
+        self.folder = folder
+        self.calls = folder / "calls"
+        self.path = folder / "java"
+
+    def launcher(self, version: str = "17.0.1") -> Launcher:
+        """Return a launcher with this Java of a version."""
+        jars = self.folder / "jars"
+        jars.mkdir(exist_ok=True)
+        return Launcher(Java(self.path, version, 17), (jars / "a.jar", jars / "b.jar"))
+
+    def does(self, script: str) -> None:
+        """Let the next runs do that."""
+        self.path.write_text(f"#!/bin/sh\n{script.format(calls=self.calls)}\n", encoding="utf-8")
+        self.path.chmod(0o755)
+
+    def runs(self) -> int:
+        """Return how often it was run."""
+        return len(self.calls.read_text(encoding="utf-8").splitlines()) if self.calls.exists() else 0
+
+
+@pytest.fixture
+def java(tmp_path: Path) -> FakeJava:
+    """Give a Java that makes archives."""
+    fake = FakeJava(tmp_path)
+    fake.does(MAKES_ARCHIVE)
+    return fake
+
+
+def test_an_archive_is_made_once_and_used(java: FakeJava) -> None:
+    """The first launcher makes it and says so; later ones use the same file and start nothing."""
+    said: list[str] = []
+    first = with_archive(java.launcher(), report=said.append)
+    runs = java.runs()
+    second = with_archive(java.launcher(), report=said.append)
+    assert first == second
+    assert first.archive_flag is not None
+    archive = Path(first.archive_flag.removeprefix("-XX:SharedArchiveFile="))
+    assert archive.read_text(encoding="utf-8") == "archive\n"
+    assert runs == java.runs() == 2  # to format a data folder, and to run the broker
+    assert said == ["preparing Kafka for quicker starts (5 s, once)"]
+    assert sorted(path.suffix for path in archive.parent.iterdir()) == [".jsa", ".lock"]
+
+
+def test_another_java_has_an_archive_of_its_own(java: FakeJava) -> None:
+    """An archive belongs to one version of Java."""
+    flags = {with_archive(java.launcher(version)).archive_flag for version in ("17.0.1", "25.0.3")}
+    assert len(flags - {None}) == 2
+
+
+@pytest.mark.parametrize("script", ["echo run >> {calls}; exit 1", "echo run >> {calls}"])
+def test_without_an_archive_brokers_start_as_they_are(java: FakeJava, script: str) -> None:
+    """When it cannot be made the launcher is left as it is, and it is not tried again at each start."""
+    java.does(script)
+    launcher = java.launcher()
+    assert with_archive(launcher) == launcher
+    runs = java.runs()
+    assert runs > 0
+    assert with_archive(launcher) == launcher
+    assert java.runs() == runs
+
+
+def test_a_cache_that_cannot_be_written_is_no_reason_to_fail(java: FakeJava) -> None:
+    """Where there is no place for an archive all goes on without."""
+    launcher = java.launcher()
+    (java.folder / "class-archives").write_text("in the way", encoding="utf-8")
+    assert with_archive(launcher) == launcher
+    assert java.runs() == 0

@@ -1,0 +1,314 @@
+"""What `KafkaCluster` decides before any broker runs, and what it makes of brokers' words."""
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.devkafka import (
+    BrokerStatus,
+    ClusterBusy,
+    ClusterDiffers,
+    JavaMissing,
+    KafkaCluster,
+    KafkaStatus,
+    PortInUse,
+    cache_directory,
+    default_directory,
+)
+from marshal_dagster.devkafka import ports as ports_module
+from marshal_dagster.devkafka.launch import BrokerFolder, reason_in
+from marshal_dagster.devkafka.locks import locked
+from marshal_dagster.devkafka.ports import check_free, free_port, is_free
+from marshal_dagster.devkafka.probe import brokers_known_to
+from marshal_dagster.devkafka.state import new_cluster_id, read_state
+from marshal_dagster.errors import ConfigurationError
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """Give a socket that listens on a free port of 127.0.0.1."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"brokers": 2}, "brokers: 2; a cluster on one machine has 1 or 3"),
+        ({"port": 70_000}, "port: 70000; give numbers from 1 to 65535"),
+        ({"port": -1}, "port: -1; give numbers"),
+        ({"port": [9092, 9092, 9093]}, "port: 9092, 9092, 9093; give numbers from 1 to 65535, each once"),
+        ({"port": []}, "port: ; give numbers"),
+        ({"heap_mb": 1}, "heap_mb: 1; a broker needs 128 at the least"),
+        ({"settings": {"node.id": "4"}}, "broker setting 'node.id' is decided by the cluster itself"),
+        ({"directory": Path("/a,b")}, "directory: /a,b; Kafka cannot have a comma"),
+    ],
+)
+def test_a_value_that_cannot_be_is_named_at_once(wrong: dict[str, object], words: str) -> None:
+    """Every argument is checked before anything is started, with its name and what would be right."""
+    with pytest.raises(ConfigurationError) as refused:
+        KafkaCluster(**wrong)  # type: ignore[arg-type]
+    assert str(refused.value).startswith(words)
+
+
+def test_ports_must_match_the_brokers(tmp_path: Path) -> None:
+    """A list of ports has one for each broker."""
+    with pytest.raises(ConfigurationError, match=r"^port: 9092, 9093 for 3 broker\(s\); give one for each"):
+        KafkaCluster(tmp_path, brokers=3, port=[9092, 9093]).up()
+
+
+def test_an_empty_directory_holds_no_cluster(tmp_path: Path) -> None:
+    """Looking and stopping where nothing is are no errors and leave nothing behind."""
+    directory = tmp_path / "none"
+    cluster = KafkaCluster(directory)
+    assert cluster.status() == KafkaStatus(directory, None, ())
+    assert cluster.down() == cluster.down(wipe=True) == cluster.status()
+    assert not cluster.status().is_up
+    assert not cluster.status().is_running
+    assert not directory.exists()
+
+
+def test_what_needs_a_cluster_says_how_to_get_one(tmp_path: Path) -> None:
+    """Addresses and single brokers of a directory without a cluster are an error that names `kafka up`."""
+    cluster = KafkaCluster(tmp_path)
+    for ask in (lambda: cluster.bootstrap_servers, lambda: cluster.kill(1), lambda: cluster.start(1)):
+        with pytest.raises(ClusterDiffers, match="holds no Kafka cluster; start one with `marshal-dagster kafka up`"):
+            ask()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"version": 99}', '{"version": 1, "cluster_id": "x"}', "\xff"])
+def test_a_cluster_file_that_does_not_read_is_named(tmp_path: Path, text: str) -> None:
+    """Nothing is guessed about processes when `cluster.json` is not what was written."""
+    (tmp_path / "cluster.json").write_text(text, encoding="latin-1")
+    for ask in (KafkaCluster(tmp_path).status, KafkaCluster(tmp_path).up, KafkaCluster(tmp_path).down):
+        with pytest.raises(ClusterDiffers, match=r"cluster\.json does not read as a cluster of this version"):
+            ask()
+
+
+def test_without_java_nothing_is_started_or_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`up` fails before it writes a cluster, so that it can be asked for otherwise afterwards."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(JavaMissing):
+        KafkaCluster(tmp_path / "kafka", port=0).up()
+    assert read_state(tmp_path / "kafka") is None
+
+
+def test_a_directory_at_work_is_said_to_be(tmp_path: Path) -> None:
+    """A second command waits for the first, and says so when its time is over."""
+    with (
+        locked(tmp_path / ".lock", 1.0),
+        pytest.raises(ClusterBusy, match=f"^another command has been at work on {tmp_path} for 0.1 s"),
+    ):
+        KafkaCluster(tmp_path, port=0).up(timeout_s=0.1)
+
+
+def test_a_lock_whose_file_was_deleted_does_not_count(tmp_path: Path) -> None:
+    """Who waited for a lock that its holder deletes gets the new one, and no two hold it at once."""
+    path = tmp_path / "lock"
+    held = threading.Event()
+    let_go = threading.Event()
+    order: list[str] = []
+
+    def hold_and_delete() -> None:
+        with locked(path, 10.0):
+            held.set()
+            let_go.wait(10.0)
+            path.unlink()
+            order.append("first")
+
+    def wait_for_it() -> None:
+        with locked(path, 10.0):
+            order.append("second")
+            assert path.exists()
+
+    first = threading.Thread(target=hold_and_delete)
+    first.start()
+    assert held.wait(10.0)
+    second = threading.Thread(target=wait_for_it)
+    second.start()
+    let_go.set()
+    first.join()
+    second.join()
+    assert order == ["first", "second"]
+
+
+def test_a_port_in_use_is_named_with_its_user(listener: socket.socket) -> None:
+    """The message names the port, who listens there, and what to do."""
+    port = listener.getsockname()[1]
+    assert not is_free(port)
+    with pytest.raises(PortInUse, match=rf"^port {port} is in use by \S+ \(pid \d+\); stop that process, or give"):
+        check_free(port)
+
+
+def test_a_port_is_in_use_when_taken_on_all_addresses() -> None:
+    """A listener on every address is in the way on 127.0.0.1 too."""
+    with closing(socket.create_server(("0.0.0.0", 0))) as server:  # noqa: S104 - that is the case in question
+        assert not is_free(server.getsockname()[1])
+
+
+def test_free_ports_are_not_of_those_for_outgoing_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chosen port lies below the system's range, is not one that is taken, and can be listened on."""
+    told = tmp_path / "ip_local_port_range"
+    told.write_text("21005\t60999\n", encoding="ascii")
+    monkeypatch.setattr(ports_module, "_EPHEMERAL_RANGE", told)
+    taken = set(range(20_000, 21_000))
+    port = free_port(taken)
+    assert 21_000 <= port < 21_005
+    assert is_free(port)
+
+
+def test_without_a_told_range_ports_stay_below_linuxs_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the system does not tell its range, the usual one is kept clear of."""
+    monkeypatch.setattr(ports_module, "_EPHEMERAL_RANGE", tmp_path / "missing")
+    assert 20_000 <= free_port() < 32_768
+
+
+def test_no_free_port_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When all are taken the message says where it looked."""
+    monkeypatch.setattr(ports_module, "_highest", lambda: 20_001)
+    with pytest.raises(PortInUse, match=r"^no port from 20000 to 20001 is free"):
+        free_port({20_000, 20_001})
+
+
+def answer_once(listener: socket.socket, answer: bytes) -> None:
+    """Accept one connection, take its request, send `answer` and close."""
+    connection, _ = listener.accept()
+    with closing(connection):
+        (size_bytes,) = struct.unpack(">i", connection.recv(4, socket.MSG_WAITALL))
+        connection.recv(size_bytes, socket.MSG_WAITALL)
+        connection.sendall(answer)
+
+
+def metadata(*brokers: tuple[int, bytes, bytes | None]) -> bytes:
+    """Return a Metadata response (version 1) of brokers by id, host and rack, with its length in front."""
+    body = struct.pack(">ii", 1, len(brokers))
+    for broker_id, host, rack in brokers:
+        body += struct.pack(">ih", broker_id, len(host)) + host + struct.pack(">i", 9092)
+        body += struct.pack(">h", -1) if rack is None else struct.pack(">h", len(rack)) + rack
+    body += struct.pack(">ii", 1, 0)
+    return struct.pack(">i", len(body)) + body
+
+
+@pytest.mark.parametrize(
+    ("answer", "brokers"),
+    [
+        (metadata((1, b"127.0.0.1", None), (3, b"h", b"rack-a"), (2, b"", b"")), {1, 2, 3}),
+        (metadata(), set()),
+        (b"", set()),
+        (metadata((1, b"127.0.0.1", None))[:20], set()),
+        (struct.pack(">i", 8) + struct.pack(">ii", 1, 5), set()),
+        (struct.pack(">i", -1), set()),
+        (struct.pack(">i", 1 << 30), set()),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", set()),
+    ],
+)
+def test_a_broker_is_asked_whom_it_knows(listener: socket.socket, answer: bytes, brokers: set[int]) -> None:
+    """All brokers of an answer are read; what is cut short, too long or no answer of Kafka's counts as none."""
+    server = threading.Thread(target=answer_once, args=(listener, answer))
+    server.start()
+    assert brokers_known_to(listener.getsockname()[1], timeout_s=5.0) == brokers
+    server.join()
+
+
+def test_a_port_that_does_not_answer_knows_nobody(listener: socket.socket) -> None:
+    """Neither silence nor a closed port is waited for beyond the time-out."""
+    port = listener.getsockname()[1]
+    assert brokers_known_to(port, timeout_s=0.1) == frozenset()
+    listener.close()
+    assert brokers_known_to(port, timeout_s=0.1) == frozenset()
+
+
+LOG = """\
+2026-01-01T10:00:00,001 INFO KafkaRaftServer: starting
+2026-01-01T10:00:00,002 WARN NetworkClient: not yet
+java.io.IOException: of a warning
+2026-01-01T10:00:00,003 ERROR BrokerServer: [BrokerServer id=1] Fatal error during broker startup.
+org.apache.kafka.common.KafkaException: Class no.such.Class cannot be found
+\tat org.apache.kafka.common.utils.Utils.newInstance(Utils.java:1)
+Caused by: java.lang.ClassNotFoundException: no.such.Class
+2026-01-01T10:00:00,004 ERROR FaultHandler: something on the way out
+java.lang.IllegalStateException: on the way out
+2026-01-01T10:00:00,005 INFO AppInfoParser: unregistered
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (LOG, "KafkaException: Class no.such.Class cannot be found"),
+        ('Exception in thread "main" a.b.ConfigException: Invalid value', "ConfigException: Invalid value"),
+        ("Error: Could not create the Java Virtual Machine.", "Error: Could not create the Java Virtual Machine."),
+        ("java.lang.OutOfMemoryError: Java heap space", "OutOfMemoryError: Java heap space"),
+        ("2026-01-01T10:00:00,003 ERROR A: b", "2026-01-01T10:00:00,003 ERROR A: b"),
+        ("2026-01-01T10:00:00,003 INFO A: SomeException: no\nx", None),
+        ("", None),
+    ],
+)
+def test_the_first_error_tells_the_reason(text: str, reason: str | None) -> None:
+    """The exception of the first error is shown without its package; warnings and what follows are not."""
+    assert reason_in(text.splitlines()) == reason
+
+
+def test_last_words_are_of_this_start_and_name_their_file(tmp_path: Path) -> None:
+    """Errors of an earlier start are not told again, also when the log was rolled over meanwhile."""
+    folder = BrokerFolder(tmp_path)
+    folder.log.write_text(LOG, encoding="utf-8")
+    since = folder.sizes()
+    assert folder.last_words(since) == f"it said nothing; its log: {folder.log}"
+    with folder.log.open("a", encoding="utf-8") as log:
+        log.write("2026-01-01T10:01:00,001 INFO KafkaRaftServer: starting\n")
+    assert folder.last_words(since) == (
+        f"2026-01-01T10:01:00,001 INFO KafkaRaftServer: starting; its log: {folder.log}"
+    )
+    folder.console.write_text("Error: no memory\n", encoding="utf-8")
+    assert folder.last_words(since) == f"Error: no memory; its log: {folder.console}"
+    folder.console.unlink()
+    folder.log.write_text("2026-01-01T10:02:00,001 ERROR A: b\n", encoding="utf-8")
+    assert folder.last_words(since).startswith("2026-01-01T10:02:00,001 ERROR A: b; ")
+
+
+def test_a_status_gives_what_clients_take(tmp_path: Path) -> None:
+    """Addresses are listed in order; up means that all answer, running that one lives."""
+    answering = BrokerStatus(1, 9092, 10, ready=True, log=tmp_path)
+    silent = BrokerStatus(2, 9093, None, ready=False, log=tmp_path)
+    status = KafkaStatus(tmp_path, "id", (answering, silent))
+    assert status.bootstrap_servers == "127.0.0.1:9092,127.0.0.1:9093"
+    assert (status.is_up, status.is_running) == (False, True)
+    assert KafkaStatus(tmp_path, "id", (answering,)).is_up
+    assert not KafkaStatus(tmp_path, "id", (silent,)).is_running
+
+
+def test_folders_follow_the_users_choice() -> None:
+    """This package's variables go first, then the user's folders; relative XDG values are ignored."""
+    home = Path.home()
+    assert cache_directory({"MARSHAL_CACHE": "/m", "XDG_CACHE_HOME": "/x"}) == Path("/m")
+    assert cache_directory({"XDG_CACHE_HOME": "/x"}) == Path("/x/marshal-dagster")
+    assert cache_directory({"XDG_CACHE_HOME": "x"}) == home / ".cache" / "marshal-dagster"
+    assert default_directory({"MARSHAL_KAFKA_DIR": "~/k"}) == home / "k"
+    assert default_directory({"XDG_STATE_HOME": "/s"}) == Path("/s/marshal-dagster/kafka")
+    assert default_directory({}) == home / ".local" / "state" / "marshal-dagster" / "kafka"
+
+
+def test_cluster_ids_are_kafkas() -> None:
+    """22 letters of URL-safe base64, all different, none with a dash in front."""
+    ids = {new_cluster_id() for _ in range(500)}
+    assert len(ids) == 500
+    assert all(len(each) == 22 and not each.startswith("-") and "=" not in each for each in ids)
+
+
+def test_a_cluster_of_another_size_is_not_replaced(tmp_path: Path) -> None:
+    """Asking for three brokers where the data of one is kept is refused, with the way out."""
+    broker = {"id": 1, "port": 9092, "controller_port": 20_001, "pid": None, "birth": None}
+    document = {"version": 1, "cluster_id": "x", "brokers": [broker]}
+    (tmp_path / "cluster.json").write_text(json.dumps(document), encoding="utf-8")
+    with pytest.raises(ClusterDiffers, match=r"holds a cluster of 1 broker\(s\), not 3; .*`marshal-dagster kafka down"):
+        KafkaCluster(tmp_path, brokers=3).up()
+    with pytest.raises(ClusterDiffers, match=r"^there is no broker 2; this cluster has 1$"):
+        KafkaCluster(tmp_path).kill(2)

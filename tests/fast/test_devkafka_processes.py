@@ -1,0 +1,131 @@
+"""Processes are known by pid and birth: one that merely has the pid is never touched."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from marshal_dagster.devkafka import processes
+from marshal_dagster.devkafka.processes import ProcessMark
+
+
+@pytest.fixture
+def spawn(tmp_path: Path) -> Iterator[Callable[[str], ProcessMark]]:
+    """Start shell scripts as brokers are started, and end what is left of them."""
+    marks: list[ProcessMark] = []
+
+    def start(script: str) -> ProcessMark:
+        marks.append(processes.spawn(["/bin/sh", "-c", script], os.environ, tmp_path / "console.log"))
+        return marks[-1]
+
+    yield start
+    processes.kill(marks)
+
+
+def wait_until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    """Poll until `holds`."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_process_is_detached_and_what_it_says_is_kept(spawn: Callable[[str], ProcessMark], tmp_path: Path) -> None:
+    """It leads a session of its own, reads nothing, and appends both its outputs to the console file."""
+    console = tmp_path / "console.log"
+    console.write_text("before\n", encoding="utf-8")
+    mark = spawn("cat; echo out; echo err >&2; exec sleep 60")
+    wait_until(lambda: console.read_text(encoding="utf-8") == "before\nout\nerr\n")
+    assert os.getsid(mark.pid) == mark.pid
+    assert os.getsid(mark.pid) != os.getsid(0)
+
+
+def test_a_recycled_pid_is_not_alive_and_never_signalled(spawn: Callable[[str], ProcessMark]) -> None:
+    """With another birth the same pid is another process: it is neither seen nor stopped nor killed."""
+    mark = spawn("exec sleep 60")
+    recycled = replace(mark, birth=f"{mark.birth}1")
+    assert not processes.is_alive(recycled)
+    processes.stop([recycled], 0.0)
+    processes.kill([recycled])
+    assert processes.is_alive(mark)
+
+
+def test_a_mark_of_an_earlier_boot_is_not_alive(spawn: Callable[[str], ProcessMark]) -> None:
+    """Ticks since boot say nothing after the next boot."""
+    mark = spawn("exec sleep 60")
+    boot, ticks = mark.birth.split()
+    assert not processes.is_alive(ProcessMark(mark.pid, f"{boot[::-1]} {ticks}"))
+
+
+def test_birth_survives_odd_program_names(tmp_path: Path) -> None:
+    """A program whose name has blanks and parentheses is still known by its birth."""
+    odd = tmp_path / "a) (b 7"
+    odd.symlink_to("/bin/sleep")
+    mark = processes.spawn([str(odd), "60"], os.environ, tmp_path / "console.log")
+    try:
+        assert processes.is_alive(mark)
+        assert mark == ProcessMark(mark.pid, processes._birth(mark.pid))
+    finally:
+        processes.kill([mark])
+    assert not processes.is_alive(mark)
+
+
+def test_stop_ends_in_order_first(spawn: Callable[[str], ProcessMark], tmp_path: Path) -> None:
+    """A process that heeds SIGTERM gets to its own end."""
+    mark = spawn("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.02; done")
+    console = tmp_path / "console.log"
+    wait_until(lambda: "ready" in console.read_text(encoding="utf-8"))
+    processes.stop([mark], 10.0)
+    assert not processes.is_alive(mark)
+    assert console.read_text(encoding="utf-8").endswith("bye\n")
+
+
+def test_stop_kills_what_does_not_heed(spawn: Callable[[str], ProcessMark], tmp_path: Path) -> None:
+    """A process that ignores SIGTERM is killed at the deadline."""
+    mark = spawn("trap '' TERM; echo ready; while :; do sleep 0.02; done")
+    wait_until(lambda: "ready" in (tmp_path / "console.log").read_text(encoding="utf-8"))
+    processes.stop([mark], 0.2)
+    assert not processes.is_alive(mark)
+
+
+def test_a_dead_child_is_reaped(spawn: Callable[[str], ProcessMark]) -> None:
+    """No zombie is taken for a live process, and none is left behind."""
+    mark = spawn("exit 0")
+    assert processes.wait_gone([mark], 10.0)
+    assert not psutil.pid_exists(mark.pid)
+
+
+def test_a_zombie_of_another_parent_is_not_alive() -> None:
+    """A broker that died under a parent that does not wait for it counts as gone."""
+    program = "import os, time\npid = os.fork()\nif pid == 0: os._exit(0)\nprint(pid, flush=True)\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        try:
+            assert parent.stdout is not None
+            pid = int(parent.stdout.readline())
+            wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+            assert not processes.is_alive(ProcessMark(pid, processes._birth(pid)))
+        finally:
+            parent.kill()
+
+
+def test_waiting_has_an_end(spawn: Callable[[str], ProcessMark]) -> None:
+    """`wait_gone` says no when time runs out."""
+    assert not processes.wait_gone([spawn("exec sleep 60")], 0.05)
+
+
+def test_where_there_is_no_proc_the_start_time_is_the_birth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere than on Linux a process is known by its start time."""
+
+    def missing(*_arguments: object, **_keywords: object) -> str:
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    mark = ProcessMark(os.getpid(), f"{psutil.Process().create_time():.2f}")
+    assert processes.is_alive(mark)
+    assert not processes.is_alive(replace(mark, birth="1.00"))

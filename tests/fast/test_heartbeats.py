@@ -1,0 +1,303 @@
+"""What keeps claims alive, and what ends the work when they are no longer sure (PROTOCOL.md 6, "Stay").
+
+`step` and `watch` are what the two threads repeat; most tests call them with a clock that stands still.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from marshal_dagster.coordination.claimer import Claimer, Member
+from marshal_dagster.coordination.heartbeats import Heartbeats
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import BatchAborted, ClaimLost, LogChanged, MarshalError
+from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.testing import MemoryBroker, MemoryLog
+from tests.faulty_log import FaultyLog
+from tests.members import GROUP, HI_MS, TOPIC, TOPIC_ID, Site, faulty
+
+
+@pytest.fixture
+def site() -> Site:
+    """A coordination topic of its own."""
+    return Site()
+
+
+def beats(site: Site) -> int:
+    """Count the heartbeats in the log."""
+    return sum(value.startswith("Heartbeat/") for value in site.values())
+
+
+def ignore(_: MarshalError) -> None:
+    """Do nothing about it."""
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    """Wait until `condition` holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, condition
+        time.sleep(0.005)
+
+
+def work_until_stopped(heartbeats: Heartbeats, site: Site, step: Callable[[], float], most: int = 1_000) -> None:
+    """Repeat `step` as its thread does, with the site's clock, until it ends."""
+    for _ in range(most):
+        site.clock.advance(step() * 1_000)
+        if heartbeats.error is not None:
+            return
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_heartbeat_comes_before_each_interval_is_over(site: Site, seed: int) -> None:
+    """From one heartbeat to the next pass at most 0.9 intervals, and at least 0.7."""
+    heartbeats = Heartbeats(site.owner_of(0), ignore, seed=seed)
+    sent_ms: list[float] = [site.clock.lease_ms()]
+    for _ in range(100):
+        before = beats(site)
+        site.clock.advance(heartbeats.step() * 1_000)
+        heartbeats.step()
+        if beats(site) > before:
+            sent_ms.append(site.clock.lease_ms())
+
+    gaps = [later - earlier for earlier, later in pairwise(sent_ms)]
+    assert len(gaps) > 10
+    assert min(gaps) >= 0.7 * HI_MS
+    assert max(gaps) <= 0.9 * HI_MS + 1
+    assert max(gaps) - min(gaps) > 0.02 * HI_MS
+
+
+def test_the_time_a_heartbeat_takes_delays_the_next_one_not(site: Site) -> None:
+    """The next heartbeat is due an interval after the last was sent, however long its acknowledgement took."""
+    member = site.owner_of(0)
+    heartbeats = Heartbeats(member, ignore, seed=1)
+    site.clock.advance(0.9 * HI_MS)
+    faulty(member).after_append = lambda: site.clock.advance(0.4 * HI_MS)
+
+    assert heartbeats.step() * 1_000 <= 0.5 * HI_MS
+    site.clock.advance(0.5 * HI_MS)
+    before = beats(site)
+    heartbeats.step()
+    assert beats(site) == before + 1
+
+
+def test_a_claim_won_a_while_ago_is_beaten_for_at_once(site: Site) -> None:
+    """When the block begins late, the first heartbeat is not put off by another interval."""
+    member = site.owner_of(0)
+    site.clock.advance(0.95 * HI_MS)
+    before = beats(site)
+
+    Heartbeats(member, ignore).step()
+
+    assert beats(site) == before + 1
+
+
+def test_a_heartbeat_that_failed_is_followed_by_another_at_once(site: Site) -> None:
+    """After a heartbeat that was not acknowledged the next comes within a fiftieth of the interval."""
+    member = site.owner_of(0)
+    heartbeats = Heartbeats(member, ignore)
+    site.clock.advance(HI_MS)
+    faulty(member).is_down = True
+    assert heartbeats.step() * 1_000 <= HI_MS / 50
+    faulty(member).recover()
+    before = beats(site)
+
+    site.clock.advance(HI_MS / 50)
+    heartbeats.step()
+
+    assert beats(site) == before + 1
+    assert heartbeats.error is None
+
+
+def test_a_lost_claim_ends_the_heartbeats(site: Site) -> None:
+    """A heartbeat that is refused ends them, with the error that says who holds the key."""
+    member = site.owner_of(0)
+    heartbeats = Heartbeats(member, ignore)
+    successor = site.member()
+    successor.claim([0], is_dead=lambda _: True)
+    site.clock.advance(HI_MS)
+
+    with pytest.raises(ClaimLost, match=successor.member.instance):
+        heartbeats.step()
+
+
+def test_a_log_that_changed_ends_the_heartbeats(site: Site) -> None:
+    """A log made anew ends them."""
+    heartbeats = Heartbeats(site.owner_of(0), ignore)
+    site.broker.make_anew()
+    site.clock.advance(HI_MS)
+
+    with pytest.raises(LogChanged):
+        heartbeats.step()
+
+
+def test_a_reason_to_stop_is_asked_for_often(site: Site) -> None:
+    """That the work has lost its reason to live is noticed within a quarter of the interval."""
+    reasons: list[str | None] = [None]
+    heartbeats = Heartbeats(site.owner_of(0), ignore, reasons_to_stop=[lambda: reasons[0]])
+    assert heartbeats.step() * 1_000 <= HI_MS / 4
+    before = beats(site)
+    reasons[0] = "the run is over"
+
+    with pytest.raises(BatchAborted, match="the run is over"):
+        heartbeats.step()
+    assert beats(site) == before
+
+
+def test_who_cannot_tell_a_reason_stops_nothing(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """When it cannot be told whether the run is over, heartbeats go on."""
+
+    def broken() -> str | None:
+        raise OSError("Dagster's database is away")
+
+    heartbeats = Heartbeats(site.owner_of(0), ignore, reasons_to_stop=[broken])
+    site.clock.advance(HI_MS)
+    before = beats(site)
+
+    with caplog.at_level(logging.WARNING):
+        heartbeats.step()
+
+    assert beats(site) == before + 1
+    assert "it goes on" in caplog.text
+
+
+def test_an_ended_lease_ends_the_work_once(site: Site) -> None:
+    """When the lease ends the work is told, once, not later than the look after it."""
+    member = site.owner_of(0)
+    told: list[MarshalError] = []
+    heartbeats = Heartbeats(member, told.append)
+    began_ms = site.clock.lease_ms()
+
+    work_until_stopped(heartbeats, site, heartbeats.watch)
+
+    assert site.clock.lease_ms() - began_ms <= 2 * HI_MS - HI_MS / 10 + HI_MS / 4 + 10
+    heartbeats.watch()
+    assert [type(error) for error in told] == [ClaimLost]
+    assert heartbeats.error is told[0]
+
+
+def test_the_lease_is_looked_at_from_the_start(site: Site) -> None:
+    """A lease that has ended before the block begins is noticed at once."""
+    member = site.owner_of(0)
+    told: list[MarshalError] = []
+    heartbeats = Heartbeats(member, told.append)
+    site.clock.advance(2 * HI_MS)
+
+    heartbeats.watch()
+
+    assert len(told) == 1
+
+
+def test_without_claims_there_is_nothing_to_watch(site: Site) -> None:
+    """A member that has released all it held is not told that it lost something."""
+    member = site.owner_of(0)
+    told: list[MarshalError] = []
+    heartbeats = Heartbeats(member, told.append)
+    member.release()
+    site.clock.advance(10 * HI_MS)
+    before = site.values()
+
+    heartbeats.watch()
+    heartbeats.step()
+
+    assert told == []
+    assert site.values() == before
+
+
+# With threads, and with the clocks of this machine
+
+
+def running_member(interval_ms: int) -> tuple[Claimer, FaultyLog]:
+    """Open a member that holds partition 0, under this machine's clocks."""
+    log = FaultyLog(MemoryLog(MemoryBroker(1)))
+    member = Claimer(Rationalizer(log), Member(GROUP, "c", "run1.0"), TOPIC, Settings(interval_ms))
+    member.agree_on_settings()
+    member.claim([0])
+    member.name_data_topic(TOPIC_ID)
+    member.beat({0: 0})
+    return member, log
+
+
+def test_threads_keep_a_claim_alive() -> None:
+    """While the block runs the claim outlives its lease many times."""
+    member, log = running_member(500)
+    with Heartbeats(member, ignore) as heartbeats:
+        began = time.monotonic()
+        eventually(lambda: log.types().count("Heartbeat") >= 6)
+        assert heartbeats.error is None
+        assert time.monotonic() - began > 1
+        member.check([0])
+
+
+def test_a_hanging_broker_does_not_keep_the_work_going() -> None:
+    """While one thread waits for the broker, the other ends the work when the lease does."""
+    member, log = running_member(300)
+    told = threading.Event()
+    goes_on = threading.Event()
+
+    def hang() -> None:
+        goes_on.wait(20)
+
+    log.before_append = hang
+    with Heartbeats(member, lambda _: told.set()) as heartbeats:
+        assert told.wait(20)
+        assert isinstance(heartbeats.error, ClaimLost)
+        goes_on.set()
+
+
+def test_after_the_block_no_heartbeat_is_sent() -> None:
+    """Leaving the block ends the threads."""
+    member, log = running_member(100)
+    before = threading.active_count()
+    with Heartbeats(member, ignore):
+        assert threading.active_count() == before + 2
+        eventually(lambda: log.types().count("Heartbeat") >= 3)
+
+    assert threading.active_count() == before
+
+
+def test_a_fault_in_the_heartbeats_ends_the_work() -> None:
+    """An error that nobody foresaw does not leave the work going without heartbeats."""
+    member, log = running_member(200)
+
+    def broken() -> None:
+        raise ValueError("a client that broke")
+
+    log.before_append = broken
+    told: list[MarshalError] = []
+    with Heartbeats(member, told.append):
+        eventually(lambda: bool(told))
+
+    assert isinstance(told[0], BatchAborted)
+    assert "a client that broke" in str(told[0])
+
+
+def test_work_that_cannot_be_stopped_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """A callback that fails leaves the error for the block's owner, and a line in the log."""
+    member, _ = running_member(100)
+
+    def cannot(_: MarshalError) -> None:
+        raise RuntimeError("no gateway")
+
+    with caplog.at_level(logging.ERROR), Heartbeats(member, cannot, reasons_to_stop=[lambda: "enough"]) as heartbeats:
+        eventually(lambda: heartbeats.error is not None)
+
+    assert "could not be stopped" in caplog.text
+
+
+def test_beating_and_committing_at_once() -> None:
+    """Heartbeats and commits from two threads leave the claim held and every commit in place."""
+    member, log = running_member(200)
+    log.before_append = lambda: time.sleep(0.001)
+    with Heartbeats(member, ignore) as heartbeats:
+        for offset in range(1, 200):
+            member.plan({0: offset})
+            member.commit({0: offset})
+        assert heartbeats.error is None
+    member.release()
+
+    assert log.seen[-1].split("/")[-1] == "199"

@@ -1,0 +1,375 @@
+"""The Kafka connection: what it refuses and in which words, and what it hands to librdkafka and to Spark."""
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.kafka.connection import KafkaConnection
+
+SECRET = "s3cret'; \"\\"
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
+KEY = "-----BEGIN PRIVATE KEY-----\nMIIE\n-----END PRIVATE KEY-----\n"
+SASL: Mapping[str, Any] = {
+    "bootstrap_servers": "kafka:9092",
+    "security_protocol": "SASL_SSL",
+    "sasl_mechanism": "SCRAM-SHA-512",
+    "username": "alice",
+    "password": SECRET,
+}
+
+
+@pytest.fixture
+def pem(tmp_path: Path) -> dict[str, Any]:
+    """PEM files by the field that names them."""
+    files = {"ssl_ca_location": CERTIFICATE, "ssl_certificate_location": CERTIFICATE, "ssl_key_location": KEY}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    return {name: str(tmp_path / name) for name in files}
+
+
+def refusal(settings: Mapping[str, Any]) -> str:
+    """Give the message with which settings are refused."""
+    with pytest.raises(ConfigurationError) as caught:
+        KafkaConnection.from_settings(settings)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert SECRET not in message
+    return message
+
+
+def test_a_list_of_servers_is_enough() -> None:
+    """Only the servers must be given; the rest is plain text and ten seconds."""
+    connection = KafkaConnection(bootstrap_servers="a:9092, b.example.org:9093 ,[::1]:1")
+    assert connection.bootstrap_servers == "a:9092,b.example.org:9093,[::1]:1"
+    assert connection.security_protocol == "PLAINTEXT"
+    assert connection.timeout_s == 10
+
+
+@pytest.mark.parametrize(
+    "servers", ["", "kafka", "kafka:", ":9092", "kafka:0", "kafka:65536", "kafka:9092,", "http://kafka:9092", "a b:1"]
+)
+def test_servers_must_be_host_and_port(servers: str) -> None:
+    """A server without a port, or with one that cannot be, is refused with an example."""
+    message = refusal({"bootstrap_servers": servers})
+    assert "bootstrap_servers must be a comma-separated list of host:port" in message
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({}, "bootstrap_servers is missing: give host:port"),
+        ({"bootstrap_servers": 9092}, "bootstrap_servers must be text"),
+        ({"bootstrap_server": "a:1", "bootstrap_servers": "a:1"}, "did you mean bootstrap_servers?"),
+        ({"security_protocol": "TLS"}, "security_protocol must be one of 'PLAINTEXT', 'SSL', 'SASL_PLAINTEXT'"),
+        ({"sasl_mechanism": "GSSAPI"}, "sasl_mechanism must be one of 'PLAIN', 'SCRAM-SHA-256' or 'SCRAM-SHA-512'"),
+        ({"timeout_s": 0}, "timeout_s must be a number of seconds above 0 and at most 300"),
+        ({"timeout_s": 301}, "timeout_s must be a number of seconds above 0 and at most 300"),
+        ({"timeout_s": "soon"}, "timeout_s must be a number of seconds"),
+        ({"timeout_s": float("nan")}, "timeout_s must be a number of seconds"),
+        ({"client_settings": {"debug": 1}}, "client_settings must be a table"),
+        ({"client_settings": ["debug"]}, "client_settings must be a table"),
+        ({"username": "alice"}, "username would not be used with security_protocol PLAINTEXT: choose SASL_SSL"),
+        ({"security_protocol": "SASL_SSL"}, "SASL_SSL needs sasl_mechanism and username and password"),
+        ({"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "username": "a"}, "SASL_SSL needs password"),
+        ({**SASL, "username": ""}, "username must be text in one line"),
+        ({**SASL, "password": "two\nlines"}, "password must be text in one line"),
+        ({**SASL, "password": 5}, "password must be text"),
+        ({"security_protocol": "SSL", "ssl_ca_location": "/no/such/file"}, "ssl_ca_location must name a PEM file"),
+        ({"security_protocol": "SSL", "ssl_key_location": "/"}, "ssl_key_location must name a PEM file"),
+        ({"security_protocol": "SSL", "ssl_key_password": SECRET}, "ssl_key_password needs ssl_key_location"),
+        ({"ssl_key_password": SECRET}, "ssl_key_password would not be used with security_protocol PLAINTEXT"),
+    ],
+)
+def test_a_wrong_field_is_named_with_what_would_be_right(settings: Mapping[str, Any], words: str) -> None:
+    """The message names the field and what it takes, in one line and without a secret."""
+    given = {"bootstrap_servers": "kafka:9092", **settings} if settings else {}
+    assert words in refusal(given)
+
+
+def test_all_wrong_fields_are_told_at_once() -> None:
+    """Two mistakes are both in the message."""
+    message = refusal({"timeout_s": -1, "colour": "blue"})
+    assert "bootstrap_servers is missing" in message
+    assert "timeout_s must" in message
+    assert "colour is no setting" in message
+
+
+def test_a_certificate_and_its_key_go_together(pem: dict[str, Any]) -> None:
+    """A certificate without a key is refused, and a key without a certificate."""
+    base = {"bootstrap_servers": "kafka:9092", "security_protocol": "SSL"}
+    for field in ("ssl_certificate_location", "ssl_key_location"):
+        assert "go together" in refusal({**base, field: pem[field]})
+
+
+def test_an_encrypted_key_needs_its_password(pem: dict[str, Any]) -> None:
+    """A key that is encrypted is refused at once when no password comes with it."""
+    Path(pem["ssl_key_location"]).write_text(KEY.replace("PRIVATE", "ENCRYPTED PRIVATE"))
+    settings = {"bootstrap_servers": "kafka:9092", "security_protocol": "SSL", **pem}
+    assert "is encrypted: give ssl_key_password" in refusal(settings)
+    assert KafkaConnection.from_settings({**settings, "ssl_key_password": SECRET}).ssl_key_password is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("acks", "all in-sync replicas"),
+        ("enable.idempotence", "once and in order"),
+        ("enable.auto.commit", "read by position"),
+        ("isolation.level", "same records"),
+        ("message.timeout.ms", "heartbeat interval"),
+        ("enable.partition.eof", "where the log ends"),
+        ("group.id", "never join or commit"),
+        ("transactional.id", "not written in transactions"),
+        ("bootstrap.servers", "use bootstrap_servers"),
+        ("sasl.password", "use password"),
+        ("sasl.oauthbearer.client.secret", "not supported"),
+        ("ssl.keystore.password", "plain text"),
+        ("ssl.key.pem", "plain text"),
+        ("socket.timeout.ms", "use timeout_s"),
+        ("Socket Timeout", "no name of a librdkafka setting"),
+    ],
+)
+def test_settings_that_the_protocol_needs_are_refused_with_a_reason(name: str, words: str) -> None:
+    """A client setting that would break a promise, has a field, or would show a secret is refused."""
+    message = refusal({"bootstrap_servers": "kafka:9092", "client_settings": {name: SECRET}})
+    assert f"client_settings must not hold {name!r}" in message
+    assert words in message
+
+
+def test_a_connection_made_directly_shows_no_secret_in_its_error() -> None:
+    """Pydantic's own error, too, leaves out what was given."""
+    with pytest.raises(ValidationError) as caught:
+        KafkaConnection(**{**SASL, "security_protocol": "PLAINTEXT"})
+    assert SECRET not in str(caught.value)
+    assert SECRET not in repr(caught.value)
+
+
+def test_no_secret_shows(pem: dict[str, Any]) -> None:
+    """Neither repr, str nor JSON of a connection has its password or its key's."""
+    connection = KafkaConnection(**SASL, **pem, ssl_key_password=SecretStr("open sesame"))
+    for text in (repr(connection), str(connection), connection.model_dump_json(), str(connection.model_dump())):
+        assert "s3cret" not in text
+        assert "sesame" not in text
+
+
+def test_equal_connections_are_one_key() -> None:
+    """Connections are compared and hashed by value, so that one can be looked up by another."""
+    first = KafkaConnection(bootstrap_servers="a:1", client_settings={"debug": "broker", "client.rack": "r"})
+    second = KafkaConnection(bootstrap_servers="a:1", client_settings={"client.rack": "r", "debug": "broker"})
+    assert first == second
+    assert hash(first) == hash(second)
+    assert KafkaConnection(**SASL) != KafkaConnection(**{**SASL, "password": "other"})
+    assert {first: 1}[second] == 1
+    assert pickle.loads(pickle.dumps(KafkaConnection(**SASL))) == KafkaConnection(**SASL)  # noqa: S301
+
+
+def test_a_connection_cannot_be_changed() -> None:
+    """A field cannot be set after the checks."""
+    connection = KafkaConnection(bootstrap_servers="a:1")
+    with pytest.raises(ValidationError):
+        connection.bootstrap_servers = "b:1"
+
+
+def test_the_environment_is_read() -> None:
+    """Each field has a variable; an empty one counts as not set."""
+    connection = KafkaConnection.from_environment(
+        {
+            "MARSHAL_BOOTSTRAP_SERVERS": "kafka:9092",
+            "MARSHAL_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+            "MARSHAL_SASL_MECHANISM": "PLAIN",
+            "MARSHAL_USERNAME": "alice",
+            "MARSHAL_PASSWORD": SECRET,
+            "MARSHAL_SSL_CA_LOCATION": "",
+            "MARSHAL_TIMEOUT_S": "2.5",
+            "MARSHAL_CLIENT_SETTINGS": '{"client.rack": "r1"}',
+            "MARSHAL_GROUP": "of another part",
+        }
+    )
+    assert connection.timeout_s == 2.5
+    assert connection.password is not None
+    assert connection.password.get_secret_value() == SECRET
+    assert connection.client_settings == {"client.rack": "r1"}
+
+
+def test_the_environment_of_the_process_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a mapping the process's own variables count, with another prefix those of another cluster."""
+    monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", "a:1")
+    monkeypatch.setenv("MARSHAL_DATA_BOOTSTRAP_SERVERS", "b:1")
+    assert KafkaConnection.from_environment().bootstrap_servers == "a:1"
+    assert KafkaConnection.from_environment(prefix="MARSHAL_DATA_").bootstrap_servers == "b:1"
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({}, "MARSHAL_BOOTSTRAP_SERVERS is missing"),
+        (
+            {"MARSHAL_SECURITY_PROTOCOL": "SASL_SSL"},
+            "MARSHAL_SECURITY_PROTOCOL SASL_SSL needs MARSHAL_SASL_MECHANISM and",
+        ),
+        ({"MARSHAL_CLIENT_SETTINGS": "debug=all"}, "MARSHAL_CLIENT_SETTINGS must be a JSON object"),
+        ({"MARSHAL_CLIENT_SETTINGS": "[1]"}, "MARSHAL_CLIENT_SETTINGS must be a JSON object"),
+        ({"MARSHAL_TIMEOUT_S": "-1"}, "MARSHAL_TIMEOUT_S must be a number"),
+    ],
+)
+def test_a_wrong_variable_is_named(environment: dict[str, str], words: str) -> None:
+    """The message has the variable's name, not the field's."""
+    given = {"MARSHAL_BOOTSTRAP_SERVERS": "kafka:9092", **environment} if environment else {}
+    with pytest.raises(ConfigurationError) as caught:
+        KafkaConnection.from_environment(given)
+    assert words in str(caught.value)
+    assert "environment" in str(caught.value) or "JSON" in str(caught.value)
+
+
+def test_a_file_is_read(tmp_path: Path, pem: dict[str, Any]) -> None:
+    """TOML and JSON are read; a file that they name is looked for beside them."""
+    toml, document = tmp_path / "kafka.toml", tmp_path / "kafka.json"
+    toml.write_text(
+        'bootstrap_servers = "kafka:9092"\nsecurity_protocol = "SSL"\nssl_ca_location = "ssl_ca_location"\n'
+        'timeout_s = 3\n[client_settings]\n"client.rack" = "r1"\n'
+    )
+    document.write_text(
+        json.dumps(
+            {
+                "bootstrap_servers": "kafka:9092",
+                "security_protocol": "SSL",
+                "ssl_ca_location": pem["ssl_ca_location"],
+                "timeout_s": 3,
+                "client_settings": {"client.rack": "r1"},
+            }
+        )
+    )
+    assert KafkaConnection.from_file(toml) == KafkaConnection.from_file(str(document))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("kafka.yaml", "a: 1", "must be a .toml or .json file"),
+        ("kafka.toml", "bootstrap_servers = ", "is no TOML"),
+        ("kafka.json", "{", "is no JSON"),
+        ("kafka.json", "[1]", "its top level must hold the fields"),
+        ("kafka.toml", "timeout_s = 1", "bootstrap_servers is missing"),
+    ],
+)
+def test_a_wrong_file_is_named_with_its_fault(tmp_path: Path, name: str, text: str, words: str) -> None:
+    """The message has the file's name and what is wrong with it."""
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        KafkaConnection.from_file(path)
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    """A file that cannot be read is an error of ours, with its name."""
+    with pytest.raises(ConfigurationError, match=r"none\.toml cannot be read: No such file"):
+        KafkaConnection.from_file(tmp_path / "none.toml")
+
+
+def test_librdkafka_gets_the_secrets_and_what_was_asked_for(pem: dict[str, Any]) -> None:
+    """The settings carry the credentials and files; `client_settings` win over what is merely advisable."""
+    connection = KafkaConnection(
+        **SASL, **pem, ssl_key_password=SecretStr("sesame"), timeout_s=2, client_settings={"reconnect.backoff.ms": "7"}
+    )
+    settings = connection.librdkafka()
+    expected = {
+        "bootstrap.servers": "kafka:9092",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanisms": "SCRAM-SHA-512",
+        "sasl.username": "alice",
+        "sasl.password": SECRET,
+        "ssl.ca.location": pem["ssl_ca_location"],
+        "ssl.certificate.location": pem["ssl_certificate_location"],
+        "ssl.key.location": pem["ssl_key_location"],
+        "ssl.key.password": "sesame",
+        "socket.timeout.ms": 2000,
+        "reconnect.backoff.ms": "7",
+    }
+    assert expected.items() <= settings.items()
+
+
+def test_librdkafka_gets_nothing_that_was_not_set() -> None:
+    """A plain connection has no settings of SASL or TLS."""
+    settings = KafkaConnection(bootstrap_servers="a:1").librdkafka()
+    assert not [name for name in settings if name.startswith(("sasl.", "ssl."))]
+    assert None not in settings.values()
+
+
+def test_spark_gets_plain_options() -> None:
+    """A plain connection is two options."""
+    assert KafkaConnection(bootstrap_servers="a:1").spark_options() == {
+        "kafka.bootstrap.servers": "a:1",
+        "kafka.security.protocol": "PLAINTEXT",
+    }
+
+
+def test_spark_gets_credentials_that_java_can_parse() -> None:
+    """Quotes and backslashes of a password are escaped as a JAAS line wants them."""
+    options = KafkaConnection(**SASL).spark_options()
+    assert options["kafka.sasl.mechanism"] == "SCRAM-SHA-512"
+    assert options["kafka.sasl.jaas.config"] == (
+        "org.apache.kafka.common.security.scram.ScramLoginModule required "
+        'username="alice" password="s3cret\'; \\"\\\\";'
+    )
+    plain = KafkaConnection(**{**SASL, "sasl_mechanism": "PLAIN"}).spark_options()
+    assert plain["kafka.sasl.jaas.config"].startswith("org.apache.kafka.common.security.plain.PlainLoginModule ")
+
+
+def test_spark_gets_certificates_whole(pem: dict[str, Any]) -> None:
+    """The PEM texts themselves are handed over, so that executors need no file."""
+    connection = KafkaConnection(
+        bootstrap_servers="a:1",
+        security_protocol="SSL",
+        **pem,
+        ssl_key_password=SecretStr("sesame"),
+        client_settings={"ssl.endpoint.identification.algorithm": "none"},
+    )
+    assert connection.spark_options() == {
+        "kafka.bootstrap.servers": "a:1",
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.certificates": CERTIFICATE,
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.keystore.certificate.chain": CERTIFICATE,
+        "kafka.ssl.keystore.key": KEY,
+        "kafka.ssl.key.password": "sesame",
+        "kafka.ssl.endpoint.identification.algorithm": "",
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "words"),
+    [
+        ("ssl_ca_location", "nothing here", "ssl_ca_location: '{path}' is no PEM file"),
+        ("ssl_key_location", KEY.replace("PRIVATE", "RSA PRIVATE"), "openssl pkcs8 -topk8"),
+    ],
+)
+def test_a_file_that_java_cannot_use_is_refused(pem: dict[str, Any], field: str, text: str, words: str) -> None:
+    """A file that is no PEM, or a key in an old form, is named when Spark's options are made."""
+    Path(pem[field]).write_text(text)
+    connection = KafkaConnection(bootstrap_servers="a:1", security_protocol="SSL", **pem)
+    with pytest.raises(ConfigurationError) as caught:
+        connection.spark_options()
+    assert words.format(path=pem[field]) in str(caught.value)
+
+
+def test_a_connection_loads_no_kafka_client() -> None:
+    """Checking a configuration and rendering it for Spark imports neither confluent-kafka nor pyspark."""
+    program = (
+        "import sys\n"
+        "from marshal_dagster.kafka.connection import KafkaConnection\n"
+        "KafkaConnection(bootstrap_servers='a:1').spark_options()\n"
+        "print(sorted({'confluent_kafka', 'pyspark', 'dagster'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

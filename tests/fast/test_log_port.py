@@ -1,0 +1,342 @@
+"""What every coordination log promises, whatever is behind it.
+
+Written once, in `LogPort`; here it runs against the log in memory, in `tests/real/test_kafka_log.py` against Kafka.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+import pytest
+
+from marshal_dagster.coordination.log import Append, CoordinationLog, PositionLost
+from marshal_dagster.errors import TopicMissing, UnavailableError
+from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
+
+SOON_S = 10.0
+
+Read = dict[int, list[tuple[int, bytes | None]]]
+"""Offset and value of each record read, by coordination partition."""
+
+
+class House(Protocol):
+    """One coordination topic of two partitions, as those see it who run it."""
+
+    def open(self) -> CoordinationLog:
+        """Open the log as another member does."""
+        ...
+
+    def say(self, partition: int, value: bytes | None) -> int:
+        """Append a record, as someone else, and give its offset."""
+        ...
+
+    def pass_over(self, partition: int) -> None:
+        """Use up at least one offset without a record that a reader gets."""
+        ...
+
+    def retain_from(self, partition: int, start: int) -> None:
+        """Delete what lies before `start`."""
+        ...
+
+    def make_anew(self, partitions: int) -> None:
+        """Delete the topic and create it again."""
+        ...
+
+    def delete(self) -> None:
+        """Delete the topic."""
+        ...
+
+
+def read(log: CoordinationLog, ends: Mapping[int, int], timeout_s: float = SOON_S) -> Read:
+    """Read up to `ends`, and see that offsets rise and positions lie behind them."""
+    records: Read = {}
+    for chunk in log.read_until(ends, timeout_s):
+        offsets = [offset for offset, _, _ in chunk.records]
+        assert offsets == sorted(set(offsets))
+        assert all(offset < chunk.position for offset in offsets)
+        records.setdefault(chunk.partition, []).extend((offset, value) for offset, _, value in chunk.records)
+    return records
+
+
+def values(records: Read, partition: int) -> list[bytes | None]:
+    """Give the values read from one coordination partition."""
+    return [value for _, value in records.get(partition, [])]
+
+
+class LogPort:
+    """The tests; a subclass gives the fixture `house`."""
+
+    def test_what_was_appended_is_read(self, house: House) -> None:
+        """Each acknowledged record lies at the offset that its acknowledgement names."""
+        log = house.open()
+        log.follow({0: 0, 1: 0})
+
+        acks = log.append([Append(0, b"a"), Append(1, b"b"), Append(0, b"c")])
+
+        assert [ack.error for ack in acks] == [None] * 3
+        assert read(log, {0: 2, 1: 1}) == {
+            0: [(acks[0].offset, b"a"), (acks[2].offset, b"c")],
+            1: [(acks[1].offset, b"b")],
+        }
+
+    def test_records_keep_their_order(self, house: House) -> None:
+        """Many records appended together lie in the log in that order, without a gap, and each is acknowledged."""
+        log = house.open()
+        log.follow({0: 0})
+        sent = [b"record %d" % number for number in range(2_000)]
+
+        acks = log.append([Append(0, value) for value in sent])
+
+        assert [ack.offset for ack in acks] == list(range(2_000))
+        assert values(read(log, {0: 2_000}), 0) == sent
+
+    def test_two_members_read_the_same(self, house: House) -> None:
+        """What two members append at the same time both read in one order."""
+        first, second = house.open(), house.open()
+        for log in (first, second):
+            log.follow({0: 0})
+        for number in range(20):
+            first.append([Append(0, b"first %d" % number)])
+            second.append([Append(0, b"second %d" % number)])
+
+        assert read(first, {0: 40}) == read(second, {0: 40})
+
+    def test_bounds_are_those_of_now(self, house: House) -> None:
+        """The bounds tell where the log begins and which offset the next record gets."""
+        log = house.open()
+        assert {number: (at.start, at.end) for number, at in log.bounds([0, 1]).items()} == {0: (0, 0), 1: (0, 0)}
+
+        log.append([Append(1, b"a"), Append(1, b"b")])
+
+        assert {number: (at.start, at.end) for number, at in log.bounds([1]).items()} == {1: (0, 2)}
+
+    def test_reading_goes_on_where_it_ended(self, house: House) -> None:
+        """Records are given once; reading on gives what came since."""
+        log = house.open()
+        log.follow({0: 0})
+        house.say(0, b"a")
+        assert values(read(log, {0: 1}), 0) == [b"a"]
+
+        house.say(0, b"b")
+
+        assert values(read(log, {0: 2}), 0) == [b"b"]
+
+    def test_reading_begins_where_it_is_told(self, house: House) -> None:
+        """A reader begins at any offset, and begins again elsewhere when told so."""
+        log = house.open()
+        for value in (b"a", b"b", b"c"):
+            house.say(0, value)
+
+        log.follow({0: 1})
+        assert values(read(log, {0: 3}), 0) == [b"b", b"c"]
+        log.follow({0: 2, 1: 0})
+        assert values(read(log, {0: 3}), 0) == [b"c"]
+
+    def test_an_end_that_was_passed_is_no_reason_to_wait(self, house: House) -> None:
+        """Reading up to where one is already gives nothing, at once."""
+        log = house.open()
+        log.follow({0: 0})
+        house.say(0, b"a")
+        read(log, {0: 1})
+
+        assert read(log, {0: 1}, timeout_s=0.5) == {}
+
+    def test_offsets_without_records_do_not_hold_a_reader_up(self, house: House) -> None:
+        """A log whose last offset holds no record is read to its end, and what follows comes too."""
+        log = house.open()
+        log.follow({0: 0})
+        house.say(0, b"a")
+        house.pass_over(0)
+        end = log.bounds([0])[0].end
+        assert end > 1
+
+        assert values(read(log, {0: end}), 0) == [b"a"]
+        house.say(0, b"b")
+        assert values(read(log, {0: end + 1}), 0) == [b"b"]
+
+    def test_a_record_without_value_is_read_as_that(self, house: House) -> None:
+        """A null value comes as None."""
+        log = house.open()
+        log.follow({0: 0})
+        house.say(0, None)
+
+        assert values(read(log, {0: 1}), 0) == [None]
+
+    def test_records_carry_the_brokers_time(self, house: House) -> None:
+        """Each record has a time in milliseconds, given when it was appended."""
+        log = house.open()
+        log.follow({0: 0})
+        log.append([Append(0, b"a")])
+
+        ((_, timestamp_ms, _),) = [record for chunk in log.read_until({0: 1}, SOON_S) for record in chunk.records]
+
+        assert abs(timestamp_ms - time.time() * 1_000) < 60_000
+
+    def test_what_never_comes_is_an_error(self, house: House) -> None:
+        """An end beyond the log's is an error after the time that one would wait, not for ever."""
+        log = house.open()
+        log.follow({0: 0})
+        house.say(0, b"a")
+
+        with pytest.raises(UnavailableError):
+            read(log, {0: 5}, timeout_s=1)
+        log.follow({0: 0})
+        assert values(read(log, {0: 1}), 0) == [b"a"]
+
+    def test_a_position_beyond_the_end_is_lost(self, house: House) -> None:
+        """A reader that stands beyond the log's end is told: the log was truncated."""
+        log = house.open()
+        house.say(0, b"a")
+        log.follow({0: 7})
+
+        with pytest.raises(PositionLost) as lost:
+            read(log, {0: 8})
+        assert lost.value.partition == 0
+
+    def test_a_position_that_retention_deleted_is_lost(self, house: House) -> None:
+        """A reader that stands before the log's start is told, and can begin again there."""
+        log = house.open()
+        for value in (b"a", b"b", b"c"):
+            house.say(0, value)
+        house.retain_from(0, 2)
+        log.follow({0: 0})
+
+        with pytest.raises(PositionLost):
+            read(log, {0: 3})
+        start = log.bounds([0])[0].start
+        log.follow({0: start})
+        assert (start, values(read(log, {0: 3}), 0)) == (2, [b"c"])
+
+    def test_members_agree_which_log_it_is(self, house: House) -> None:
+        """The identity is the topic's: equal for all, with its id in 22 characters of URL-safe base64."""
+        identity = house.open().identity()
+
+        assert identity == house.open().identity()
+        assert identity.partitions == 2
+        assert len(identity.topic_id) == 22
+        assert identity.topic_id.replace("-", "").replace("_", "").isalnum()
+
+    def test_a_topic_made_anew_is_another_log(self, house: House) -> None:
+        """A topic that was deleted and made again has another identity, and another number of partitions shows."""
+        log = house.open()
+        before = log.identity()
+
+        house.make_anew(partitions=3)
+
+        after = log.identity()
+        assert after.topic == before.topic
+        assert after.topic_id != before.topic_id
+        assert after.partitions == 3
+
+    def test_a_topic_that_is_gone_is_missing(self, house: House) -> None:
+        """A deleted topic is told as missing."""
+        log = house.open()
+        log.identity()
+
+        house.delete()
+
+        with pytest.raises(TopicMissing):
+            log.identity()
+
+    def test_a_partition_that_is_not_there_takes_nothing(self, house: House) -> None:
+        """A record for a coordination partition that does not exist has no acknowledgement but an error."""
+        log = house.open()
+
+        good, bad = log.append([Append(1, b"a"), Append(9, b"b")])
+
+        assert good.offset == 0
+        assert bad.offset is None
+        assert bad.error
+
+    def test_a_purged_log_goes_on(self, house: House) -> None:
+        """After what waits to be sent was dropped, new records are appended as ever."""
+        log = house.open()
+        log.append([Append(0, b"a")])
+
+        log.purge()
+
+        assert log.append([Append(0, b"b")])[0].offset is not None
+
+    def test_appending_nothing_is_nothing(self, house: House) -> None:
+        """No records, no acknowledgements."""
+        assert list(house.open().append([])) == []
+
+
+class MemoryHouse:
+    """A topic in memory."""
+
+    def __init__(self) -> None:
+        """Make it."""
+        self.broker = MemoryBroker(2)
+
+    def open(self) -> MemoryLog:
+        """Open a log."""
+        return MemoryLog(self.broker)
+
+    def say(self, partition: int, value: bytes | None) -> int:
+        """Append."""
+        return self.broker.append(partition, value)
+
+    def pass_over(self, partition: int) -> None:
+        """Skip an offset."""
+        self.broker.skip(partition)
+
+    def retain_from(self, partition: int, start: int) -> None:
+        """Delete."""
+        self.broker.retain_from(partition, start)
+
+    def make_anew(self, partitions: int) -> None:
+        """Make another."""
+        self.broker.make_anew(partitions)
+
+    def delete(self) -> None:
+        """Delete."""
+        self.broker.delete()
+
+
+class TestMemoryLog(LogPort):
+    """The log in memory."""
+
+    @pytest.fixture
+    def house(self) -> House:
+        """A topic in memory."""
+        return MemoryHouse()
+
+    def test_a_gone_topic_takes_nothing(self) -> None:
+        """A deleted topic acknowledges no record, has no bounds and gives none to read."""
+        house = MemoryHouse()
+        log = house.open()
+        log.follow({0: 0})
+        house.say(0, b"a")
+        house.delete()
+
+        assert log.append([Append(0, b"b")])[0].offset is None
+        with pytest.raises(TopicMissing):
+            log.bounds([0])
+        with pytest.raises((TopicMissing, UnavailableError)):
+            read(log, {0: 1})
+
+    def test_a_truncated_log_is_told_by_its_position(self) -> None:
+        """A reader beyond what an unclean election left is told that its position is lost."""
+        house = MemoryHouse()
+        log = house.open()
+        log.follow({0: 0})
+        for value in (b"a", b"b", b"c"):
+            house.say(0, value)
+        read(log, {0: 3})
+        house.broker.truncate(0, 1)
+        house.say(0, b"d")
+
+        with pytest.raises(PositionLost):
+            read(log, {0: 4})
+
+    def test_the_clock_is_the_brokers(self) -> None:
+        """A broker with a clock of its own stamps records by it."""
+        clock = ManualClock(1_000)
+        broker = MemoryBroker(1, now_ms=clock.wall_ms)
+        log = MemoryLog(broker)
+        log.append([Append(0, b"a")])
+        clock.advance(250)
+        log.append([Append(0, b"b")])
+
+        assert [timestamp_ms for _, timestamp_ms, _ in broker.records(0)] == [1_000, 1_250]

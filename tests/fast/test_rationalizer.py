@@ -1,0 +1,271 @@
+"""How the coordination log is read into the world state, and what ends that (PROTOCOL.md 5 and 6)."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from marshal_dagster.coordination.log import LogIdentity
+from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationalizer
+from marshal_dagster.errors import LogChanged, TopicMissing, UnavailableError
+from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, Message, render
+from marshal_dagster.protocol.replay import summary
+from marshal_dagster.protocol.world import World
+from tests.faulty_log import FaultyLog, Interrupted
+from tests.members import GROUP, TOPIC, Site
+
+
+@pytest.fixture
+def site() -> Site:
+    """A coordination topic of its own."""
+    return Site()
+
+
+def claim_record(number: int, instance: str = "run1.0") -> Message:
+    """Make a claim of partition `number`."""
+    return ClaimingPartition(instance=instance, client="c", group=GROUP, topic=TOPIC, partition=number, time_s=0)
+
+
+def reader(site: Site, topics: list[str] | None = None) -> tuple[Rationalizer, FaultyLog]:
+    """Open a reader and its log."""
+    log = site.log()
+    return Rationalizer(log, topics=topics, clock=site.clock), log
+
+
+def replayed(site: Site) -> dict[str, object]:
+    """Let all that is in the log act on a new world state."""
+    world = World(site.partitions)
+    for partition in range(site.partitions):
+        world.start(partition, 0)
+        for record in site.broker.records(partition):
+            world.apply(partition, *record)
+    return summary(world)
+
+
+def test_only_new_records_are_read(site: Site) -> None:
+    """A second catch-up reads what came since the first, and nothing else."""
+    rationalizer, _ = reader(site)
+    for number in range(10):
+        site.say(claim_record(number))
+    rationalizer.catch_up()
+    assert rationalizer.records_read == 10
+    site.say(claim_record(10))
+
+    rationalizer.catch_up()
+    rationalizer.catch_up()
+
+    assert rationalizer.records_read == 11
+
+
+def test_a_member_follows_only_what_its_topics_need(site: Site) -> None:
+    """With topics given only their coordination partitions are read; all others on demand."""
+    rationalizer, _ = reader(site, [TOPIC])
+    assert list(rationalizer.catch_up().partitions) == [site.home]
+
+    assert sorted(rationalizer.follow_all().partitions) == list(range(site.partitions))
+
+
+def test_offsets_without_records_are_passed_over(site: Site) -> None:
+    """A log whose last offsets hold no record (a transaction's marker) is read to its end all the same."""
+    rationalizer, _ = reader(site)
+    site.say(claim_record(0))
+    site.broker.skip(site.home, 3)
+
+    rationalizer.catch_up()
+
+    assert rationalizer.world.partitions[site.home].next_offset == 4
+
+
+def test_own_records_are_told_by_their_offset(site: Site) -> None:
+    """Of two equal records each is told what it came to itself."""
+    rationalizer, _ = reader(site)
+    message = claim_record(0)
+    first, second = site.say(message), site.say(message)
+    own = {offset: (message, render(message)) for offset in (first, second)}
+
+    outcomes = rationalizer.read_past({site.home: own})[site.home]
+
+    assert [outcomes[offset].accepted for offset in (first, second)] == [True, False]
+
+
+def test_a_heartbeat_is_told_where_it_moved_the_offset(site: Site) -> None:
+    """Of a heartbeat it is known where the key stood just before and just after it, whatever came in between."""
+    rationalizer, _ = reader(site)
+    site.say(claim_record(0))
+    beats = [
+        Heartbeat(instance="run1.0", client="c", group=GROUP, topic=TOPIC, partition=0, time_s=0, offset=offset)
+        for offset in (5, 7, 9)
+    ]
+    offsets = [site.say(beat) for beat in beats]
+    own = {offset: (beat, render(beat)) for offset, beat in zip(offsets, beats, strict=True)}
+    del own[offsets[1]]
+
+    outcomes = rationalizer.read_past({site.home: own})[site.home]
+
+    assert [(outcome.before, outcome.after) for outcome in outcomes.values()] == [(None, 5), (7, 9)]
+
+
+@pytest.mark.parametrize("where", ["read", "apply"])
+def test_an_interrupted_reading_loses_nothing(site: Site, where: str) -> None:
+    """A reading that was interrupted anywhere leads, once it is taken up again, to the same state as any other."""
+    rationalizer, log = reader(site)
+    for number in range(5):
+        site.say(claim_record(number))
+    rationalizer.catch_up()
+    for number in range(5, 10):
+        site.say(claim_record(number))
+    log.interrupt = where
+
+    with pytest.raises(Interrupted):
+        rationalizer.catch_up()
+    rationalizer.catch_up()
+
+    assert summary(rationalizer.world) == replayed(site)
+    assert len(rationalizer.world.partitions[site.home].groups[GROUP].keys) == 10
+
+
+def test_an_interrupt_at_the_last_record_is_not_forgotten(site: Site) -> None:
+    """A record that was half carried out when nothing came after it is carried out whole the next time."""
+    rationalizer, log = reader(site)
+    rationalizer.catch_up()
+    site.say(claim_record(0))
+    log.interrupt = "apply"
+    with pytest.raises(Interrupted):
+        rationalizer.catch_up()
+    rationalizer.world.partitions[site.home].next_offset = 1  # as the rules do before they carry a record out
+
+    rationalizer.catch_up()
+
+    assert summary(rationalizer.world) == replayed(site)
+
+
+def test_a_broker_that_was_away_costs_nothing(site: Site) -> None:
+    """After an outage reading goes on where it stood."""
+    rationalizer, log = reader(site)
+    site.say(claim_record(0))
+    rationalizer.catch_up()
+    site.say(claim_record(1))
+    log.is_down = True
+    with pytest.raises(UnavailableError):
+        rationalizer.catch_up()
+    failed = rationalizer.failure
+    log.recover()
+
+    rationalizer.catch_up()
+
+    assert isinstance(failed, UnavailableError)
+    assert rationalizer.failure is None
+    assert rationalizer.records_read == 2
+    assert summary(rationalizer.world) == replayed(site)
+
+
+CHANGES: dict[str, Callable[[Site], None]] = {
+    "truncated": lambda site: site.broker.truncate(site.home, 1),
+    "made anew": lambda site: site.broker.make_anew(),
+    "repartitioned": lambda site: site.broker.make_anew(partitions=7),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_log_that_changed_is_an_error_for_good(site: Site, change: str) -> None:
+    """A log that is not the one read before is an error that stays, also when it has grown again."""
+    rationalizer, _ = reader(site)
+    for number in range(3):
+        site.say(claim_record(number))
+    rationalizer.catch_up()
+    CHANGES[change](site)
+
+    with pytest.raises(LogChanged, match=r"truncated|made anew or repartitioned"):
+        rationalizer.catch_up()
+    for number in range(10):
+        site.broker.append(site.home % site.broker.identity.partitions, render(claim_record(number)))
+    for step in (rationalizer.catch_up, rationalizer.check_identity, rationalizer.follow_all):
+        with pytest.raises(LogChanged):
+            step()
+    assert rationalizer.changed is not None
+
+
+def test_a_deleted_topic_is_missing(site: Site) -> None:
+    """A coordination topic that is gone is told as that."""
+    rationalizer, _ = reader(site)
+    site.broker.delete()
+
+    with pytest.raises(TopicMissing):
+        rationalizer.catch_up()
+
+
+def test_an_acknowledged_record_that_is_not_there_is_an_error(site: Site) -> None:
+    """A record that was acknowledged below what was read already is in another log."""
+    rationalizer, _ = reader(site)
+    message = claim_record(0)
+    for _ in range(3):
+        site.say(message)
+    rationalizer.catch_up()
+
+    with pytest.raises(LogChanged, match="acknowledged"):
+        rationalizer.read_past({site.home: {1: (message, render(message))}})
+
+
+def test_another_record_in_the_place_of_ones_own_is_an_error(site: Site) -> None:
+    """What lies at an acknowledged offset must be what was written there."""
+    rationalizer, _ = reader(site)
+    offset = site.say(claim_record(0))
+    other = claim_record(0, "run2.0")
+
+    with pytest.raises(LogChanged, match="not the one that was acknowledged"):
+        rationalizer.read_past({site.home: {offset: (other, render(other))}})
+
+
+def test_a_reader_overtaken_by_retention_observes_from_there(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """What retention deleted before it was read makes a reader observe from then on; it still reads to the end."""
+    rationalizer, _ = reader(site)
+    site.say(claim_record(0))
+    rationalizer.catch_up()
+    for number in range(1, 10):
+        site.say(claim_record(number))
+    site.broker.retain_from(site.home, 5)
+
+    with caplog.at_level(logging.WARNING):
+        world = rationalizer.catch_up().partitions[site.home]
+
+    assert not world.certain
+    assert world.next_offset == 10
+    assert sorted(number for _, number in world.groups[GROUP].keys) == [5, 6, 7, 8, 9]
+    assert "only observed" in caplog.text
+
+
+def test_a_reader_that_cannot_start_at_the_beginning_observes(site: Site) -> None:
+    """A log that does not begin at offset 0 is observed, that partition of it alone."""
+    site.say(claim_record(0))
+    site.broker.retain_from(site.home, 1)
+
+    world = reader(site)[0].catch_up()
+
+    assert [number for number, each in world.partitions.items() if not each.certain] == [site.home]
+
+
+def test_log_time_ahead_of_the_clock_is_reported_once(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    """A broker's clock that has jumped ahead is told, once, until it is in order again."""
+    rationalizer, _ = reader(site)
+
+    def say_at(ahead_ms: int) -> None:
+        site.broker.append(site.home, render(claim_record(0)), site.clock.wall_ms() + ahead_ms)
+        rationalizer.catch_up()
+
+    with caplog.at_level(logging.WARNING):
+        say_at(LOG_TIME_AHEAD_MS)
+        assert caplog.records == []
+        say_at(LOG_TIME_AHEAD_MS + 1)
+        say_at(LOG_TIME_AHEAD_MS + 2_000)
+        assert rationalizer.log_time_ahead_ms() == LOG_TIME_AHEAD_MS + 2_000
+    assert len(caplog.records) == 1
+    assert "clock" in caplog.text
+
+
+def test_identities_differ_by_id_and_by_number_of_partitions() -> None:
+    """A log is told by its topic's id and its number of partitions."""
+    identity = LogIdentity("__marshal", "A" * 22, 8)
+
+    assert identity != replace(identity, topic_id="B" * 22)
+    assert identity != replace(identity, partitions=16)

@@ -1,0 +1,164 @@
+"""The rationalizers that a process keeps: found again, taken in turns, replaced when they have failed."""
+
+import threading
+from itertools import count
+
+import pytest
+
+from marshal_dagster.coordination import registry
+from marshal_dagster.coordination.registry import MOST_KEPT, shared_rationalizer
+from marshal_dagster.errors import LogChanged, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.testing import MemoryBroker, MemoryLog
+from tests.faulty_log import FaultyLog
+
+NUMBERS = count()
+
+
+class Openings:
+    """Stands where `KafkaLog` is opened: gives logs of brokers in memory, one for each topic name."""
+
+    def __init__(self) -> None:
+        """Nothing was opened yet."""
+        self.brokers: dict[str, MemoryBroker] = {}
+        self.opened: list[FaultyLog] = []
+        self.hold: dict[str, threading.Event] = {}
+        self.is_down = False
+
+    def __call__(self, _: KafkaConnection, topic: str) -> FaultyLog:
+        """Open a log."""
+        if topic in self.hold:
+            assert self.hold[topic].wait(20)
+        broker = self.brokers.setdefault(topic, MemoryBroker(2, topic=topic))
+        log = FaultyLog(MemoryLog(broker), is_down=self.is_down)
+        self.opened.append(log)
+        return log
+
+
+@pytest.fixture
+def openings(monkeypatch: pytest.MonkeyPatch) -> Openings:
+    """Logs in memory instead of Kafka's, and a registry of the test's own."""
+    openings = Openings()
+    monkeypatch.setattr(registry, "KafkaLog", openings)
+    monkeypatch.setattr(registry, "_places", type(registry._places)())
+    return openings
+
+
+def connection(port: int = 9092) -> KafkaConnection:
+    """Give a connection; nothing listens there."""
+    return KafkaConnection(bootstrap_servers=f"127.0.0.1:{port}")
+
+
+def test_a_second_use_reads_only_new_records(openings: Openings) -> None:
+    """Who asks again, with an equal connection, finds the reader that has read the log, and reads what is new."""
+    first = shared_rationalizer(connection(), "log")
+    openings.brokers["log"].append(0, b"anything")
+    first.catch_up()
+    openings.brokers["log"].append(1, b"anything")
+
+    second = shared_rationalizer(connection(), "log")
+    second.catch_up()
+
+    assert second is first
+    assert second.records_read == 2
+    assert len(openings.opened) == 1
+
+
+def test_other_topics_and_connections_have_their_own(openings: Openings) -> None:
+    """A rationalizer is one cluster's and one topic's."""
+    kept = [
+        shared_rationalizer(connection(), "log"),
+        shared_rationalizer(connection(), "other"),
+        shared_rationalizer(connection(9093), "log"),
+    ]
+
+    assert len({id(each) for each in kept}) == len(openings.opened) == 3
+
+
+def test_all_coordination_partitions_are_followed(openings: Openings) -> None:
+    """Whoever shares it sees the whole log."""
+    assert sorted(shared_rationalizer(connection(), "log").world.partitions) == [0, 1]
+    assert openings.opened
+
+
+def test_threads_that_ask_at_once_get_one(openings: Openings) -> None:
+    """Parallel first uses open one rationalizer."""
+    openings.hold["log"] = threading.Event()
+    found: list[object] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(shared_rationalizer(connection(), "log"))) for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    openings.hold["log"].set()
+    for thread in threads:
+        thread.join()
+
+    assert len(found) == 8
+    assert len({id(each) for each in found}) == len(openings.opened) == 1
+
+
+def test_a_cluster_that_hangs_holds_up_no_other(openings: Openings) -> None:
+    """While one rationalizer is being opened, others are found and opened."""
+    openings.hold["slow"] = threading.Event()
+    thread = threading.Thread(target=lambda: shared_rationalizer(connection(), "slow"))
+    thread.start()
+
+    assert shared_rationalizer(connection(), "log") is shared_rationalizer(connection(), "log")
+    openings.hold["slow"].set()
+    thread.join()
+
+
+def test_one_that_could_not_be_opened_is_opened_next_time(openings: Openings) -> None:
+    """A broker that is down at first use is asked again by the next."""
+    openings.is_down = True
+    with pytest.raises(UnavailableError):
+        shared_rationalizer(connection(), "log")
+    openings.is_down = False
+
+    shared_rationalizer(connection(), "log").catch_up()
+
+    assert len(openings.opened) == 2
+
+
+def test_one_that_failed_is_replaced(openings: Openings) -> None:
+    """After an outage the next use gets a new rationalizer; whoever still has the old one may go on with it."""
+    old = shared_rationalizer(connection(), "log")
+    openings.opened[0].is_down = True
+    with pytest.raises(UnavailableError):
+        old.catch_up()
+    openings.opened[0].is_down = False
+
+    new = shared_rationalizer(connection(), "log")
+
+    assert new is not old
+    old.catch_up()
+    new.catch_up()
+
+
+def test_one_whose_log_changed_is_replaced(openings: Openings) -> None:
+    """After the coordination topic was made anew the next use reads the new one."""
+    old = shared_rationalizer(connection(), "log")
+    openings.brokers["log"].make_anew()
+    with pytest.raises(LogChanged):
+        old.catch_up()
+
+    new = shared_rationalizer(connection(), "log")
+
+    assert new.catch_up().coordination_partitions == 2
+    assert new.identity == openings.brokers["log"].identity
+
+
+def test_no_more_are_kept_than_allowed(openings: Openings) -> None:
+    """The rationalizers that were not used for longest make room; those used lately stay."""
+    first = shared_rationalizer(connection(), "log")
+    for number in range(MOST_KEPT - 1):
+        shared_rationalizer(connection(), f"log{number}")
+    assert shared_rationalizer(connection(), "log") is first
+    shared_rationalizer(connection(), "one more")
+
+    assert shared_rationalizer(connection(), "log") is first
+    assert len(registry._places) == MOST_KEPT
+    before = len(openings.opened)
+    shared_rationalizer(connection(), "log0")
+    assert len(openings.opened) == before + 1

@@ -1,0 +1,325 @@
+"""The file sink by its rules, with rows of plain Python in place of Spark's."""
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition, Verdict
+from marshal_dagster.spark.sinks import FileSink, commits
+from marshal_dagster.spark.sinks.commits import decided
+from tests.sink_child import write_and_die
+from tests.sink_conformance import (
+    CrashConformance,
+    HistoryConformance,
+    KillConformance,
+    Output,
+    ReplacingConformance,
+    SinkConformance,
+    deliver,
+    never,
+    part,
+    rows_of,
+)
+from tests.sink_outputs import FileOutput, StandInFileSink
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> FileOutput:
+    """An empty folder."""
+    return FileOutput(tmp_path / "output")
+
+
+@pytest.fixture
+def die() -> Callable[[Output, str, str, Sequence[ClaimedRange]], int]:
+    """A writer in a process of its own."""
+    return write_and_die  # type: ignore[return-value] # of a file output, here
+
+
+class TestTaking(SinkConformance):
+    """Taking, skipping, refusing."""
+
+
+class TestReplacing(ReplacingConformance):
+    """New generations."""
+
+
+class TestCrashes(CrashConformance):
+    """Death and races."""
+
+
+class TestKills(KillConformance):
+    """SIGKILL."""
+
+
+class TestHistories(HistoryConformance):
+    """Random histories against a model."""
+
+
+def commit_files(output: FileOutput) -> list[Path]:
+    """The commit files, in order."""
+    return sorted((output.path / "_marshal" / "commits").iterdir())
+
+
+def everything(output: FileOutput) -> set[str]:
+    """All files of attempts."""
+    attempts = output.path / "_marshal" / "attempts"
+    return {str(path.relative_to(attempts)) for path in attempts.rglob("*") if path.is_file()}
+
+
+def test_nothing_is_ever_overwritten(output: FileOutput) -> None:
+    """Over many batches and generations no file of the output changes once it counts."""
+    seen: dict[Path, tuple[int, bytes]] = {}
+    for step in range(12):
+        deliver(output, f"v{step}", part(0, step, step + 4, generation=step, epoch=step))
+        for path, (inode, content) in seen.items():
+            assert (path.stat().st_ino, path.read_bytes()) == (inode, content)
+        kept = [*commit_files(output), *output.sink().committed_files()]
+        seen = {path: (path.stat().st_ino, path.read_bytes()) for path in kept}
+    assert len(commit_files(output)) == 12
+
+
+def test_checkpoints_stand_for_the_commits_before_them(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new process reads the newest checkpoint and what follows it, and knows the same as from all commits."""
+    monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 4)
+    for start in range(0, 22, 2):
+        deliver(output, str(start), part(0, start, start + 2))
+    deliver(output, "new", part(0, 3, 9, generation=50, epoch=51))
+    checkpoints = sorted(path.name for path in (output.path / "_marshal" / "checkpoints").iterdir())
+    assert checkpoints == [f"{number:020d}.json" for number in (8, 12)]
+    by_all = output.rows()
+    files = output.sink().committed_files()
+    for path in commit_files(output)[:8]:
+        path.rename(path.with_suffix(".aside"))
+    assert output.sink().committed_files() == files
+    assert output.sink().verdicts([part(0, 9, 11, generation=50, epoch=52)]) == {
+        part(0, 9, 11, generation=50, epoch=52): Verdict.TAKE
+    }
+    for path in commit_files(output):
+        path.rename(path.with_suffix(".json"))
+    assert output.rows() == by_all
+
+
+def test_a_lost_checkpoint_is_written_again(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the writer of commit 100 died before its checkpoint, the next one writes it."""
+    monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 3)
+    for start in (0, 1):
+        deliver(output, "a", part(0, start, start + 1))
+    assert CrashConformance.dies(output, "linked", "a", part(0, 2, 3))
+    assert not (output.path / "_marshal" / "checkpoints").exists()
+    deliver(output, "a", part(0, 3, 4))
+    names = [path.name for path in (output.path / "_marshal" / "checkpoints").iterdir()]
+    assert names == [f"{3:020d}.json"]
+    assert output.rows() == rows_of("a", part(0, 0, 4))
+
+
+def test_a_newer_version_is_refused(output: FileOutput) -> None:
+    """Commit files of a newer marshal-dagster are not guessed at, neither for reading nor for writing."""
+    deliver(output, "a", part(0, 0, 2))
+    newest = commit_files(output)[-1]
+    newest.write_text(json.dumps(json.loads(newest.read_text()) | {"version": 2}))
+    for use in (output.sink().committed_files, lambda: output.sink().verdicts([part(0, 2, 3)])):
+        with pytest.raises(SinkRefused, match=r"has version 2, this marshal-dagster knows 1"):
+            use()
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", '{"version": 1}', '{"version": 1, "ranges": [{}]}', "\xff"])
+def test_damage_is_refused(output: FileOutput, damage: str) -> None:
+    """A commit file that is not what a writer wrote stops reading and writing, with its name."""
+    deliver(output, "a", part(0, 0, 2))
+    commit_files(output)[-1].write_bytes(damage.encode("latin-1"))
+    with pytest.raises(SinkRefused, match=r"0001\.json (is damaged|has version)"):
+        output.sink().verdicts([part(0, 2, 3)])
+
+
+def test_a_missing_commit_is_noticed(output: FileOutput) -> None:
+    """A gap in the commits stops a new process, and one that read them before."""
+    reader = output.sink()
+    for start in (0, 2, 4):
+        deliver(output, "a", part(0, start, start + 2))
+    assert len(reader.committed_files()) == 6
+    first, _, last = commit_files(output)
+    first.rename(first.with_suffix(".aside"))
+    with pytest.raises(SinkRefused, match="is missing, but there are later ones"):
+        output.sink().verdicts([part(0, 6, 7)])
+    last.unlink()
+    with pytest.raises(SinkRefused, match="was there and is gone"):
+        reader.verdicts([part(0, 6, 7)])
+
+
+def test_an_attempt_that_can_still_count_is_not_swept(output: FileOutput) -> None:
+    """Only what the commits have or refuse for good goes, however old it is; files that count stay."""
+    CrashConformance.dies(output, "none", "kept", part(3, 0, 2))
+    for step, one in (("rows written", part(0, 0, 4)), ("judged", part(1, 0, 4))):
+        write_and_die(output, step, "dead", [one, part(2, 10, 12)])
+    counting = {
+        str(path.relative_to(output.path / "_marshal" / "attempts")) for path in output.sink().committed_files()
+    }
+    before = everything(output)
+    assert output.sink().sweep() == 0
+    assert everything(output) == before
+    deliver(output, "new", part(0, 0, 4, epoch=20))
+    assert output.sink().sweep() == 0  # partition 2 is open in both
+    deliver(output, "new", part(2, 10, 12, epoch=20))
+    assert output.sink().sweep() == 1  # partition 1 is open in the other
+    deliver(output, "new", part(1, 0, 2, epoch=20))
+    assert output.sink().sweep() == 1
+    left = everything(output)
+    assert counting < left
+    assert left == {
+        name
+        for path in output.sink().committed_files()
+        for name in (
+            str(path.relative_to(output.path / "_marshal" / "attempts")),
+            str(path.with_name(f".{path.name}.crc").relative_to(output.path / "_marshal" / "attempts")),
+        )
+    }
+
+
+def test_what_a_killed_writer_added_is_kept_and_the_rest_swept(output: FileOutput) -> None:
+    """One that died between its commit and clearing up loses only what does not count."""
+    write_and_die(output, "linked", "a", [part(0, 0, 4)])
+    assert any(name.endswith("left") for name in everything(output))
+    assert output.sink().sweep() == 1
+    assert output.rows() == rows_of("a", part(0, 0, 4))
+    assert not any(name.endswith(("left", "json")) and "marshal_range" not in name for name in everything(output))
+
+
+def test_a_late_task_adds_nothing(output: FileOutput) -> None:
+    """A file that appears in an attempt after its commit does not count, and one in a swept attempt goes."""
+    deliver(output, "a", part(0, 0, 4))
+    place = output.sink().committed_files()[0].parent
+    (place / "part-late.json").write_text('{"partition": 0, "offset": 0, "value": "late"}\n')
+    swept = output.path / "_marshal" / "attempts" / "f"
+    swept.mkdir()
+    (swept / "part-late.json").write_text("{}")
+    assert output.rows() == rows_of("a", part(0, 0, 4))
+    assert output.sink().sweep() == 1
+    assert not swept.exists()
+
+
+def test_sweeping_survives_what_it_does_not_know(output: FileOutput) -> None:
+    """A damaged note hinders no write, and stays."""
+    deliver(output, "a", part(0, 0, 1))
+    note = output.path / "_marshal" / "attempts" / "x.json"
+    note.write_text("{")
+    assert deliver(output, "a", part(0, 1, 2)).taken
+    with pytest.raises(SinkRefused, match=r"x\.json is damaged"):
+        output.sink().sweep()
+    assert note.exists()
+
+
+def test_another_format_is_refused(output: FileOutput) -> None:
+    """An output has files of one format."""
+    deliver(output, "a", part(0, 0, 1))
+    with pytest.raises(SinkRefused, match="holds json files, not parquet"):
+        FileSink(output.path).verdicts([part(0, 1, 2)])
+
+
+@pytest.mark.parametrize("path", ["s3a://bucket/x", "hdfs://host/x", "file://host/x", "", "s3:x"])
+def test_paths_elsewhere_are_refused(path: str) -> None:
+    """Only local paths and file: URIs are taken, and the error says so."""
+    with pytest.raises(ConfigurationError, match="path: "):
+        FileSink(path)
+
+
+def test_paths_and_formats(tmp_path: Path) -> None:
+    """A path, a file: URI with escapes, and a relative one name the same folder; a table format is no file format."""
+    folder = tmp_path / "with space"
+    assert FileSink(folder.as_uri()).path == FileSink(str(folder)).path == FileSink(folder).path == folder
+    assert FileSink("some/where").path == Path.cwd() / "some" / "where"
+    with pytest.raises(ConfigurationError, match="format: 'delta'"):
+        FileSink(folder, format="delta")
+
+
+def test_a_link_whose_answer_was_lost_counts_once(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a file server carries a link out and then reports that it exists, the commit is the writer's own."""
+    real = os.link
+
+    def answers_twice(source: Path, target: Path) -> None:
+        real(source, target)
+        raise FileExistsError(target)
+
+    monkeypatch.setattr(os, "link", answers_twice)
+    assert deliver(output, "a", part(0, 0, 3)).taken
+    assert output.rows() == rows_of("a", part(0, 0, 3))
+    assert len(commit_files(output)) == 1
+
+
+def test_a_file_system_without_hard_links_is_told(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One clear line, and nothing counts."""
+
+    def cannot(source: Path, target: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(source), None, str(target))
+
+    monkeypatch.setattr(os, "link", cannot)
+    with pytest.raises(ConfigurationError, match="has no hard links"):
+        deliver(output, "a", part(0, 0, 3))
+    assert output.rows() == []
+
+
+def test_one_sink_from_several_threads(output: FileOutput) -> None:
+    """Threads that share a sink take each range once."""
+    sink = StandInFileSink(output.path)
+    ranges = [part(number, 0, 3) for number in range(6)]
+    outcomes = CrashConformance.race(_Shared(output, sink), {str(each.partition): [each] for each in ranges})
+    assert all(len(outcome.taken) == 1 for outcome in outcomes.values())
+    assert len(output.rows()) == 18
+
+
+class _Shared(FileOutput):
+    """An output that has one sink for all."""
+
+    racing_step = "never"
+
+    def __init__(self, output: FileOutput, sink: FileSink) -> None:
+        super().__init__(output.path)
+        self._sink = sink
+
+    def sink(self, reached: Callable[[str], None] | None = None) -> FileSink:  # noqa: ARG002
+        """The one."""
+        return self._sink
+
+
+STORED = StoredPosition("c", "d", generation=5, epoch=50, position=100)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "others", "is_decided"),
+    [
+        (100, 120, {}, False),
+        (90, 100, {}, True),
+        (120, 130, {}, False),
+        (90, 95, {}, True),
+        (90, 110, {}, True),
+        (100, 120, {"generation": 4}, True),
+        (0, 10, {"generation": 6}, False),
+        (100, 120, {"epoch": 49}, True),
+        (120, 130, {"epoch": 49}, True),
+        (100, 120, {"topic_id": "e"}, True),
+        (100, 120, {"topic_id": "e", "generation": 6}, False),
+        (100, 120, {"log": "x", "generation": 6}, True),
+        (100, 100, {}, True),
+    ],
+)
+def test_what_is_decided_for_good(start: int, end: int, others: dict[str, str | int], *, is_decided: bool) -> None:
+    """A range that could yet be taken, at a later position or in a newer generation, is not decided."""
+    wanted = part(0, start, end, **{"generation": 5, "epoch": 50, "log": "c", "topic_id": "d", **others})  # type: ignore[arg-type]
+    assert decided(STORED, wanted) is is_decided
+    assert not decided(None, wanted)
+
+
+def test_a_write_that_fails_leaves_nothing(output: FileOutput) -> None:
+    """Where Spark fails, nothing counts, and nothing is left lying about."""
+    with pytest.raises(AssertionError, match="evaluated"):
+        deliver_poison(output)
+    assert everything(output) == set()
+    assert output.rows() == []
+
+
+def deliver_poison(output: Output) -> None:
+    """Write a frame that fails."""
+    output.sink().write(output.poison(), [part(0, 0, 3)], never)

@@ -1,0 +1,332 @@
+"""Sessions without a JVM: settings, and what is refused."""
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.spark import session
+from marshal_dagster.spark.connector import CONNECTOR, cache_folder, connector_jars, fetch_connector
+from marshal_dagster.spark.java import check_java
+from marshal_dagster.spark.session import (
+    SINGLE_EXECUTION,
+    bind_to_loopback,
+    check_session,
+    check_single_execution,
+    spark_settings,
+)
+
+
+def test_settings_for_one_machine(tmp_path: Path) -> None:
+    """A session binds to loopback, shows no page, keeps UTC, and finds the connector without what PySpark has."""
+    settings = spark_settings(app_name="flights", ivy_folder=tmp_path)
+    assert settings["spark.app.name"] == "flights"
+    assert settings["spark.master"] == "local[*]"
+    assert settings["spark.driver.bindAddress"] == settings["spark.driver.host"] == "127.0.0.1"
+    assert settings["spark.ui.enabled"] == "false"
+    assert settings["spark.sql.session.timeZone"] == "UTC"
+    assert settings["spark.jars.packages"] == CONNECTOR
+    assert "hadoop-client-runtime" in settings["spark.jars.excludes"]
+    assert "spark.jars" not in settings
+    assert all(isinstance(value, str) for value in settings.values())
+
+
+def test_extra_settings_come_first_and_packages_add_up(tmp_path: Path) -> None:
+    """A user's settings override, and more packages stand beside the connector."""
+    extra = {"spark.ui.enabled": "true", "spark.jars.packages": "a:b:1, c:d:2", "spark.jars.excludes": "e:f"}
+    settings = spark_settings(app_name="x", connector="g:h:3", ivy_folder=tmp_path, extra=extra)
+    assert settings["spark.ui.enabled"] == "true"
+    assert settings["spark.jars.packages"] == "g:h:3,a:b:1,c:d:2"
+    assert settings["spark.jars.excludes"].endswith(",e:f")
+    assert settings["spark.jars.ivy"] == str(tmp_path / "ivy")
+    assert extra["spark.jars.packages"] == "a:b:1, c:d:2"
+
+
+FAKE_JAVA = """#!{python}
+import json, os, sys, time, zipfile
+told = sys.argv[1:]
+with open(os.environ["FAKE_CALLS"], "a") as calls:
+    calls.write(json.dumps(told) + "\\n")
+if "-version" in told:
+    print('openjdk version "17.0.1"', file=sys.stderr)
+    sys.exit()
+if os.environ.get("FAKE_SAYS"):
+    print(os.environ["FAKE_SAYS"])
+    sys.exit(1)
+time.sleep(0.3)
+pattern = told[told.index("-retrieve") + 1]
+for name in ("spark-sql-kafka-0-10_2.13", "kafka-clients"):
+    path = pattern.replace("[artifact]", name).replace("[revision]", "1").replace("(-[classifier])", "")
+    with zipfile.ZipFile(path.replace("[ext]", "jar"), "w") as jar:
+        jar.writestr("x", "x" * int(os.environ.get("FAKE_SIZE", "10")))
+"""
+
+
+@pytest.fixture
+def ivy_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[list[str]]]:
+    """A Java that plays Ivy; gives what it was called with."""
+    launcher = tmp_path / "java" / "bin" / "java"
+    launcher.parent.mkdir(parents=True)
+    launcher.write_text(FAKE_JAVA.format(python=sys.executable))
+    launcher.chmod(0o755)
+    calls = tmp_path / "calls"
+    calls.touch()
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "java"))
+    monkeypatch.setenv("FAKE_CALLS", str(calls))
+    monkeypatch.setenv("MARSHAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("MARSHAL_IVY_SETTINGS", raising=False)
+    return lambda: [told for line in calls.read_text().splitlines() if "-jar" in (told := json.loads(line))]
+
+
+def test_the_connector_is_fetched_once_by_many(ivy_runs: Callable[[], list[list[str]]]) -> None:
+    """Processes that start together in an empty cache fetch it once between them, and later ones not at all."""
+    reports: list[str] = []
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: fetch_connector(report=reports.append), range(4)))
+    assert len(ivy_runs()) == len(reports) == 1
+    assert set(found) == {connector_jars()}
+    assert [jar.name for jar in found[0]] == ["kafka-clients-1.jar", "spark-sql-kafka-0-10_2.13-1.jar"]
+    assert fetch_connector() == found[0]
+    assert len(ivy_runs()) == 1
+    settings = spark_settings(app_name="x", extra={"spark.jars": "/mine.jar"})
+    assert settings["spark.jars"] == ",".join([*map(str, found[0]), "/mine.jar"])
+    assert not {"spark.jars.packages", "spark.jars.excludes", "spark.jars.ivy"} & settings.keys()
+
+
+def test_damage_is_mended(ivy_runs: Callable[[], list[list[str]]]) -> None:
+    """A jar that is cut off or gone, or a manifest that is, has it fetched again."""
+    jar, _ = fetch_connector()
+    for damage in (jar.unlink, lambda: jar.write_bytes(b"cut"), (jar.parent / "manifest.json").unlink):
+        damage()
+        assert connector_jars() == ()
+        assert len(fetch_connector()) == 2
+    assert len(ivy_runs()) == 4
+
+
+def test_a_session_is_given_files_in_place_of_coordinates(
+    ivy_runs: Callable[[], list[list[str]]], tmp_path: Path
+) -> None:
+    """Settings that were made before the connector was there have it fetched; other packages stay Spark's to fetch."""
+    settings = spark_settings(app_name="x", extra={"spark.jars.packages": "a:b:1"})
+    changed = session._with_connector(settings)
+    assert changed["spark.jars.packages"] == "a:b:1"
+    assert changed["spark.jars"] == ",".join(map(str, connector_jars()))
+    assert len(ivy_runs()) == 1
+    elsewhere = session._with_connector(spark_settings(app_name="x", ivy_folder=tmp_path / "else"))
+    assert str(tmp_path / "else") in elsewhere["spark.jars"]
+    assert "spark.jars.packages" not in elsewhere
+    assert session._with_connector({"spark.app.name": "x"}) == {"spark.app.name": "x"}
+
+
+def test_a_download_that_fails_is_one_line(
+    ivy_runs: Callable[[], list[list[str]]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What Ivy found wrong is told with what to do, nothing half-done stays, and the next try is a new one."""
+    monkeypatch.setenv("FAKE_SAYS", "loading\n:: unresolved dependency: g#h;1: not found\nBUILD FAILED")
+    with pytest.raises(
+        UnavailableError, match=r"unresolved dependency: g#h;1: not found.*MARSHAL_IVY_SETTINGS"
+    ) as raised:
+        fetch_connector()
+    assert "\n" not in str(raised.value)
+    assert [path.name for path in (tmp_path / "cache").iterdir() if not path.name.endswith(".lock")] == []
+    monkeypatch.delenv("FAKE_SAYS")
+    monkeypatch.setenv("MARSHAL_IVY_SETTINGS", "/mirror.xml")
+    assert fetch_connector()
+    assert ivy_runs()[1][ivy_runs()[1].index("-settings") + 1] == "/mirror.xml"
+
+
+def test_a_download_takes_only_so_long(ivy_runs: Callable[[], list[list[str]]], tmp_path: Path) -> None:
+    """One that does not end, and one that another process holds on to, are told after the time given."""
+    with pytest.raises(UnavailableError, match=r"no end within 0\.1 s"):
+        fetch_connector(timeout_s=0.1)
+    assert len(ivy_runs()) <= 1
+    lock = next((tmp_path / "cache").glob("*.lock"))
+    with lock.open("a") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(UnavailableError, match=r"another process has been fetching the connector for 0\.2 s"):
+            fetch_connector(timeout_s=0.2)
+
+
+@pytest.mark.parametrize("connector", ["", "a:b", "a:b:c:d", "a::c", "a:b:../c", "a:b: c"])
+def test_coordinates_are_checked(connector: str) -> None:
+    """What is no group:name:version is refused by name."""
+    with pytest.raises(ConfigurationError, match=r"^connector: "):
+        fetch_connector(connector)
+
+
+def test_settings_for_a_cluster_do_not_bind_to_loopback() -> None:
+    """Executors elsewhere must reach the driver."""
+    settings = spark_settings(app_name="x", extra={"spark.master": "spark://h:7077"})
+    assert "spark.driver.host" not in settings
+    assert settings["spark.master"] == "spark://h:7077"
+
+
+@pytest.mark.parametrize(
+    ("environ", "folder"),
+    [
+        ({"MARSHAL_CACHE": "/own"}, Path("/own")),
+        ({"MARSHAL_CACHE": "", "XDG_CACHE_HOME": "/users"}, Path("/users/marshal-dagster")),
+        ({"XDG_CACHE_HOME": "relative"}, Path.home() / ".cache" / "marshal-dagster"),
+        ({}, Path.home() / ".cache" / "marshal-dagster"),
+    ],
+)
+def test_where_the_connector_is_kept(environ: Mapping[str, str], folder: Path) -> None:
+    """The user's cache folder, or the one named."""
+    assert cache_folder(environ) == folder
+
+
+def test_loopback_is_a_default() -> None:
+    """What the user set stays."""
+    environ: dict[str, str] = {}
+    bind_to_loopback(environ)
+    assert environ == {"SPARK_LOCAL_IP": "127.0.0.1"}
+    environ = {"SPARK_LOCAL_IP": "10.0.0.1"}
+    bind_to_loopback(environ)
+    assert environ == {"SPARK_LOCAL_IP": "10.0.0.1"}
+
+
+def java(folder: Path, says: str, *, code: int = 0) -> dict[str, str]:
+    """An environment whose Java says this."""
+    launcher = folder / "bin" / "java"
+    launcher.parent.mkdir(parents=True)
+    launcher.write_text(f"#!/bin/sh\necho '{says}' >&2\nexit {code}\n")
+    launcher.chmod(0o755)
+    return {"JAVA_HOME": str(folder)}
+
+
+@pytest.mark.parametrize("version", ["17.0.15", "21", "17-ea", "25.0.1"])
+def test_a_fitting_java(tmp_path: Path, version: str) -> None:
+    """17 and newer are fine, from JAVA_HOME or the PATH."""
+    environ = java(tmp_path, f'openjdk version "{version}" 2025-04-15')
+    check_java(environ)
+    check_java({"PATH": str(tmp_path / "bin")})
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [
+        ('openjdk version "11.0.2" 2019-01-15', "is Java 11, too old for Spark 4.0"),
+        ('java version "1.8.0_292"', "is Java 8, too old"),
+        ("Unable to locate a Java Runtime", "does not tell its version"),
+    ],
+)
+def test_a_java_that_does_not_fit(tmp_path: Path, says: str, why: str) -> None:
+    """An old or broken one is told in one line, with what to do."""
+    with pytest.raises(ConfigurationError, match=rf"{why}.*install Java 17") as raised:
+        check_java(java(tmp_path, says))
+    assert "\n" not in str(raised.value)
+
+
+def test_no_java_at_all(tmp_path: Path) -> None:
+    """Neither variable leads to one: the error names both."""
+    with pytest.raises(ConfigurationError, match="JAVA_HOME is not set and PATH has no `java`"):
+        check_java({"PATH": str(tmp_path)})
+    with pytest.raises(ConfigurationError, match=r"JAVA_HOME is .*, but there is no .*bin/java to run"):
+        check_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
+
+
+def test_without_java_a_session_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The line comes in place of PySpark's own output."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(ConfigurationError, match="JAVA_HOME"):
+        session.start_session(spark_settings(app_name="x"))
+
+
+class Conf:
+    """A context's settings."""
+
+    def __init__(self, settings: Mapping[str, str]) -> None:
+        self._settings = settings
+
+    def getAll(self) -> list[tuple[str, str]]:  # noqa: N802 - Spark's name
+        """All of them."""
+        return list(self._settings.items())
+
+
+class Session:
+    """As much of a session as is asked."""
+
+    version = "4.0.5"
+
+    def __init__(self, master: str, settings: Mapping[str, str] | None = None) -> None:
+        self.master = master
+        self.sparkContext = self
+        self._settings = settings or {}
+
+    def getConf(self) -> Conf:  # noqa: N802 - Spark's name
+        """The settings."""
+        return Conf(self._settings)
+
+
+ONE_STAGE = {"spark.stage.maxConsecutiveAttempts": "1"}
+
+
+@pytest.mark.parametrize(
+    ("master", "settings"),
+    [
+        ("local", ONE_STAGE),
+        ("local[*]", ONE_STAGE),
+        ("local[4]", ONE_STAGE),
+        ("local[4, 1]", ONE_STAGE),
+        ("local[2]", ONE_STAGE | {"spark.task.maxFailures": "4"}),  # not heeded there
+        ("spark://h:7077", SINGLE_EXECUTION),
+        ("local-cluster[2,1,1024]", SINGLE_EXECUTION),
+        ("yarn", SINGLE_EXECUTION),
+    ],
+)
+def test_sessions_that_run_each_task_once(master: str, settings: Mapping[str, str]) -> None:
+    """These can be used for at most once."""
+    fake: Any = Session(master, settings)
+    check_single_execution(fake)
+
+
+@pytest.mark.parametrize(
+    ("master", "settings", "why"),
+    [
+        ("local[2]", {}, r"spark\.stage\.maxConsecutiveAttempts is 4, must be 1"),
+        ("local[2,3]", ONE_STAGE, r"local\[2,3\], must not name failures"),
+        ("local[*, 2]", ONE_STAGE, r"must not name failures"),
+        ("local[2]", ONE_STAGE | {"spark.speculation": "true"}, r"spark\.speculation is true, must be false"),
+        ("spark://h:7077", ONE_STAGE, r"spark\.task\.maxFailures is 4, must be 1"),
+        ("spark://h:7077", {**SINGLE_EXECUTION, "spark.task.maxFailures": "2"}, r"maxFailures is 2"),
+        ("k8s://h", {**SINGLE_EXECUTION, "spark.dynamicAllocation.enabled": "true"}, "dynamicAllocation"),
+        ("yarn", {**SINGLE_EXECUTION, "spark.decommission.enabled": "true"}, "decommission"),
+        ("local-cluster[2,1,1024]", ONE_STAGE, r"spark\.task\.maxFailures is 4"),
+    ],
+)
+def test_sessions_that_may_run_a_task_twice(master: str, settings: Mapping[str, str], why: str) -> None:
+    """These are refused for at most once, with the setting and its value."""
+    fake: Any = Session(master, settings)
+    with pytest.raises(ConfigurationError, match=f"at most once: .*{why}"):
+        check_single_execution(fake)
+
+
+def test_sessions_of_this_library_run_each_task_once() -> None:
+    """The settings for one machine are fit for every mode as they are."""
+    settings = spark_settings(app_name="x")
+    fake: Any = Session(settings["spark.master"], settings)
+    check_single_execution(fake)
+
+
+@pytest.mark.parametrize("version", ["3.5.4", "4.1.0", "40.0.1"])
+def test_another_spark_is_refused(version: str) -> None:
+    """One line says which version there is and which is needed."""
+    fake: Any = Session("local")
+    fake.version = version
+    with pytest.raises(ConfigurationError, match=rf"is Spark {version}; marshal-dagster works with 4\.0"):
+        check_session(fake)
+
+
+def test_what_java_raised_is_told_in_one_line() -> None:
+    """Of an error from the JVM it is Java's first line that tells, not the name of the call."""
+    from_java = RuntimeError("An error occurred while calling o1.x.\n: a.b.C: not enough memory\n\tat a.b.D")
+    assert session._first_line(from_java) == "a.b.C: not enough memory"
+    assert session._first_line(RuntimeError("\nplain\nmore")) == "plain"
+    assert session._first_line(KeyError()) == "KeyError"

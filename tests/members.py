@@ -1,0 +1,130 @@
+"""Members of a group on a coordination log in memory, with one clock that moves when a test says so."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+
+from marshal_dagster.coordination.claimer import Claimer, Member
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.protocol.messages import GroupSettings, Message, ReleaseGroup, Settings, parse, render
+from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.world import World
+from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
+from tests.faulty_log import FaultyLog
+
+GROUP, TOPIC = "etl", "orders"
+TOPIC_ID, OTHER_TOPIC_ID = "A" * 22, "B" * 22
+HI_MS = 10_000
+SETTINGS = Settings(HI_MS)
+
+
+@dataclass(slots=True)
+class Site:
+    """One coordination topic, its clock, and a reader that looks at it from outside."""
+
+    clock: ManualClock = field(default_factory=ManualClock)
+    partitions: int = 4
+    broker: MemoryBroker = field(init=False)
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    def __post_init__(self) -> None:
+        """Make the topic."""
+        self.broker = MemoryBroker(self.partitions, now_ms=self.clock.wall_ms)
+
+    @property
+    def home(self) -> int:
+        """The coordination partition of `TOPIC`."""
+        return coordination_partition(TOPIC, self.partitions)
+
+    def log(self) -> FaultyLog:
+        """Open a log whose faults are its own."""
+        return FaultyLog(MemoryLog(self.broker))
+
+    def claimer(
+        self, *, settings: Settings = SETTINGS, log: FaultyLog | None = None, instance: str | None = None
+    ) -> Claimer:
+        """Open a claimer with a log and a rationalizer of its own, that has read the log."""
+        number = next(self._numbers)
+        rationalizer = Rationalizer(log or self.log(), topics=[TOPIC], clock=self.clock)
+        member = Member(GROUP, f"client{number}", instance or f"run{number}.0")
+        claimer = Claimer(
+            rationalizer, member, TOPIC, settings, clock=self.clock, pause_s=lambda s: self.clock.advance(s * 1_000)
+        )
+        rationalizer.catch_up()
+        return claimer
+
+    def member(self, *, settings: Settings = SETTINGS, log: FaultyLog | None = None) -> Claimer:
+        """Open a claimer that has agreed on the settings."""
+        claimer = self.claimer(settings=settings, log=log)
+        claimer.agree_on_settings()
+        return claimer
+
+    def owner_of(self, *partitions: int, settings: Settings = SETTINGS, log: FaultyLog | None = None) -> Claimer:
+        """Open a claimer that holds `partitions`, each at offset 0."""
+        claimer = self.member(settings=settings, log=log)
+        assert len(claimer.claim(partitions)) == len(partitions)
+        claimer.name_data_topic(TOPIC_ID)
+        claimer.beat(dict.fromkeys(partitions, 0))
+        return claimer
+
+    def world(self) -> World:
+        """Read the whole log anew."""
+        return Rationalizer(MemoryLog(self.broker), clock=self.clock).catch_up()
+
+    def key(self, partition: int = 0) -> Key:
+        """Read the state of one key anew."""
+        return self.world().key(GROUP, TOPIC, partition)
+
+    def owner(self, partition: int = 0) -> str | None:
+        """Read anew who owns a key: the instance, or None."""
+        owner = self.key(partition).owner
+        return None if owner is None else owner.instance
+
+    def values(self) -> list[str]:
+        """Give all records in the coordination partition of `TOPIC`."""
+        return [(value or b"").decode() for _, _, value in self.broker.records(self.home)]
+
+    def say(self, message: Message) -> int:
+        """Append `message` where `TOPIC` lies, as another member would."""
+        return self.broker.append(self.home, render(message))
+
+    def pause(self, seconds: int, instance: str = "ops.1") -> None:
+        """Pause the group, as `instance`, everywhere."""
+        until_s = self.clock.wall_ms() // 1_000 + seconds
+        message = ReleaseGroup(instance=instance, client="ops", group=GROUP, time_s=0, expiry_s=until_s)
+        for partition in range(self.partitions):
+            self.broker.append(partition, render(message))
+
+
+def faulty(claimer: Claimer) -> FaultyLog:
+    """Give the log of a member of a `Site`."""
+    log = claimer.rationalizer.log
+    assert isinstance(log, FaultyLog)
+    return log
+
+
+def about(kind: type[Message], instance: str, partition: int = 0, **tail: object) -> Message:
+    """Make a record of the tests' group and topic."""
+    fields = {"instance": instance, "client": "other", "group": GROUP, "topic": TOPIC, "partition": partition}
+    return kind(time_s=0, **fields, **tail)  # type: ignore[arg-type]
+
+
+def settings_record(settings: Settings) -> GroupSettings:
+    """Make the record by which `ops.1` gives the group settings."""
+    return GroupSettings(instance="ops.1", client="ops", group=GROUP, time_s=0, settings=settings)
+
+
+def sent_by(site: Site, instance: str) -> list[str]:
+    """Give the types of the records that `instance` has in the log."""
+    messages = [parse(value.encode()) for value in site.values()]
+    return [type(each).__name__ for each in messages if isinstance(each, Message) and each.instance == instance]
+
+
+def raiser(error: BaseException) -> Callable[[], None]:
+    """Give a function that raises `error`."""
+
+    def fail() -> None:
+        raise error
+
+    return fail

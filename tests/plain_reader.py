@@ -1,0 +1,574 @@
+"""A second reader of PROTOCOL.md, plain and slow, from its words alone; it shares nothing with the library.
+
+It exists to be compared with the library's own reader, record by record. It follows sections 1 to 5 and 7
+sentence by sentence; a section's number stands where its sentence is carried out. States are dicts, rules are
+if-statements, and nothing here is to be made faster or shorter at the cost of being obviously what the
+document says.
+"""
+
+# Sentences of the document stay one `if` each, however many there are.
+# ruff: noqa: C901, PLR0912, SIM102, SIM110
+
+import hashlib
+import json
+import unicodedata
+from collections.abc import Iterable
+from typing import Any
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+# Section 1, the table: how many fields follow `partition`.
+TAIL_FIELDS = {
+    "ClaimingPartition": 0,
+    "Heartbeat": 1,
+    "ReleasingPartition": 1,
+    "ClaimingMessages": 1,
+    "ReleaseGroup": 1,
+    "RevokingClaim": 1,
+    "GroupSettings": 4,
+    "DataTopic": 1,
+    "Mark": 0,
+}
+TYPES_WITHOUT_TOPIC = ["ReleaseGroup", "GroupSettings", "Mark"]
+DELIVERIES = ["at_most_once", "at_least_once", "effectively_once"]
+
+DIGITS = "0123456789"
+LOWER = "abcdefghijklmnopqrstuvwxyz"
+UPPER = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+class PlainReader:
+    """The world that section 4 (and 7) makes of the records of a log; times in milliseconds.
+
+    `heartbeat_interval_ms` and `rules` ("native" or "go") hold until a group's first settings record.
+    """
+
+    def __init__(
+        self, coordination_partitions: int, heartbeat_interval_ms: int = 60_000, rules: str = "native"
+    ) -> None:
+        self.coordination_partitions = coordination_partitions
+        self.heartbeat_interval_ms = heartbeat_interval_ms
+        self.rules = rules
+        self.invalid = 0
+        self.refused = 0
+        self.logs: dict[int, dict[str, Any]] = {}
+
+    def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None) -> str:
+        """Read the next record of a coordination partition: "accepted", "refused" or "invalid".
+
+        Raises ValueError for a coordination partition out of range or an offset that does not rise.
+        """
+        if not 0 <= partition < self.coordination_partitions:
+            raise ValueError(f"There is no coordination partition {partition}.")
+        if partition not in self.logs:
+            # 5: a reader starts at log offset 0, else it only observes.
+            self.logs[partition] = {
+                "observed": offset > 0,
+                "log_time": timestamp_ms,
+                "last_offset": -1,
+                "groups": {},
+            }
+        log = self.logs[partition]
+        if offset <= log["last_offset"]:
+            raise ValueError(f"Offset {offset} does not come after {log['last_offset']}.")
+        log["last_offset"] = offset
+
+        # 2: the larger of its own timestamp and the log time before it, of invalid and refused ones too (1).
+        log["log_time"] = max(log["log_time"], timestamp_ms)
+
+        record = parse(value, partition, self.coordination_partitions)
+        if record is None:
+            self.invalid = self.invalid + 1
+            return "invalid"
+        if log["observed"]:
+            self._observe(log, record)
+            return "accepted"
+        if self._change(log, record, offset):
+            return "accepted"
+        self.refused = self.refused + 1
+        return "refused"
+
+    # Section 5: what an observing reader shows.
+
+    def _observe(self, log: dict[str, Any], record: dict[str, Any]) -> None:
+        kind = record["type"]
+        if kind == "Mark":
+            return
+        group = log["groups"].setdefault(record["group"], new_group())
+        if kind == "ReleaseGroup":
+            group["paused_until"] = record["expiry"]
+            group["paused_by"] = record["instance"]
+            return
+        if kind == "GroupSettings":
+            group["settings"] = record["settings"]
+            return
+        key = group["keys"].setdefault((record["topic"], record["partition"]), new_key())
+        if kind in {"Heartbeat", "ClaimingPartition"}:
+            key["owner"] = new_owner(record, None, log["log_time"])
+        if kind == "ReleasingPartition" and key["owner"] is not None:
+            if key["owner"]["instance"] == record["instance"]:
+                key["owner"] = None
+        if kind == "RevokingClaim":
+            key["owner"] = None
+        if kind in {"Heartbeat", "ReleasingPartition"}:
+            key["offset"] = record["offset"]
+        if kind == "DataTopic":
+            key["data_topic_id"] = record["data_topic_id"]
+
+    # Sections 4 and 7: what a certain reader makes of a record; False is a refusal.
+
+    def _change(self, log: dict[str, Any], record: dict[str, Any], offset: int) -> bool:
+        kind = record["type"]
+        if kind == "Mark":
+            return True  # always accepted, no effect, names nothing
+
+        # A refused record leaves no trace: a new group or key is stored only when the record is accepted.
+        group = log["groups"].get(record["group"])
+        if group is None:
+            group = new_group()
+
+        if kind == "ReleaseGroup":
+            accepted = self._release_group(group, record)
+        elif kind == "GroupSettings":
+            accepted = self._group_settings(log, group, record, offset)
+        else:
+            key = group["keys"].get((record["topic"], record["partition"]))
+            if key is None:
+                key = new_key()
+            if kind == "ClaimingPartition":
+                accepted = self._claiming_partition(log, group, key, record, offset)
+            elif kind == "Heartbeat":
+                accepted = self._heartbeat(log, group, key, record, offset)
+            elif kind == "ReleasingPartition":
+                accepted = self._releasing_partition(log, group, key, record, offset)
+            elif kind == "RevokingClaim":
+                accepted = self._revoking_claim(key, record)
+            elif kind == "ClaimingMessages":
+                accepted = self._claiming_messages(log, group, key, record)
+            else:
+                accepted = self._data_topic(log, group, key, record, offset)
+            if accepted:
+                group["keys"][record["topic"], record["partition"]] = key
+
+        if accepted:
+            log["groups"][record["group"]] = group
+        return accepted
+
+    def _claiming_partition(
+        self,
+        log: dict[str, Any],
+        group: dict[str, Any],
+        key: dict[str, Any],
+        record: dict[str, Any],
+        offset: int,
+    ) -> bool:
+        if self._has_live_owner(log, group, key):
+            return False
+        if is_paused(log, group) and group["paused_by"] != record["instance"]:
+            return False
+        key["owner"] = new_owner(record, offset, log["log_time"])
+        if key["plan_end"] is not None:
+            key["plan_attempts"] = key["plan_attempts"] + 1
+        return True
+
+    def _heartbeat(
+        self,
+        log: dict[str, Any],
+        group: dict[str, Any],
+        key: dict[str, Any],
+        record: dict[str, Any],
+        offset: int,
+    ) -> bool:
+        owner = key["owner"]
+        is_owner = owner is not None and owner["instance"] == record["instance"]
+
+        if self._settings_of(group)["rules"] == "go":
+            # 7: from any instance; sets the offset, also to a lower one; the sender becomes the owner.
+            if not is_owner:
+                key["owner"] = new_owner(record, offset, log["log_time"])
+            key["owner"]["last_beat"] = log["log_time"]
+            move_offset(key, record["offset"])
+            return True
+
+        if not is_owner:
+            return False
+        key["owner"]["last_beat"] = log["log_time"]
+        if key["offset"] is None or record["offset"] > key["offset"]:
+            move_offset(key, record["offset"])
+        return True
+
+    def _releasing_partition(
+        self,
+        log: dict[str, Any],
+        group: dict[str, Any],
+        key: dict[str, Any],
+        record: dict[str, Any],
+        offset: int,
+    ) -> bool:
+        owner = key["owner"]
+        if owner is None:
+            return False
+        if owner["instance"] != record["instance"]:
+            return False
+        key["owner"] = None
+        if is_paused(log, group) and group["paused_by"] == record["instance"]:
+            # The second row: a position is set.
+            key["offset"] = record["offset"]
+            end_plan(key)
+            key["generation"] = offset
+            return True
+        if self._settings_of(group)["rules"] == "go":
+            # 7: a release that sets no position moves the offset forwards.
+            if key["offset"] is None or record["offset"] > key["offset"]:
+                move_offset(key, record["offset"])
+        return True
+
+    def _revoking_claim(self, key: dict[str, Any], record: dict[str, Any]) -> bool:
+        if key["owner"] is None:
+            return False
+        if key["owner"]["epoch"] != record["epoch"]:
+            return False
+        key["owner"] = None
+        return True
+
+    def _claiming_messages(
+        self, log: dict[str, Any], group: dict[str, Any], key: dict[str, Any], record: dict[str, Any]
+    ) -> bool:
+        if not self._has_live_owner(log, group, key):
+            return False
+        if key["owner"]["instance"] != record["instance"]:
+            return False
+        if is_paused(log, group):
+            return False
+        if key["offset"] is None:
+            return False
+        if record["offset"] <= key["offset"]:
+            return False
+        if key["plan_end"] is None:
+            key["plan_end"] = record["offset"]
+            key["plan_attempts"] = 0
+            return True
+        # One that was open is only said again, and keeps its attempts.
+        return bool(key["plan_end"] == record["offset"])
+
+    def _release_group(self, group: dict[str, Any], record: dict[str, Any]) -> bool:
+        group["paused_until"] = record["expiry"]
+        group["paused_by"] = record["instance"]
+        return True
+
+    def _data_topic(
+        self,
+        log: dict[str, Any],
+        group: dict[str, Any],
+        key: dict[str, Any],
+        record: dict[str, Any],
+        offset: int,
+    ) -> bool:
+        if not self._has_live_owner(log, group, key):
+            return False
+        if key["owner"]["instance"] != record["instance"]:
+            return False
+        paused_by_sender = is_paused(log, group) and group["paused_by"] == record["instance"]
+        if key["data_topic_id"] is not None and not paused_by_sender:
+            return False
+        if key["data_topic_id"] is not None and key["data_topic_id"] != record["data_topic_id"]:
+            # In place of another id.
+            key["offset"] = None
+            end_plan(key)
+            key["generation"] = offset
+        key["data_topic_id"] = record["data_topic_id"]
+        return True
+
+    def _group_settings(self, log: dict[str, Any], group: dict[str, Any], record: dict[str, Any], offset: int) -> bool:
+        for key in group["keys"].values():
+            if self._has_live_owner(log, group, key):
+                return False
+        paused_by_sender = is_paused(log, group) and group["paused_by"] == record["instance"]
+        if not paused_by_sender:
+            if group["settings"] is not None:
+                return False
+            for key in group["keys"].values():
+                if key["plan_end"] is not None:
+                    return False
+        delivery_before = self._settings_of(group)["delivery"]
+        group["settings"] = record["settings"]
+        for key in group["keys"].values():
+            key["owner"] = None
+            if record["settings"]["delivery"] != delivery_before and key["offset"] is not None:
+                end_plan(key)
+                key["generation"] = offset
+        return True
+
+    # Section 3.
+
+    def _settings_of(self, group: dict[str, Any]) -> dict[str, Any]:
+        if group["settings"] is not None:
+            settings: dict[str, Any] = group["settings"]
+            return settings
+        return {
+            "heartbeat_interval_ms": self.heartbeat_interval_ms,
+            "rules": self.rules,
+            "delivery": "at_least_once",
+            "features": [],
+        }
+
+    def _has_live_owner(self, log: dict[str, Any], group: dict[str, Any], key: dict[str, Any]) -> bool:
+        if key["owner"] is None:
+            return False
+        age_ms = log["log_time"] - key["owner"]["last_beat"]
+        return bool(age_ms <= 2 * self._settings_of(group)["heartbeat_interval_ms"])
+
+    # What `replay --json` prints.
+
+    def summary(self) -> dict[str, Any]:
+        """Return the JSON object of `replay --json`; stale owners and expired pauses are shown as stored."""
+        groups: dict[str, Any] = {}
+        for log in self.logs.values():
+            for group_name, group in log["groups"].items():
+                if group_name not in groups:
+                    groups[group_name] = {"paused_until": None, "partitions": []}
+                shown = groups[group_name]
+                if group["paused_until"] is not None:
+                    if shown["paused_until"] is None or shown["paused_until"] < group["paused_until"]:
+                        shown["paused_until"] = group["paused_until"]
+                for (topic, number), key in group["keys"].items():
+                    shown["partitions"].append(shown_key(topic, number, key, provisional=log["observed"]))
+        for shown in groups.values():
+            shown["partitions"].sort(key=lambda each: (each["topic"], each["partition"]))
+        return {"invalid": self.invalid, "refused": self.refused, "groups": groups}
+
+
+def new_group() -> dict[str, Any]:
+    """Return what a coordination partition knows of a group that no accepted record has named."""
+    return {"paused_until": None, "paused_by": None, "settings": None, "keys": {}}
+
+
+def new_key() -> dict[str, Any]:
+    """Return the state of a (group, topic, partition) that no accepted record has named (3)."""
+    return {
+        "owner": None,
+        "offset": None,
+        "plan_end": None,
+        "plan_attempts": 0,
+        "generation": 0,
+        "data_topic_id": None,
+    }
+
+
+def new_owner(record: dict[str, Any], epoch: int | None, log_time: int) -> dict[str, Any]:
+    """Return the owner that a record makes of its sender (3, 4)."""
+    return {
+        "instance": record["instance"],
+        "client": record["client"],
+        "epoch": epoch,
+        "last_beat": log_time,
+    }
+
+
+def shown_key(topic: str, number: int, key: dict[str, Any], *, provisional: bool) -> dict[str, Any]:
+    """Return a key's row in the summary."""
+    owner = key["owner"]
+    if owner is None:
+        owner = {"instance": None, "client": None, "epoch": None, "last_beat": None}
+    return {
+        "topic": topic,
+        "partition": number,
+        "owner_instance": owner["instance"],
+        "owner_client": owner["client"],
+        "epoch": owner["epoch"],
+        "offset": key["offset"],
+        "plan_end": key["plan_end"],
+        "plan_attempts": key["plan_attempts"],
+        "generation": key["generation"],
+        "data_topic_id": key["data_topic_id"],
+        "last_beat_ms": owner["last_beat"],
+        "provisional": provisional,
+    }
+
+
+def is_paused(log: dict[str, Any], group: dict[str, Any]) -> bool:
+    """Tell whether a group is paused at log time (4: while t < e * 1000)."""
+    if group["paused_until"] is None:
+        return False
+    return bool(log["log_time"] < group["paused_until"] * 1000)
+
+
+def end_plan(key: dict[str, Any]) -> None:
+    """End a key's plan, if it has one: without one its attempts are 0 (3)."""
+    key["plan_end"] = None
+    key["plan_attempts"] = 0
+
+
+def move_offset(key: dict[str, Any], new_offset: int) -> None:
+    """Set a key's offset; its plan lives exactly as long as the offset stays where it is (3)."""
+    if key["offset"] != new_offset:
+        end_plan(key)
+    key["offset"] = new_offset
+
+
+# Section 1: wire format.
+
+
+def parse(value: bytes | None, partition: int, coordination_partitions: int) -> dict[str, Any] | None:
+    """Return the fields of a value found in that coordination partition, None for an invalid one (1)."""
+    if value is None:
+        return None
+    if len(value) > 2048:
+        return None
+    try:
+        text = value.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+
+    fields = text.split("/")
+    kind = fields[0]
+    if kind not in TAIL_FIELDS:
+        return None
+    if len(fields) != 8 + TAIL_FIELDS[kind]:
+        return None
+    _, version, time, instance, client, group, topic, topic_partition = fields[:8]
+    tail = fields[8:]
+
+    if number(version, INT64_MAX) is None:
+        return None
+    if number(time, INT64_MAX) is None:
+        return None
+    if not is_name(instance) or not is_name(client) or not is_name(group):
+        return None
+    partition_number = number(topic_partition, INT32_MAX)
+    if partition_number is None:
+        return None
+    if kind in TYPES_WITHOUT_TOPIC:
+        if topic != "":
+            return None
+        if partition_number != 0:
+            return None
+    else:
+        if not is_topic(topic):
+            return None
+        if coordination_partition(topic, coordination_partitions) != partition:
+            return None
+
+    record: dict[str, Any] = {
+        "type": kind,
+        "instance": instance,
+        "client": client,
+        "group": group,
+        "topic": topic,
+        "partition": partition_number,
+    }
+    if kind in {"Heartbeat", "ReleasingPartition", "ClaimingMessages"}:
+        record["offset"] = number(tail[0], INT64_MAX)
+        if record["offset"] is None:
+            return None
+    if kind == "RevokingClaim":
+        record["epoch"] = number(tail[0], INT64_MAX)
+        if record["epoch"] is None:
+            return None
+    if kind == "ReleaseGroup":
+        record["expiry"] = number(tail[0], INT64_MAX)
+        if record["expiry"] is None:
+            return None
+    if kind == "DataTopic":
+        if not consists_of(tail[0], LOWER + UPPER + DIGITS + "_-") or len(tail[0]) != 22:
+            return None
+        record["data_topic_id"] = tail[0]
+    if kind == "GroupSettings":
+        record["settings"] = parse_settings(tail)
+        if record["settings"] is None:
+            return None
+    return record
+
+
+def parse_settings(tail: list[str]) -> dict[str, Any] | None:
+    """Return the settings in the tail of a `GroupSettings`, None for invalid ones (1)."""
+    heartbeat_interval_ms = number(tail[0], INT64_MAX)
+    rules, delivery, features = tail[1:]
+    if heartbeat_interval_ms is None:
+        return None
+    if heartbeat_interval_ms < 1:
+        return None
+    if rules not in {"native", "go"}:
+        return None
+    if rules == "go" and heartbeat_interval_ms != 60_000:
+        return None
+    if delivery not in DELIVERIES:
+        return None
+    names = []
+    if features != "-":
+        for name in features.split(","):
+            if name == "" or name[0] not in LOWER:
+                return None
+            if not consists_of(name, LOWER + DIGITS + "_") or len(name) > 32:
+                return None
+            if name in names:
+                return None
+            names.append(name)
+    return {
+        "heartbeat_interval_ms": heartbeat_interval_ms,
+        "rules": rules,
+        "delivery": delivery,
+        "features": names,
+    }
+
+
+def number(text: str, largest: int) -> int | None:
+    """Return the number: ASCII digits, no sign, no leading zero but `0` itself; else None (1)."""
+    if text == "":
+        return None
+    if not consists_of(text, DIGITS):
+        return None
+    if text[0] == "0" and text != "0":
+        return None
+    result = int(text)
+    if result > largest:
+        return None
+    return result
+
+
+def is_name(text: str) -> bool:
+    """Tell whether this may be an instance, client or group: 1 to 255 code points, no `/`, no Cc (1)."""
+    if not 1 <= len(text) <= 255:
+        return False
+    for character in text:
+        if character == "/":
+            return False
+        if unicodedata.category(character) == "Cc":
+            return False
+    return True
+
+
+def is_topic(text: str) -> bool:
+    """Tell whether this may be a topic (1)."""
+    if not 1 <= len(text) <= 249:
+        return False
+    if text in {".", ".."}:
+        return False
+    return consists_of(text, LOWER + UPPER + DIGITS + "._-")
+
+
+def consists_of(text: str, alphabet: str) -> bool:
+    """Tell whether each character of the text is one of the alphabet."""
+    for character in text:
+        if character not in alphabet:
+            return False
+    return True
+
+
+def coordination_partition(topic: str, coordination_partitions: int) -> int:
+    """Return the coordination partition of a topic (1)."""
+    digest = hashlib.md5(topic.encode("ascii"), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:8], "little") % coordination_partitions
+
+
+def records_of(lines: Iterable[str]) -> list[tuple[int, int, int, bytes | None]]:
+    """Return the records of the lines of `replay FILE`; a text that has no UTF-8 becomes invalid bytes."""
+    records = []
+    for line in lines:
+        row = json.loads(line)
+        value = row["value"]
+        if value is not None:
+            value = value.encode("utf-8", "surrogatepass")
+        records.append((row["partition"], row["offset"], row["timestamp"], value))
+    return records

@@ -1,0 +1,104 @@
+"""A member in a process of its own, for tests that kill or stop processes: `python -m tests.real.batch_worker JSON`.
+
+It works batch after batch with a stand-in for Spark: it reads the ranges with a Kafka consumer and appends one line
+`partition offset epoch` for each message to a file, which is its output that cannot be undone. What it does is told on
+stdout, a line each.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, parent_ended
+from marshal_dagster.errors import MarshalError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from tests.real.killing import KillableLog, KillPoint, Side, die, read_messages
+
+
+class Orders(BaseModel):
+    """What the worker is to do. `kill_after_messages` ends it while it processes, `pause_s` is slept before that."""
+
+    bootstrap_servers: str
+    coordination_topic: str
+    topic: str
+    group: str
+    run_id: str
+    mode: DeliveryMode
+    output: Path
+    heartbeat_interval_ms: int = 500
+    max_records: int = 30
+    kill_side: Side | None = None
+    kill_record: str = "Heartbeat"
+    kill_count: int = 1
+    kill_after_messages: int | None = None
+    pause_s: float = 0
+    watch_parent: bool = False
+
+
+def open_delivery(orders: Orders) -> Delivery:
+    """Open the member."""
+    connection = KafkaConnection(bootstrap_servers=orders.bootstrap_servers)
+    side = orders.kill_side
+    at = None if side is None else KillPoint(side, orders.kill_record, orders.kill_count)
+    return Delivery(
+        log=KillableLog(KafkaLog(connection, orders.coordination_topic, orders.heartbeat_interval_ms), at, die),
+        data=Topics(connection),
+        connection=connection,
+        group=orders.group,
+        client="worker",
+        run_id=orders.run_id,
+        settings=Settings(orders.heartbeat_interval_ms, RuleSet.NATIVE, orders.mode),
+        reasons_to_stop=[parent_ended()] if orders.watch_parent else [],
+    )
+
+
+def process(batch: ClaimedBatch, orders: Orders, connection: KafkaConnection) -> None:
+    """Read the batch's messages and put each into the output."""
+    batch.begin_processing()
+    messages = read_messages(connection, batch.ranges)
+    say("processing")
+    time.sleep(orders.pause_s)
+    epochs = {one.partition: one.epoch for one in batch.ranges}
+    with orders.output.open("a", buffering=1) as output:
+        for count, (partition, offset) in enumerate(messages):
+            if count == orders.kill_after_messages:
+                die()
+            output.write(f"{partition} {offset} {epochs[partition]}\n")
+
+
+def say(text: str) -> None:
+    """Tell whoever started this process."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Work until the topic is drained; 1 when a batch failed."""
+    orders = Orders.model_validate_json(sys.argv[1])
+    delivery = open_delivery(orders)
+    while True:
+        batch = delivery.claimed_batch(BatchRequest(topic=orders.topic, max_records=orders.max_records))
+        try:
+            with batch:
+                if batch.idle is None:
+                    say(f"claimed {' '.join(str(one) for one in batch.ranges)}")
+                    process(batch, orders, delivery.connection)
+        except MarshalError as error:
+            say(f"failed {type(error).__name__}: {error}")
+            return 1
+        if batch.idle is None:
+            say("committed")
+        elif batch.idle.reason == "drained":
+            say("drained")
+            return 0
+        else:
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Real services, started once for the whole suite; a test that needs one names its fixture."""
+
+import re
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+import pytest
+from confluent_kafka import Producer
+
+from marshal_dagster.devkafka import KafkaCluster, running_kafka
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from tests.real.spark_fixtures import postgres, spark  # noqa: F401 - fixtures
+
+
+class MakeTopic(Protocol):
+    """Makes a topic with a name of its own and gives the name."""
+
+    def __call__(self, partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
+        """Return once all partitions can be used."""
+        ...
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    """One broker for the whole suite; a test that stops or kills brokers starts its own."""
+    with running_kafka(tmp_path_factory.mktemp("kafka")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def kafka(kafka_cluster: KafkaCluster) -> str:
+    """The bootstrap servers of the suite's broker."""
+    return kafka_cluster.bootstrap_servers
+
+
+@pytest.fixture(scope="session")
+def connection(kafka: str) -> KafkaConnection:
+    """A connection to the suite's broker."""
+    return KafkaConnection(bootstrap_servers=kafka)
+
+
+@pytest.fixture(scope="session")
+def topics(connection: KafkaConnection) -> Iterator[Topics]:
+    """Questions to the suite's broker."""
+    with Topics(connection) as topics:
+        yield topics
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest, topics: Topics) -> MakeTopic:
+    """A maker of topics that no other test has; their names begin with the test's."""
+    stem = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:60].strip("-")
+
+    def make(partitions: int = 1, settings: Mapping[str, str] | None = None) -> str:
+        name = f"{stem}-{uuid.uuid4().hex[:8]}"
+        assert topics.create(name, partitions, 1, settings), name
+        return name
+
+    return make
+
+
+@pytest.fixture
+def coordination_topic(topic: MakeTopic) -> str:
+    """A coordination topic of a test's own."""
+    return topic(4, {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"})
+
+
+@pytest.fixture
+def fill(connection: KafkaConnection) -> Callable[[str, int, int], None]:
+    """Writes (topic, partitions, messages): that many messages, spread evenly in turn."""
+
+    def write(topic: str, partitions: int, messages: int) -> None:
+        producer = Producer({"bootstrap.servers": connection.bootstrap_servers, "enable.idempotence": True})
+        for number in range(messages):
+            producer.produce(topic, f"message {number}", partition=number % partitions)
+        assert producer.flush(30) == 0
+
+    return write

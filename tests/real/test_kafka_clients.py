@@ -1,0 +1,208 @@
+"""The clients on a real broker: who reaches it, what they read and write, what they never do."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+
+from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.clients import Isolation
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from tests.real.conftest import MakeTopic
+
+WITHIN_S = 10.0
+END = KafkaError._PARTITION_EOF
+
+
+@pytest.fixture
+def producer(connection: KafkaConnection) -> Iterator[Producer]:
+    """A producer that has reached the broker."""
+    client, log = clients.producer(connection, delivery_timeout_ms=5000, client_id="test")
+    clients.reach(client, log, timeout_s=WITHIN_S)
+    yield client
+    clients.let_go(client, log)
+
+
+@pytest.fixture
+def consumer(connection: KafkaConnection) -> Iterator[Consumer]:
+    """A consumer that has reached the broker."""
+    client, log = clients.consumer(connection, client_id="test")
+    clients.reach(client, log, timeout_s=WITHIN_S)
+    yield client
+    client.close()
+
+
+def append(producer: Producer, topic: str, values: list[bytes]) -> list[Message]:
+    """Write to partition 0 and give the acknowledgements."""
+    acknowledged: list[Message] = []
+
+    def note(error: KafkaError | None, message: Message) -> None:
+        assert error is None, error
+        acknowledged.append(message)
+
+    for value in values:
+        producer.produce(topic, value, partition=0, on_delivery=note)
+    assert producer.flush(WITHIN_S) == 0
+    return acknowledged
+
+
+def read(consumer: Consumer) -> list[Message]:
+    """Read until the end shows, or another error."""
+    found: list[Message] = []
+    deadline = time.monotonic() + WITHIN_S
+    while not found or found[-1].error() is None:
+        found += consumer.consume(1000, timeout=0.5)
+        assert time.monotonic() < deadline, found
+    return found
+
+
+def code(message: Message) -> int:
+    """Give the code of a message that is an error."""
+    error = message.error()
+    assert error is not None
+    return int(error.code())
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_each_kind_of_client_reaches_the_broker(
+    connection: KafkaConnection, topic: MakeTopic, capfd: pytest.CaptureFixture[str], *, named: bool
+) -> None:
+    """With and without a topic's name, in a moment, and with nothing on stderr."""
+    name = topic() if named else None
+    start = time.monotonic()
+    for client, log in (
+        clients.producer(connection, delivery_timeout_ms=1000, client_id="p"),
+        clients.consumer(connection, client_id="c"),
+        clients.admin(connection, client_id="a"),
+    ):
+        clients.reach(client, log, timeout_s=WITHIN_S, topic=name)
+        assert log.reason is None
+        clients.let_go(client, log)
+    clients.check_reachable(connection)
+    assert time.monotonic() - start < WITHIN_S
+    assert capfd.readouterr() == ("", "")
+
+
+def test_one_server_of_the_list_is_enough(kafka: str) -> None:
+    """A server that is down does not keep a client from reaching the cluster by another."""
+    clients.check_reachable(KafkaConnection(bootstrap_servers=f"127.0.0.1:1,{kafka}", timeout_s=5))
+
+
+def test_reaching_makes_no_topic(connection: KafkaConnection, topics: Topics) -> None:
+    """A name that is not there is not made by asking for it."""
+    for client, log in (
+        clients.producer(connection, delivery_timeout_ms=1000, client_id="p"),
+        clients.consumer(connection, client_id="c"),
+    ):
+        clients.reach(client, log, timeout_s=WITHIN_S, topic="never-made")
+        clients.let_go(client, log)
+    with pytest.raises(Exception, match="there is no such topic"):
+        topics.describe("never-made")
+
+
+def test_an_acknowledgement_names_offset_and_log_time(producer: Producer, topic: MakeTopic) -> None:
+    """In a topic with LogAppendTime each acknowledgement tells where the record lies and when the broker took it."""
+    name = topic(1, {"message.timestamp.type": "LogAppendTime"})
+    before_ms = time.time() * 1000
+    messages = append(producer, name, [b"a", b"b"])
+    assert [each.offset() for each in messages] == [0, 1]
+    for each in messages:
+        kind, at_ms = each.timestamp()
+        assert kind == 2
+        assert before_ms - 1000 <= at_ms <= time.time() * 1000 + 1000
+
+
+def test_ten_thousand_records_are_taken_at_once(producer: Producer, consumer: Consumer, topic: MakeTopic) -> None:
+    """The queue takes them without waiting, and they are read back in order, byte for byte."""
+    name = topic()
+    values = [b"%d" % number for number in range(12_000)]
+    assert len(append(producer, name, values)) == len(values)
+    consumer.assign([TopicPartition(name, 0, 0)])
+    found = read(consumer)
+    assert [each.value() for each in found[:-1]] == values
+    assert code(found[-1]) == END
+
+
+def test_a_consumer_reads_from_where_it_is_told(producer: Producer, consumer: Consumer, topic: MakeTopic) -> None:
+    """Reading starts at the given offset and shows the present end, also where there is nothing to read."""
+    name = topic()
+    append(producer, name, [b"a", b"b", b"c"])
+    consumer.assign([TopicPartition(name, 0, 2)])
+    found = read(consumer)
+    assert [each.value() for each in found[:-1]] == [b"c"]
+    assert (code(found[-1]), found[-1].offset()) == (END, 3)
+    consumer.assign([TopicPartition(name, 0, 3)])
+    only = read(consumer)
+    assert (code(only[0]), only[0].offset()) == (END, 3)
+
+
+def test_an_offset_outside_the_log_is_an_error_not_a_jump(
+    producer: Producer, consumer: Consumer, topic: MakeTopic
+) -> None:
+    """A reader whose offset is not there is told, and gets no record from anywhere else."""
+    name = topic()
+    append(producer, name, [b"a"])
+    consumer.assign([TopicPartition(name, 0, 99)])
+    found = read(consumer)
+    assert len(found) == 1
+    assert code(found[0]) in {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
+
+
+@pytest.mark.parametrize(
+    ("isolation", "expected"),
+    [
+        (Isolation.READ_COMMITTED, [b"before", b"after"]),
+        (Isolation.READ_UNCOMMITTED, [b"before", b"aborted", b"after"]),
+    ],
+)
+def test_isolation_decides_what_shows_of_transactions(
+    connection: KafkaConnection, kafka: str, topic: MakeTopic, isolation: Isolation, expected: list[bytes]
+) -> None:
+    """Aborted records show to an uncommitted reader alone; either passes over the markers and reaches the end."""
+    name = topic()
+    writer = Producer({"bootstrap.servers": kafka, "transactional.id": f"of-{name}", "linger.ms": 0})
+    writer.init_transactions(WITHIN_S)
+    for value, commits in ((b"before", True), (b"aborted", False), (b"after", True)):
+        writer.begin_transaction()
+        writer.produce(name, value, partition=0)
+        assert writer.flush(WITHIN_S) == 0
+        (writer.commit_transaction if commits else writer.abort_transaction)(WITHIN_S)
+    deadline = time.monotonic() + WITHIN_S
+    with Topics(connection) as topics:
+        while topics.offsets(name, [0])[0].end != 6:
+            assert time.monotonic() < deadline
+    reader, log = clients.consumer(connection, client_id="test", isolation=isolation)
+    reader.assign([TopicPartition(name, 0, 0)])
+    found = read(reader)
+    assert [each.value() for each in found[:-1]] == expected
+    assert (code(found[-1]), found[-1].offset()) == (END, 6)
+    clients.let_go(reader, log)
+
+
+def test_a_reader_commits_nothing(
+    producer: Producer, connection: KafkaConnection, topics: Topics, topic: MakeTopic
+) -> None:
+    """Kafka holds no offset of a consumer that has read and closed."""
+    name = topic()
+    append(producer, name, [b"a"])
+    reader, log = clients.consumer(connection, client_id="test")
+    reader.assign([TopicPartition(name, 0, 0)])
+    read(reader)
+    clients.let_go(reader, log)
+    assert topics.group_offsets(clients.READER_GROUP, name) == {}
+
+
+def test_a_producer_that_reached_the_broker_sends_at_once(connection: KafkaConnection, topic: MakeTopic) -> None:
+    """After `reach` the first record does not wait the half second that a producer id can take to come."""
+    name = topic()
+    spent_s = []
+    for _ in range(9):
+        client, log = clients.producer(connection, delivery_timeout_ms=5000, client_id="test")
+        clients.reach(client, log, timeout_s=WITHIN_S, topic=name)
+        start = time.monotonic()
+        append(client, name, [b"a"])
+        spent_s.append(time.monotonic() - start)
+        clients.let_go(client, log)
+    assert sorted(spent_s)[4] < 0.4

@@ -1,0 +1,314 @@
+"""The coordination log over a real Kafka: what every log promises, and what only Kafka can do to it."""
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.log import Append, PositionLost
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.devkafka import running_kafka
+from marshal_dagster.errors import ClaimLost, LogChanged, TopicMissing, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import Settings
+from tests.fast.test_log_port import SOON_S, House, LogPort, read, values
+from tests.real.conftest import MakeTopic
+
+SETTINGS = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
+NUMBERS = count()
+
+
+def offset_of_end(topics: Topics, topic: str, partition: int, *, committed_only: bool) -> int:
+    """Look up where a partition ends."""
+    return topics.offsets(topic, [partition], committed_only=committed_only)[partition].end
+
+
+class KafkaHouse:
+    """A topic of a real cluster."""
+
+    def __init__(self, connection: KafkaConnection, topics: Topics, topic: str) -> None:
+        """Take a topic that exists."""
+        self.topic = topic
+        self.logs: list[KafkaLog] = []
+        self._connection = connection
+        self._topics = topics
+
+    def open(self) -> KafkaLog:
+        """Open a log."""
+        log = KafkaLog(self._connection, self.topic, heartbeat_interval_ms=20_000)
+        self.logs.append(log)
+        return log
+
+    def say(self, partition: int, value: bytes | None) -> int:
+        """Append, with a producer that has nothing in common with the log's."""
+        offsets: list[int] = []
+        producer = Producer({"bootstrap.servers": self._connection.bootstrap_servers})
+        producer.produce(
+            self.topic, value, partition=partition, on_delivery=lambda _, message: offsets.append(message.offset() or 0)
+        )
+        assert producer.flush(20) == 0
+        return offsets[0]
+
+    def pass_over(self, partition: int) -> None:
+        """Commit a transaction, which leaves a marker behind its record; wait until the marker is there."""
+        name = f"marks-{next(NUMBERS)}"
+        producer = Producer({"bootstrap.servers": self._connection.bootstrap_servers, "transactional.id": name})
+        producer.init_transactions(20)
+        producer.begin_transaction()
+        producer.produce(self.topic, b"marker", partition=partition)
+        producer.commit_transaction(20)
+        deadline = time.monotonic() + SOON_S
+        end = offset_of_end(self._topics, self.topic, partition, committed_only=False)
+        while offset_of_end(self._topics, self.topic, partition, committed_only=True) != end:
+            assert time.monotonic() < deadline
+            end = offset_of_end(self._topics, self.topic, partition, committed_only=False)
+
+    def retain_from(self, partition: int, start: int) -> None:
+        """Delete records."""
+        admin = AdminClient({"bootstrap.servers": self._connection.bootstrap_servers})
+        for future in admin.delete_records([TopicPartition(self.topic, partition, start)]).values():
+            future.result(20)
+
+    def make_anew(self, partitions: int) -> None:
+        """Delete and create."""
+        self._topics.delete(self.topic)
+        assert self._topics.create(self.topic, partitions, 1, SETTINGS)
+
+    def delete(self) -> None:
+        """Delete."""
+        self._topics.delete(self.topic)
+
+
+@pytest.fixture
+def house(connection: KafkaConnection, topics: Topics, topic: MakeTopic) -> Iterator[KafkaHouse]:
+    """A topic of two partitions; its logs are closed afterwards."""
+    house = KafkaHouse(connection, topics, topic(2, SETTINGS))
+    yield house
+    for log in house.logs:
+        log.close()
+
+
+class TestKafkaLog(LogPort):
+    """What every log promises."""
+
+    def test_offsets_without_records_do_not_hold_a_reader_up(self, house: House) -> None:
+        """A transaction's marker at the log's end is passed over; the record in the transaction is read."""
+        log = house.open()
+        log.follow({0: 0})
+        house.say(0, b"a")
+        house.pass_over(0)
+        end = log.bounds([0])[0].end
+        assert end == 3
+
+        assert values(read(log, {0: end}), 0) == [b"a", b"marker"]
+        house.say(0, b"b")
+        assert values(read(log, {0: end + 1}), 0) == [b"b"]
+
+
+def test_a_record_that_is_too_large_is_not_acknowledged(house: KafkaHouse) -> None:
+    """A record that the topic refuses has no offset but the reason; others sent after it get through."""
+    log = house.open()
+
+    (large,) = log.append([Append(0, b"x" * 1_200_000)])
+    (small,) = log.append([Append(0, b"x")])
+
+    assert large.offset is None
+    assert "large" in (large.error or "").lower()
+    assert small.offset == 0
+
+
+def test_a_reader_opens_no_producer(house: KafkaHouse) -> None:
+    """Who only reads needs no right to write, and pays for no producer."""
+    log = house.open()
+    log.follow({0: 0, 1: 0})
+    log.bounds([0, 1])
+    log.identity()
+    read(log, {0: 0})
+
+    assert log._producer is None
+
+
+def test_an_interrupted_append_leaves_nothing_to_be_sent(house: KafkaHouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an interrupt kept from being acknowledged is purged: nothing of it waits to be sent later."""
+    log = house.open()
+    log.append([Append(0, b"a")])
+
+    class Interrupted(BaseException):
+        """Comes at any time."""
+
+    def interrupt(_: object) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(log, "_wait_for", interrupt)
+        with pytest.raises(Interrupted):
+            log.append([Append(0, b"b")])
+
+    assert log._producer is None, "what was interrupted is in a producer that is used no more"
+    assert log.append([Append(0, b"c")])[0].offset is not None
+
+
+def test_records_behind_a_purge_are_not_purged(house: KafkaHouse, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a purge, whether or not something waited to be sent, all that is appended next is acknowledged."""
+    log = house.open()
+    log.append([Append(0, b"a")])
+    for number in range(50):
+        if number % 2:
+            with monkeypatch.context() as impatient:
+                impatient.setattr(log, "_wait_for", lambda _: None)
+                log.append([Append(1, b"not waited for")] * 500)
+        log.purge()
+
+        acks = log.append([Append(0, b"b")] * 500)
+
+        assert [ack.error for ack in acks if ack.offset is None] == []
+
+
+def test_batch_after_batch_claims_what_the_one_before_released(house: KafkaHouse) -> None:
+    """A member that releases and claims again at once, under a new instance id, wins everything."""
+    rationalizer = Rationalizer(house.open(), topics=["orders"])
+    for _ in range(20):
+        claimer = Claimer(rationalizer, Member("etl", "c", new_instance_id("run")), "orders", Settings(20_000))
+        claimer.agree_on_settings()
+        assert len(claimer.claim(range(300))) == 300
+        claimer.release()
+
+
+def test_a_long_log_is_read_in_large_chunks(house: KafkaHouse) -> None:
+    """A backlog comes in chunks of thousands, not record by record."""
+    log = house.open()
+    log.append([Append(0, b"x" * 80)] * 20_000)
+    reader = house.open()
+    reader.follow({0: 0})
+
+    sizes = [len(chunk.records) for chunk in reader.read_until({0: 20_000}, SOON_S)]
+
+    assert sum(sizes) == 20_000
+    assert max(sizes) >= 1_000
+
+
+def test_a_log_on_a_broker_that_is_down_fails_in_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A broker that dies in the middle: bounded waits, errors that say so, no flood on stderr, and on it goes after."""
+    with running_kafka(tmp_path / "kafka") as cluster:
+        connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=3)
+        with Topics(connection) as topics:
+            topics.create("log", 1, 1, SETTINGS)
+        log = KafkaLog(connection, "log", heartbeat_interval_ms=4_000)
+        log.follow({0: 0})
+        assert log.append([Append(0, b"a")])[0].offset == 0
+        cluster.kill(1)
+        began = time.monotonic()
+
+        with caplog.at_level(logging.WARNING):
+            (ack,) = log.append([Append(0, b"b")])
+            assert ack.offset is None
+            assert ack.error
+            with pytest.raises(UnavailableError):
+                log.identity()
+            with pytest.raises(UnavailableError):
+                read(log, {0: 3}, timeout_s=2)
+
+        assert time.monotonic() - began < 20
+        assert len(caplog.records) < 5
+        cluster.start(1)
+        deadline = time.monotonic() + 30
+        while (again := log.append([Append(0, b"c")])[0]).offset is None:
+            assert time.monotonic() < deadline, again
+        assert values(read(log, {0: again.offset + 1}, timeout_s=20), 0)[-1] == b"c"
+        log.close()
+    assert capfd.readouterr().err.count("\n") < 5
+
+
+def member(log: KafkaLog, interval_ms: int = 20_000, topic: str = "orders") -> Claimer:
+    """Open a member."""
+    rationalizer = Rationalizer(log, topics=[topic])
+    return Claimer(rationalizer, Member("etl", "c", new_instance_id("run")), topic, Settings(interval_ms))
+
+
+def beat_until_it_ends(claimer: Claimer) -> None:
+    """Beat as `Heartbeats` does, which tries again when the broker cannot tell for a moment."""
+    deadline = time.monotonic() + SOON_S
+    while time.monotonic() < deadline:
+        with suppress(UnavailableError, TopicMissing):
+            claimer.beat()
+
+
+@pytest.mark.parametrize("partitions", [2, 3])
+def test_a_log_made_anew_ends_the_claims(house: KafkaHouse, partitions: int) -> None:
+    """A coordination topic that was deleted and made again ends a member's claims by its next heartbeat."""
+    claimer = member(house.open())
+    claimer.agree_on_settings()
+    claimer.claim([0, 1])
+    claimer.beat({0: 0, 1: 0})
+
+    house.make_anew(partitions)
+
+    with pytest.raises(LogChanged, match=r"made anew|acknowledged"):
+        beat_until_it_ends(claimer)
+    with pytest.raises(ClaimLost):
+        claimer.check([0])
+
+
+def test_a_reader_beyond_the_logs_end_is_not_moved(house: KafkaHouse) -> None:
+    """A position that the log does not have is an error of its own kind, never a jump to another offset."""
+    log = house.open()
+    house.say(0, b"a")
+    log.follow({0: 0, 1: 5})
+
+    with pytest.raises(PositionLost) as lost:
+        read(log, {0: 1, 1: 6})
+    assert lost.value.partition == 1
+
+
+def test_threads_share_a_rationalizer(house: KafkaHouse) -> None:
+    """Several threads that catch up at once see every record once."""
+    log = house.open()
+    rationalizer = Rationalizer(log)
+    log.append([Append(0, b"anything")] * 1_000)
+    errors: list[Exception] = []
+
+    def catch_up() -> None:
+        try:
+            for _ in range(20):
+                rationalizer.catch_up()
+        except Exception as error:  # noqa: BLE001 - told by the test
+            errors.append(error)
+
+    threads = [threading.Thread(target=catch_up) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert errors == []
+    assert rationalizer.records_read == 1_000
+
+
+def test_the_world_is_that_of_the_log(house: KafkaHouse) -> None:
+    """A member's world state is what another reader makes of the same records."""
+    claimer = member(house.open())
+    claimer.agree_on_settings()
+    claimer.claim(range(50))
+    claimer.beat(dict.fromkeys(range(50), 3))
+    claimer.plan(dict.fromkeys(range(50), 9))
+    claimer.commit(dict.fromkeys(range(25), 9))
+    claimer.release(range(10))
+
+    world = Rationalizer(house.open()).catch_up()
+
+    followed = claimer.rationalizer.world.partitions
+    assert {number: world.partitions[number].groups for number in followed} == {
+        number: part.groups for number, part in followed.items()
+    }

@@ -1,0 +1,113 @@
+"""What becomes of clients while the broker goes and comes back."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.devkafka import KafkaCluster, running_kafka
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import OffsetBounds, Topics
+
+RESTARTS = 2
+WITHIN_S = 60.0
+
+ASKS_ON_AND_ON = """
+import sys
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+
+def round_of_questions(topics):
+    topics.describe("t")
+    topics.offsets("t", [0, 1])
+    topics.settings("t")
+    topics.broker_count()
+    text = topics.commit_group_offsets("g", "t", {0: 7})
+    if text is not None:
+        raise UnavailableError(text)
+    return topics.group_offsets("g", "t")
+
+with Topics(KafkaConnection(bootstrap_servers=sys.argv[1], timeout_s=0.7)) as topics:
+    while True:
+        try:
+            print("answers", round_of_questions(topics), flush=True)
+        except UnavailableError as error:
+            print("none:", error, flush=True)
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[KafkaCluster]:
+    """A broker of this test's own, to be stopped."""
+    with running_kafka(tmp_path / "kafka") as cluster:
+        yield cluster
+
+
+def test_questions_are_answered_again_after_each_restart(cluster: KafkaCluster) -> None:
+    """A process that keeps asking is told of the outage, survives it, and gets answers again with the same client."""
+    with Topics(KafkaConnection(bootstrap_servers=cluster.bootstrap_servers)) as topics:
+        topics.create("t", 2, 1)
+    command = [sys.executable, "-c", ASKS_ON_AND_ON, cluster.bootstrap_servers]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as asking:
+        try:
+            wait_for_line(asking, "answers {0: 7}")
+            for _ in range(RESTARTS):
+                cluster.kill(1)
+                wait_for_line(asking, "none: Kafka at ")
+                wait_for_line(asking, "none: Kafka at ")
+                cluster.start(1)
+                wait_for_line(asking, "answers {0: 7}")
+            assert asking.poll() is None
+        finally:
+            asking.kill()
+        assert asking.stderr is not None
+        assert asking.stderr.read() == ""
+
+
+def wait_for_line(process: "subprocess.Popen[str]", beginning: str) -> None:
+    """Read what the process prints up to a line that begins so; fail when it ends or takes too long."""
+    assert process.stdout is not None
+    deadline = time.monotonic() + WITHIN_S
+    for line in process.stdout:
+        if line.startswith(beginning):
+            return
+        assert time.monotonic() < deadline, line
+    pytest.fail(f"the process ended with {process.wait()} before a line {beginning!r}")
+
+
+def test_a_broker_that_is_down_is_told_in_time_and_found_when_it_is_back(cluster: KafkaCluster) -> None:
+    """One client: an answer, the reason while the broker is down, an answer again; offsets of a topic made anew too."""
+    connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=1)
+    with Topics(connection) as topics:
+        topics.create("t", 1, 1)
+        assert topics.offsets("t", [0]) == {0: OffsetBounds(0, 0)}
+        cluster.kill(1)
+        for _ in range(2):
+            start = time.monotonic()
+            with pytest.raises(UnavailableError, match=r"Connection refused.*start Kafka there"):
+                topics.offsets("t", [0])
+            assert time.monotonic() - start < 3
+        cluster.start(1)
+        with Topics(KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=30)) as patient:
+            patient.delete("t")
+            patient.create("t", 1, 1)
+        assert topics.offsets("t", [0]) == {0: OffsetBounds(0, 0)}
+
+
+def test_a_client_waits_for_a_broker_that_starts(cluster: KafkaCluster) -> None:
+    """`reach` with time enough returns once the broker is up, though nothing listened at first."""
+    cluster.kill(1)
+    connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=WITHIN_S)
+    client, log = clients.producer(connection, delivery_timeout_ms=1000, client_id="early")
+    with pytest.raises(UnavailableError):
+        clients.reach(client, log, timeout_s=0.5)
+    cluster.start(1)
+    clients.reach(client, log, timeout_s=WITHIN_S)
+    assert log.reason is None
+    clients.let_go(client, log)

@@ -1,0 +1,246 @@
+"""TLS, passwords and rights on a real broker: what connects, and in which words the rest is refused."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
+
+from marshal_dagster.errors import MarshalError, RightMissing, UnavailableError
+from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import OffsetBounds, Topics
+from marshal_dagster.spark.reading import read_ranges
+from tests.real.secured_kafka import (
+    PLAIN_PASSWORD,
+    PLAIN_USER,
+    SCRAM_PASSWORD,
+    SCRAM_USER,
+    SecuredKafka,
+    secured_kafka,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WITHIN_S = 10.0
+SECRETS = (PLAIN_PASSWORD, SCRAM_PASSWORD)
+WITH_PLAIN = {"sasl_mechanism": "PLAIN", "username": PLAIN_USER, "password": PLAIN_PASSWORD}
+WITH_SCRAM = {"sasl_mechanism": "SCRAM-SHA-512", "username": SCRAM_USER, "password": SCRAM_PASSWORD}
+WITH_SCRAM_256 = {**WITH_SCRAM, "sasl_mechanism": "SCRAM-SHA-256"}
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """A broker with a listener for each security protocol."""
+    with secured_kafka(tmp_path_factory.mktemp("secured")) as secured:
+        yield secured
+
+
+@pytest.fixture(scope="module")
+def admin(secured: SecuredKafka) -> Iterator[Topics]:
+    """Somebody who may do everything."""
+    with Topics(KafkaConnection(bootstrap_servers=secured.servers["PLAINTEXT"])) as topics:
+        yield topics
+
+
+def connect(secured: SecuredKafka, protocol: str, *, listener: str | None = None, **fields: str) -> KafkaConnection:
+    """Give a connection to the protocol's own listener, or to another one."""
+    servers = secured.servers[listener or protocol]
+    return KafkaConnection.from_settings(
+        {"bootstrap_servers": servers, "security_protocol": protocol, "timeout_s": 3, **fields}
+    )
+
+
+def trusting(secured: SecuredKafka) -> dict[str, str]:
+    """Give the field with which the broker's certificate is trusted."""
+    return {"ssl_ca_location": str(secured.authority)}
+
+
+def known(secured: SecuredKafka) -> dict[str, str]:
+    """Give the fields of a client's own certificate."""
+    return {"ssl_certificate_location": str(secured.certificate), "ssl_key_location": str(secured.key)}
+
+
+def test_each_way_of_connecting_works(secured: SecuredKafka) -> None:
+    """Passwords in both forms, TLS with and without them, and a certificate of the client's own."""
+    for connection in (
+        connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN),
+        connect(secured, "SASL_PLAINTEXT", **WITH_SCRAM),
+        connect(secured, "SASL_PLAINTEXT", **WITH_SCRAM_256),
+        connect(secured, "SASL_SSL", **WITH_PLAIN, **trusting(secured)),
+        connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured)),
+        connect(secured, "SSL", **trusting(secured), **known(secured)),
+    ):
+        clients.check_reachable(connection)
+
+
+WRONG_WAYS: dict[str, tuple[str, str, dict[str, str], str]] = {
+    "a wrong password": (
+        "SASL_PLAINTEXT",
+        "SASL_PLAINTEXT",
+        {**WITH_PLAIN, "password": "wrong"},
+        "Authentication failed",
+    ),
+    "a wrong password, SCRAM": ("SASL_SSL", "SASL_SSL", {**WITH_SCRAM, "password": "wrong"}, "Authentication failed"),
+    "an unknown user": ("SASL_SSL", "SASL_SSL", {**WITH_SCRAM, "username": "nobody"}, "Authentication failed"),
+    "no certificate of one's own": ("SSL", "SSL", {}, "certificate"),
+    "TLS where there is none": ("SSL", "PLAINTEXT", {}, "SSL"),
+    "TLS where there are passwords alone": ("SASL_SSL", "SASL_PLAINTEXT", WITH_SCRAM, "SSL"),
+    "a password where none is wanted": ("SASL_PLAINTEXT", "PLAINTEXT", WITH_SCRAM, "does not speak SASL there"),
+    "no password where one is wanted": ("PLAINTEXT", "SASL_PLAINTEXT", {}, "the server closes the connection"),
+    "no TLS where it is wanted": ("PLAINTEXT", "SASL_SSL", {}, "the server closes the connection"),
+}
+
+
+@pytest.mark.parametrize("way", WRONG_WAYS)
+def test_a_wrong_way_of_connecting_is_told(secured: SecuredKafka, capfd: pytest.CaptureFixture[str], way: str) -> None:
+    """One line within the time-out says what is wrong; it has no secret, and stderr has nothing."""
+    protocol, listener, fields, words = WRONG_WAYS[way]
+    trust = trusting(secured) if protocol.endswith("SSL") else {}
+    message = refused(connect(secured, protocol, listener=listener, **fields, **trust))
+    assert words in message
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_certificate_that_is_not_trusted_is_told(secured: SecuredKafka) -> None:
+    """Without the authority that vouches for the broker nothing is sent to it."""
+    message = refused(connect(secured, "SASL_SSL", **WITH_SCRAM))
+    assert "certificate verify failed" in message
+    assert "check ssl_ca_location" in message
+
+
+def refused(connection: KafkaConnection) -> str:
+    """Try to connect and give the one line that tells why not."""
+    start = time.monotonic()
+    with pytest.raises(UnavailableError) as caught:
+        clients.check_reachable(connection)
+    assert time.monotonic() - start < connection.timeout_s + 2
+    message = str(caught.value)
+    assert "; check " in message
+    assert "\n" not in message
+    assert not any(secret in message for secret in SECRETS)
+    return message
+
+
+def test_a_right_that_is_missing_is_named(secured: SecuredKafka, admin: Topics) -> None:
+    """Each question that is not allowed says which right it takes; a best-effort commit says it as text."""
+    admin.create("rights", 1, 1)
+    with Topics(connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN)) as topics:
+        questions: dict[str, Callable[[], object]] = {
+            "DESCRIBE on topic 'rights'": lambda: topics.describe("rights"),
+            "DESCRIBE on topic 'rights'$": lambda: topics.offsets("rights", [0]),
+            "DESCRIBE_CONFIGS on topic 'rights'": lambda: topics.settings("rights"),
+            "CREATE on topic 'new'": lambda: topics.create("new", 1, 1),
+            "ALTER on topic 'rights'": lambda: topics.grow("rights", 2),
+            "DELETE on topic 'rights'": lambda: topics.delete("rights"),
+        }
+        for right, question in questions.items():
+            with pytest.raises(RightMissing, match=f"not allowed; grant this user {right}"):
+                question()
+        text = topics.commit_group_offsets("g", "rights", {0: 1})
+        assert text is not None
+        assert "grant this user READ on group 'g' and on topic 'rights'" in text
+        secured.grant(PLAIN_USER, "DESCRIBE", "TOPIC", "rights")
+        eventually(lambda: answers(lambda: topics.describe("rights")))
+        assert topics.offsets("rights", [0]) == {0: OffsetBounds(0, 0)}
+        with pytest.raises(RightMissing, match="DESCRIBE on group 'g'"):
+            topics.group_offsets("g", "rights")
+
+
+def test_reading_by_position_takes_no_right_on_a_group(secured: SecuredKafka, admin: Topics) -> None:
+    """With READ on the topic alone all records come, and what the client says of its group is known as harmless."""
+    admin.create("readable", 1, 1)
+    writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
+    for number in range(5):
+        writer.produce("readable", str(number), partition=0)
+    assert writer.flush(WITHIN_S) == 0
+    secured.grant(SCRAM_USER, "READ", "TOPIC", "readable")
+    connection = connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured))
+    with Topics(connection) as topics:
+        eventually(lambda: answers(lambda: topics.describe("readable")))
+    reader, log = clients.consumer(connection, client_id="test")
+    reader.assign([TopicPartition("readable", 0, 0)])
+    values, codes = [], set()
+    deadline = time.monotonic() + WITHIN_S
+    while KafkaError._PARTITION_EOF not in codes:
+        assert time.monotonic() < deadline
+        for message in reader.consume(100, timeout=0.2):
+            error = message.error()
+            if error is None:
+                values.append(message.value())
+            else:
+                codes.add(error.code())
+    clients.let_go(reader, log)
+    assert values == [b"0", b"1", b"2", b"3", b"4"]
+    assert codes - {KafkaError._PARTITION_EOF} <= clients.HARMLESS_TO_A_READER
+
+
+def test_a_producer_that_may_write_nowhere_is_told(secured: SecuredKafka) -> None:
+    """Without WRITE on any topic a producer is of no use: it is told in words, and its log keeps why."""
+    connection = connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN)
+    client, log = clients.producer(connection, delivery_timeout_ms=1000, client_id="test")
+
+    def reach_again_and_again() -> None:
+        deadline = time.monotonic() + WITHIN_S
+        while time.monotonic() < deadline:
+            clients.reach(client, log, timeout_s=WITHIN_S)
+
+    with pytest.raises(RightMissing, match="grant WRITE on the coordination topic"):
+        reach_again_and_again()
+    assert log.fatal is not None
+    with pytest.raises(KafkaException):
+        client.produce("rights", b"a")
+    clients.let_go(client, log)
+
+
+def test_a_producer_that_polls_itself_finds_the_fatal_error_in_its_log(secured: SecuredKafka) -> None:
+    """The client raises a fatal error only once; the log keeps it for those who come later."""
+    connection = connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN)
+    client, log = clients.producer(connection, delivery_timeout_ms=1000, client_id="test")
+
+    def is_fatal() -> bool:
+        with contextlib.suppress(KafkaException):
+            client.poll(0.05)
+        return log.fatal is not None
+
+    eventually(is_fatal)
+    assert "Cluster authorization failed" in (log.fatal or "")
+    clients.let_go(client, log)
+
+
+def test_spark_reads_through_tls_with_a_password(secured: SecuredKafka, admin: Topics, spark: "SparkSession") -> None:
+    """The options made for Spark let it in, by password and by certificate, and its plan shows no secret."""
+    admin.create("sparkling", 1, 1)
+    writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
+    writer.produce("sparkling", "hello", partition=0)
+    assert writer.flush(WITHIN_S) == 0
+    for user in (SCRAM_USER, "CN=client"):
+        secured.grant(user, "READ", "TOPIC", "sparkling")
+    for connection in (
+        connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured)),
+        connect(secured, "SSL", **trusting(secured), **known(secured)),
+    ):
+        frame = read_ranges(spark, connection.spark_options(), "sparkling", {0: (0, 1)})
+        assert [row["value"] for row in frame.collect()] == [b"hello"]
+        plan = frame._jdf.queryExecution().toString()
+        assert not any(secret in plan for secret in (*SECRETS, "PRIVATE KEY"))
+
+
+def answers(question: Callable[[], object]) -> bool:
+    """Tell whether it is allowed by now."""
+    try:
+        question()
+    except MarshalError:
+        return False
+    return True
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Ask until it holds: brokers learn of a new right in the background."""
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -1,0 +1,259 @@
+"""What the broker knows of topics and groups, asked of a real one."""
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import OffsetBounds, Topics
+from tests.real.conftest import MakeTopic
+
+WITHIN_S = 10.0
+
+
+@pytest.fixture
+def transactions(kafka: str) -> Iterator[Producer]:
+    """A producer that writes in transactions."""
+    producer = Producer({"bootstrap.servers": kafka, "transactional.id": "test-kafka-topics", "linger.ms": 0})
+    producer.init_transactions(WITHIN_S)
+    yield producer
+    producer.flush(WITHIN_S)
+
+
+def fill(kafka: str, topic: str, counts: dict[int, int]) -> None:
+    """Write so many records to each partition."""
+    producer = Producer({"bootstrap.servers": kafka})
+    for partition, count in counts.items():
+        for number in range(count):
+            producer.produce(topic, str(number), partition=partition)
+    assert producer.flush(WITHIN_S) == 0
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Ask until it holds: the broker ends a transaction in the background."""
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_topic_is_described_by_id_and_partitions(topics: Topics, topic: MakeTopic) -> None:
+    """The description names the partitions, the replicas and a URL-safe id of 22 characters."""
+    name = topic(3)
+    found = topics.describe(name)
+    assert found.name == name
+    assert found.partitions == (0, 1, 2)
+    assert found.replication == 1
+    assert len(found.topic_id) == 22
+    assert len(base64.b64decode(found.topic_id + "==", altchars=b"-_", validate=True)) == 16
+
+
+def test_a_topic_id_is_url_safe_whatever_its_bits(topics: Topics, topic: MakeTopic) -> None:
+    """Ids with a slash or a plus in Kafka's own writing come out with `_` and `-`; the client tells the same id."""
+    names = [topic() for _ in range(12)]
+    seen = {topics.describe(name).topic_id for name in names}
+    assert len(seen) == len(names)
+    assert not any(set(each) & set("+/=") for each in seen)
+
+
+def test_a_topic_made_anew_has_another_id(topics: Topics, topic: MakeTopic) -> None:
+    """Deleting and creating a topic of the same name gives another id, and offsets that start at 0 again."""
+    name = topic(2)
+    before = topics.describe(name)
+    topics.offsets(name, [0, 1])
+    topics.delete(name)
+    assert topics.create(name, 2, 1)
+    assert topics.describe(name).topic_id != before.topic_id
+    assert topics.offsets(name, [0, 1]) == {0: OffsetBounds(0, 0), 1: OffsetBounds(0, 0)}
+
+
+def test_a_topic_that_is_missing_is_told(topics: Topics) -> None:
+    """Every question about a topic that does not exist raises, at once, with its name."""
+    start = time.monotonic()
+    for question in (
+        lambda: topics.describe("no-such-topic"),
+        lambda: topics.settings("no-such-topic"),
+        lambda: topics.offsets("no-such-topic", [0]),
+        lambda: topics.group_offsets("g", "no-such-topic"),
+        lambda: topics.delete("no-such-topic"),
+        lambda: topics.grow("no-such-topic", 2),
+    ):
+        with pytest.raises(TopicMissing, match=r"'no-such-topic'.*there is no such topic"):
+            question()
+    assert time.monotonic() - start < WITHIN_S
+
+
+def test_a_partition_that_is_missing_is_told(topics: Topics, topic: MakeTopic) -> None:
+    """Offsets of partitions that the topic does not have name them, also beside ones that exist."""
+    name = topic(2)
+    for wanted in ([2, 7], [0, 1, 2, 7]):
+        with pytest.raises(TopicMissing, match=r"has 2 partitions, and none with the number (2, )?7"):
+            topics.offsets(name, wanted)
+
+
+def test_offsets_are_the_first_and_the_next(kafka: str, topics: Topics, topic: MakeTopic) -> None:
+    """An empty partition has none, a full one those of its records, a cut one starts later."""
+    name = topic(3)
+    fill(kafka, name, {1: 5, 2: 9})
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for future in admin.delete_records([TopicPartition(name, 2, 4)]).values():
+        future.result(WITHIN_S)
+    expected = {0: OffsetBounds(0, 0), 1: OffsetBounds(0, 5), 2: OffsetBounds(4, 9)}
+    assert topics.offsets(name, [2, 0, 1, 1]) == expected
+    assert topics.offsets(name, [2]) == {2: expected[2]}
+    assert topics.offsets(name, []) == {}
+
+
+def test_the_committed_end_stays_before_an_open_transaction(
+    topics: Topics, topic: MakeTopic, transactions: Producer
+) -> None:
+    """The end is the last stable offset by default, and the next record's offset when asked for all."""
+    name = topic()
+    transactions.begin_transaction()
+    transactions.produce(name, "committed")
+    transactions.commit_transaction(WITHIN_S)
+    transactions.begin_transaction()
+    transactions.produce(name, "open")
+    assert transactions.flush(WITHIN_S) == 0
+    eventually(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 2)})
+    assert topics.offsets(name, [0], committed_only=False) == {0: OffsetBounds(0, 3)}
+    transactions.abort_transaction(WITHIN_S)
+    eventually(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 4)})
+
+
+def test_a_thousand_partitions_are_looked_up_together(topics: Topics, topic: MakeTopic) -> None:
+    """The offsets of 1,000 partitions come in one go, far faster than a request for each could."""
+    name = topic(1000)
+    start = time.monotonic()
+    found = topics.offsets(name, range(1000))
+    assert found == dict.fromkeys(range(1000), OffsetBounds(0, 0))
+    assert time.monotonic() - start < 2
+
+
+def test_settings_show_the_brokers_defaults_too(topics: Topics, topic: MakeTopic) -> None:
+    """What was set shows, and what was not shows as the broker has it."""
+    settings = topics.settings(topic(1, {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}))
+    expected = {
+        "message.timestamp.type": "LogAppendTime",
+        "retention.ms": "-1",
+        "unclean.leader.election.enable": "false",
+        "cleanup.policy": "delete",
+        "min.insync.replicas": "1",
+        "retention.bytes": "-1",
+    }
+    assert expected.items() <= settings.items()
+
+
+def test_a_topic_that_exists_is_left_alone(topics: Topics, topic: MakeTopic) -> None:
+    """Creating what exists says False and changes nothing, whatever was asked for."""
+    name = topic(2)
+    before = topics.describe(name)
+    assert topics.create(name, 5, 1, {"retention.ms": "1"}) is False
+    assert topics.describe(name) == before
+    assert topics.settings(name)["retention.ms"] != "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "settings", "words"),
+    [
+        ("not/a/name", (1, 1), {}, "'not/a/name' contains"),
+        ("no-partitions", (0, 1), {}, "partitions"),
+        ("too-many-replicas", (1, 3), {}, "replication factor"),
+        ("unknown-setting", (1, 1), {"no.such": "1"}, "no.such"),
+        ("wrong-value", (1, 1), {"retention.ms": "soon"}, "retention.ms"),
+    ],
+)
+def test_a_topic_that_cannot_be_made_is_told(
+    topics: Topics, name: str, numbers: tuple[int, int], settings: dict[str, str], words: str
+) -> None:
+    """The broker's reason is in the message."""
+    with pytest.raises(ConfigurationError) as caught:
+        topics.create(name, *numbers, settings)
+    assert words in str(caught.value)
+
+
+def test_a_topic_can_grow(topics: Topics, topic: MakeTopic) -> None:
+    """New partitions can be used at once; a topic never shrinks."""
+    name = topic(2)
+    topics.grow(name, 4)
+    assert topics.describe(name).partitions == (0, 1, 2, 3)
+    assert len(topics.offsets(name, range(4))) == 4
+    with pytest.raises(ConfigurationError, match="4 partition"):
+        topics.grow(name, 3)
+
+
+def test_a_groups_offsets_are_set_and_read_without_joining_it(kafka: str, topics: Topics, topic: MakeTopic) -> None:
+    """Offsets that were set are read back, here and by a plain consumer, with their metadata."""
+    name, other = topic(3), topic(1)
+    group = f"group-of-{name}"
+    assert topics.group_offsets(group, name) == {}
+    assert topics.commit_group_offsets(group, name, {0: 5, 2: 7}, metadata="batch-1") is None
+    assert topics.commit_group_offsets(group, other, {0: 1}) is None
+    assert topics.commit_group_offsets(group, name, {0: 4}) is None
+    assert topics.commit_group_offsets(group, name, {}) is None
+    assert topics.group_offsets(group, name) == {0: 4, 2: 7}
+    assert topics.group_offsets(group, other) == {0: 1}
+    assert topics.group_offsets("another-group", name) == {}
+    reader = Consumer({"bootstrap.servers": kafka, "group.id": group})
+    held = reader.committed([TopicPartition(name, 2)], timeout=WITHIN_S)
+    reader.close()
+    assert (held[0].offset, held[0].metadata) == (7, "batch-1")
+
+
+def test_offsets_of_a_group_with_live_consumers_are_left_alone(kafka: str, topics: Topics, topic: MakeTopic) -> None:
+    """Where Kafka consumers are at work in the group, the commit says so and sets nothing."""
+    name = topic()
+    group = f"group-of-{name}"
+    reader = Consumer({"bootstrap.servers": kafka, "group.id": group, "enable.auto.commit": False})
+    reader.subscribe([name])
+    deadline = time.monotonic() + 3 * WITHIN_S
+    while not reader.assignment():
+        assert time.monotonic() < deadline
+        reader.poll(0.1)
+    text = topics.commit_group_offsets(group, name, {0: 1})
+    assert text is not None
+    assert "Kafka consumers are at work in that group" in text
+    assert topics.group_offsets(group, name) == {}
+    reader.close()
+    assert topics.commit_group_offsets(group, name, {0: 1}) is None
+
+
+def test_offsets_of_a_topic_that_is_missing_are_not_set(topics: Topics) -> None:
+    """A best-effort commit gives the reason as text."""
+    text = topics.commit_group_offsets("g", "no-such-topic", {0: 1})
+    assert text is not None
+    assert "there is no such topic" in text
+
+
+def test_metadata_that_is_too_long_is_told(topics: Topics, topic: MakeTopic) -> None:
+    """The broker's limit is the reason in the text."""
+    text = topics.commit_group_offsets("g", topic(), {0: 1}, metadata="x" * 5000)
+    assert text is not None
+    assert "metadata" in text
+
+
+def test_brokers_are_counted(topics: Topics) -> None:
+    """The suite's cluster has one broker."""
+    assert topics.broker_count() == 1
+
+
+def test_topics_are_shared_by_threads(connection: KafkaConnection, topic: MakeTopic) -> None:
+    """Questions from several threads at once, about several groups too, get their own answers."""
+    names = [topic(number + 1) for number in range(4)]
+
+    def ask(number: int) -> tuple[int, dict[int, int]]:
+        name, group = names[number % 4], f"group-{number % 3}-of-{names[0]}"
+        offset = 100 + number % 4
+        assert shared.commit_group_offsets(group, name, {0: offset}) is None
+        assert shared.group_offsets(group, name) == {0: offset}
+        return len(shared.offsets(name, shared.describe(name).partitions)), shared.group_offsets(group, name)
+
+    with Topics(connection) as shared, ThreadPoolExecutor(8) as threads:
+        answers = list(threads.map(ask, range(48)))
+    assert answers == [(number % 4 + 1, {0: 100 + number % 4}) for number in range(48)]

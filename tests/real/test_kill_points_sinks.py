@@ -1,0 +1,324 @@
+"""Effectively once with the real sinks: a member dies at any step, its successor ends with exactly the right output.
+
+One broker, one warm Spark session, one Postgres. The member dies inside this process (`tests.real.killing`): from one
+moment on nothing of it reaches the coordination log or the output. Its successor knows that it is dead, as Dagster
+would tell it; members that are waited for until they are stale are in `test_takeover_sinks`.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import pytest
+from confluent_kafka import Producer
+
+from marshal_dagster.coordination.claimer import new_instance_id
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason
+from marshal_dagster.errors import DataTopicChanged
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.spark.sinks import FileSink, PostgresSink
+from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.real.test_kill_points import APPENDS, COMMITS, POSITIONS
+from tests.sink_conformance import Row
+from tests.sink_outputs import FILE_STEPS, POSTGRES_STEPS, TABLE, PostgresOutput, counting_files, hook, own_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+HEARTBEAT_INTERVAL_MS = 20_000
+"""So long that no lease ends while two cores are busy."""
+PARTITIONS, MESSAGES = 2, 10
+
+APPEND_STEPS = [*(KillPoint(side, record) for record in APPENDS for side in Side), *POSITIONS, *COMMITS]
+
+
+class Output(Protocol):
+    """One output, as each member opens it, and what it holds."""
+
+    def open(self, reached: Callable[[str], None] | None = None) -> FileSink | PostgresSink:
+        """Open it as another process would; `reached` is called at each of the sink's steps."""
+        ...
+
+    def rows(self) -> list[Row]:
+        """Give what it holds: partition, offset, value, sorted."""
+        ...
+
+
+class Files:
+    """A folder of JSON lines, read by its commit files alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def open(self, reached: Callable[[str], None] | None = None) -> FileSink:
+        """Open it."""
+        sink = FileSink(self.path, format="json")
+        hook(sink, reached)
+        return sink
+
+    def rows(self) -> list[Row]:
+        """Read the files that count."""
+        return sorted(
+            (row["partition"], row["offset"], row["value"])
+            for path, is_replaced in counting_files(self.path)
+            for row in map(json.loads, path.read_text().splitlines())
+            if not is_replaced(row["offset"])
+        )
+
+
+class Table:
+    """A table in a schema of its own."""
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn, self.schema = dsn, own_schema()
+        self._output = PostgresOutput(dsn, self.schema)
+
+    def open(self, reached: Callable[[str], None] | None = None) -> PostgresSink:
+        """Open it."""
+        sink = PostgresSink(self.dsn, TABLE, schema=self.schema)
+        hook(sink, reached)
+        return sink
+
+    def rows(self) -> list[Row]:
+        """Read the table."""
+        return self._output.rows()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    """An empty folder."""
+    return Files(tmp_path / "output")
+
+
+@pytest.fixture
+def table(postgres: str) -> Table:
+    """An empty table."""
+    return Table(postgres)
+
+
+@pytest.fixture(params=["files", "table"])
+def output(request: pytest.FixtureRequest) -> Output:
+    """An empty output of either kind."""
+    found: Output = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture(scope="module")
+def coordination_topic(topics: Topics) -> str:
+    """One coordination topic for all groups of this module."""
+    name = new_instance_id("coordination")
+    assert topics.create(name, 4, 1, {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"})
+    return name
+
+
+@pytest.fixture(scope="module")
+def data_topic(topics: Topics, connection: KafkaConnection) -> str:
+    """One data topic that all groups of this module read."""
+    name = new_instance_id("data")
+    assert topics.create(name, PARTITIONS, 1)
+    fill_topic(connection, name)
+    return name
+
+
+def fill_topic(connection: KafkaConnection, topic: str, value: str = "message") -> None:
+    """Write `MESSAGES` messages, spread evenly."""
+    producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
+    for number in range(MESSAGES):
+        producer.produce(topic, f"{value} {number}", partition=number % PARTITIONS)
+    assert producer.flush(30) == 0
+
+
+def input_rows() -> list[Row]:
+    """Give what `data_topic` holds, and so what the output must hold."""
+    return sorted((number % PARTITIONS, number // PARTITIONS, f"message {number}") for number in range(MESSAGES))
+
+
+class Members:
+    """The members of one group, one after the other."""
+
+    def __init__(self, connection: KafkaConnection, coordination_topic: str, topics: Topics, topic: str) -> None:
+        self._connection, self._coordination_topic, self._topics = connection, coordination_topic, topics
+        self._group = new_instance_id("group")
+        self._logs: list[KillableLog] = []
+        self.topic = topic
+
+    def open(self, at: KillPoint | None = None) -> tuple[Delivery, KillableLog]:
+        """Open a member that dies at `at`; it takes all that came before it for dead."""
+        log = KillableLog(KafkaLog(self._connection, self._coordination_topic, HEARTBEAT_INTERVAL_MS), at)
+        self._logs.append(log)
+        delivery = Delivery(
+            log=log,
+            data=self._topics,
+            connection=self._connection,
+            group=self._group,
+            client="tester",
+            run_id=f"run{len(self._logs)}",
+            settings=Settings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
+            is_dead=lambda _: True,
+        )
+        return delivery, log
+
+    def batch(self, delivery: Delivery, sink: FileSink | PostgresSink, most: int | None = None) -> ClaimedBatch:
+        """Give a batch of at most `most` messages."""
+        return delivery.claimed_batch(BatchRequest(topic=self.topic, max_records=most), sink)
+
+    def drain(self, sink: FileSink | PostgresSink, spark: "SparkSession") -> list[ClaimedBatch]:
+        """Have a further member work until the topic is drained."""
+        delivery, _ = self.open()
+        done: list[ClaimedBatch] = []
+        while True:
+            with self.batch(delivery, sink) as batch:
+                if batch.idle is None:
+                    batch.write(result(batch, spark))
+            if batch.idle is not None:
+                assert batch.idle.reason is IdleReason.DRAINED, batch.idle
+                return done
+            done.append(batch)
+
+    def close(self) -> None:
+        """Let go of all logs."""
+        for log in self._logs:
+            log.close()
+
+
+def result(batch: ClaimedBatch, spark: "SparkSession") -> "DataFrame":
+    """Give what a user's function would make of the batch, in one task."""
+    return batch.read(spark).selectExpr("partition", "offset", "CAST(value AS STRING) AS value").coalesce(1)
+
+
+@pytest.fixture
+def members(connection: KafkaConnection, coordination_topic: str, topics: Topics, data_topic: str) -> Iterator[Members]:
+    """A group without a past."""
+    members = Members(connection, coordination_topic, topics, data_topic)
+    yield members
+    members.close()
+
+
+@pytest.mark.parametrize("at", APPEND_STEPS, ids=str)
+def test_a_member_that_dies_at_an_append(
+    members: Members, output: Output, spark: "SparkSession", at: KillPoint
+) -> None:
+    """Before, within or after any append to the coordination log: the output is the input, record by record."""
+    delivery, _ = members.open(at)
+    batch = members.batch(delivery, output.open())
+    with pytest.raises(Killed), batch:
+        batch.write(result(batch, spark))
+
+    members.drain(output.open(), spark)
+
+    assert output.rows() == input_rows()
+
+
+@pytest.mark.parametrize("written", [False, True], ids=["before", "after"])
+def test_a_member_that_dies_beside_its_write(
+    members: Members, output: Output, spark: "SparkSession", written: bool
+) -> None:
+    """After the write the successor finds the ranges done, and only commits them."""
+    delivery, log = members.open()
+    batch = members.batch(delivery, output.open())
+    with pytest.raises(Killed), batch:
+        work_and_die(batch, spark, log, written=written)
+
+    done = members.drain(output.open(), spark)
+
+    assert [(len(batch.ranges), len(batch.skipped)) for batch in done] == [(0, 2) if written else (2, 0)]
+    assert output.rows() == input_rows()
+
+
+def work_and_die(batch: ClaimedBatch, spark: "SparkSession", log: KillableLog, *, written: bool) -> None:
+    """Die before or after the write."""
+    frame = result(batch, spark)
+    if written:
+        batch.write(frame)
+    log.dead = True
+    raise Killed
+
+
+def die_at_step(members: Members, output: Output, spark: "SparkSession", step: str) -> None:
+    """Have a member die at one of the sink's own steps; what a dead process would have cleared stays."""
+    delivery, log = members.open()
+
+    def reached(now: str) -> None:
+        if log.dead or now == step:
+            log.dead = True
+            raise Killed
+
+    sink = output.open(reached)
+    if isinstance(sink, FileSink):
+        clear = sink._clear
+        sink._clear = lambda *args: None if log.dead else clear(*args)  # type: ignore[method-assign]
+    batch = members.batch(delivery, sink)
+    with pytest.raises(Killed), batch:
+        batch.write(result(batch, spark))
+
+
+@pytest.mark.parametrize("step", FILE_STEPS)
+def test_a_member_that_dies_at_a_step_of_the_file_sink(
+    members: Members, files: Files, spark: "SparkSession", step: str
+) -> None:
+    """Whatever its attempt left behind, the output is the input, record by record."""
+    die_at_step(members, files, spark, step)
+    members.drain(files.open(), spark)
+    assert files.rows() == input_rows()
+
+
+@pytest.mark.parametrize("step", POSTGRES_STEPS)
+def test_a_member_that_dies_at_a_step_of_the_postgres_sink(
+    members: Members, table: Table, spark: "SparkSession", step: str
+) -> None:
+    """Whether or not its transaction was committed, the output is the input, record by record."""
+    die_at_step(members, table, spark, step)
+    members.drain(table.open(), spark)
+    assert table.rows() == input_rows()
+
+
+def test_many_members_die_one_after_the_other(members: Members, output: Output, spark: "SparkSession") -> None:
+    """Members that die at the commit of small batches, each time elsewhere: the output is exact."""
+    for side, count in ((Side.WITHIN, 3), (Side.BEFORE, 2), (Side.AFTER, 2), (Side.WITHIN, 2)):
+        delivery, _ = members.open(KillPoint(side, "Heartbeat", count))
+        batch = members.batch(delivery, output.open(), most=4)
+        with pytest.raises(Killed), batch:
+            batch.write(result(batch, spark))
+    members.drain(output.open(), spark)
+    assert output.rows() == input_rows()
+
+
+def test_a_data_topic_made_anew_while_spark_reads(
+    members: Members, output: Output, spark: "SparkSession", topics: Topics, connection: KafkaConnection
+) -> None:
+    """Spark may read the new topic's messages at these offsets; they never get into the output."""
+    members.topic = new_instance_id("anew")
+    assert topics.create(members.topic, PARTITIONS, 1)
+    fill_topic(connection, members.topic, "old")
+
+    def reached(step: str) -> None:
+        if step in {"rows written", "evaluated"}:
+            make_anew(topics, members.topic)
+            fill_topic(connection, members.topic, "new")
+
+    delivery, _ = members.open()
+    batch = members.batch(delivery, output.open(reached))
+    with pytest.raises(DataTopicChanged, match="nothing was written or committed"), batch:
+        batch.write(result(batch, spark))
+
+    assert output.open().verdicts(batch.ranges).keys() == set(batch.ranges)
+    assert not batch.committed
+    assert rows_or_none(output) == []
+
+
+def make_anew(topics: Topics, topic: str) -> None:
+    """Delete a topic and create it again."""
+    topics.delete(topic)
+    assert topics.create(topic, PARTITIONS, 1)
+
+
+def rows_or_none(output: Output) -> list[Row]:
+    """Give the rows of an output in which nothing may ever have been committed."""
+    try:
+        return output.rows()
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,172 @@
+"""Members in processes of their own that are killed or stopped for real: SIGKILL, SIGSTOP, a parent that dies."""
+
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from marshal_dagster.coordination.claimer import new_instance_id
+from marshal_dagster.protocol.messages import DeliveryMode
+from tests.real.batch_worker import Orders
+from tests.real.conftest import MakeTopic
+from tests.real.killing import Message, Side
+
+PARTITIONS, MESSAGES = 3, 90
+DEADLINE_S = 40
+
+
+class Workers:
+    """Starts members of one group and waits for what they say."""
+
+    def __init__(self, base: dict[str, object]) -> None:
+        self.base = base
+        self.started: list[subprocess.Popen[str]] = []
+
+    def orders(self, **extra: object) -> Orders:
+        """Give the orders for one more member."""
+        return Orders.model_validate({**self.base, "run_id": f"run{len(self.started)}", **extra})
+
+    def start(self, **extra: object) -> subprocess.Popen[str]:
+        """Start a member."""
+        command = [sys.executable, "-m", "tests.real.batch_worker", self.orders(**extra).model_dump_json()]
+        worker = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.started.append(worker)
+        return worker
+
+    def run(self, **extra: object) -> tuple[int, str]:
+        """Start a member, wait until it has ended, and give its exit code and what it said."""
+        worker = self.start(**extra)
+        said, _ = worker.communicate(timeout=DEADLINE_S)
+        return worker.returncode, said
+
+    def output(self) -> Counter[Message]:
+        """Give how often each message is in the output."""
+        path = self.orders().output
+        lines = path.read_text().splitlines() if path.exists() else []
+        return Counter((int(line.split()[0]), int(line.split()[1])) for line in lines)
+
+
+def wait_until_said(worker: subprocess.Popen[str], what: str) -> str:
+    """Read what the worker says up to a line that begins with `what`."""
+    assert worker.stdout is not None
+    for line in worker.stdout:
+        if line.startswith(what):
+            return line
+    raise AssertionError(f"ended without saying {what!r}")
+
+
+def all_messages() -> set[Message]:
+    """Give what the data topic holds."""
+    return {(partition, offset) for partition in range(PARTITIONS) for offset in range(MESSAGES // PARTITIONS)}
+
+
+@pytest.fixture
+def filled_topic(topic: MakeTopic, fill: Callable[[str, int, int], None]) -> str:
+    """A data topic with 30 messages in each of 3 partitions."""
+    name = topic(PARTITIONS)
+    fill(name, PARTITIONS, MESSAGES)
+    return name
+
+
+@pytest.fixture
+def workers(
+    request: pytest.FixtureRequest,
+    kafka: str,
+    coordination_topic: str,
+    filled_topic: str,
+    tmp_path: Path,
+) -> Iterator[Workers]:
+    """A group whose mode is the test's parameter (at least once by default), and a filled data topic."""
+    base = {
+        "bootstrap_servers": kafka,
+        "coordination_topic": coordination_topic,
+        "topic": filled_topic,
+        "group": new_instance_id("group"),
+        "mode": getattr(request, "param", DeliveryMode.AT_LEAST_ONCE),
+        "output": tmp_path / "output",
+    }
+    workers = Workers(base)
+    yield workers
+    for worker in workers.started:
+        if worker.poll() is None:
+            worker.kill()
+        worker.communicate()
+
+
+KILLS: list[dict[str, object]] = [
+    {"kill_side": Side.AFTER, "kill_record": "ClaimingPartition"},
+    {"kill_side": Side.AFTER, "kill_record": "ClaimingMessages"},
+    {"kill_after_messages": 10},
+    {"kill_side": Side.BEFORE, "kill_count": 3},
+    {"kill_side": Side.WITHIN, "kill_count": 3},
+    {"kill_side": Side.AFTER, "kill_count": 3},
+]
+
+
+@pytest.mark.parametrize("kill", KILLS, ids=str)
+@pytest.mark.parametrize("workers", [DeliveryMode.AT_LEAST_ONCE], indirect=True)
+def test_at_least_once_with_a_killed_process(workers: Workers, kill: dict[str, object]) -> None:
+    """Nothing is lost, and at most one batch of 30 messages is repeated."""
+    code, _ = workers.run(**kill)
+    assert code == -signal.SIGKILL
+    assert workers.run()[0] == 0
+    found = workers.output()
+    assert set(found) == all_messages()
+    assert sum(count - 1 for count in found.values()) <= 30
+    assert max(found.values()) <= 2
+
+
+@pytest.mark.parametrize("kill", KILLS, ids=str)
+@pytest.mark.parametrize("workers", [DeliveryMode.AT_MOST_ONCE], indirect=True)
+def test_at_most_once_with_a_killed_process(workers: Workers, kill: dict[str, object]) -> None:
+    """Nothing is repeated, and at most one batch of 30 messages is dropped."""
+    code, _ = workers.run(**kill)
+    assert code == -signal.SIGKILL
+    assert workers.run()[0] == 0
+    found = workers.output()
+    assert max(found.values()) == 1
+    assert len(all_messages() - set(found)) <= 30
+
+
+def test_a_stopped_member_is_fenced(workers: Workers) -> None:
+    """A member stopped past its lease and continued commits nothing; it says so, and who holds its claims now."""
+    stopped = workers.start(pause_s=1)
+    claimed = wait_until_said(stopped, "claimed")
+    wait_until_said(stopped, "processing")
+    stopped.send_signal(signal.SIGSTOP)
+    successor = workers.start(pause_s=0)
+    assert wait_until_said(successor, "claimed") == claimed, "the successor takes over that very plan"
+    assert successor.wait(DEADLINE_S) == 0
+    stopped.send_signal(signal.SIGCONT)
+    said = wait_until_said(stopped, "failed")
+    assert "ClaimLost" in said
+    assert stopped.wait(DEADLINE_S) == 1
+    assert set(workers.output()) == all_messages()
+
+
+def test_an_orphan_stops(workers: Workers) -> None:
+    """A member whose parent process was killed notices, stops and commits nothing more."""
+    orders = workers.orders(pause_s=5, watch_parent=True).model_dump_json()
+    parent = subprocess.Popen([sys.executable, "-c", _PARENT, orders], stdout=subprocess.PIPE, text=True)
+    workers.started.append(parent)
+    assert parent.stdout is not None
+    child = psutil.Process(int(parent.stdout.readline()))
+    wait_until_said(parent, "processing")
+    parent.kill()
+    assert "the parent process ended" in wait_until_said(parent, "failed")
+    child.wait(DEADLINE_S)
+    assert workers.run()[0] == 0
+    assert set(workers.output()) == all_messages()
+
+
+_PARENT = """
+import subprocess, sys
+worker = subprocess.Popen([sys.executable, "-m", "tests.real.batch_worker", sys.argv[1]])
+print(worker.pid, flush=True)
+worker.wait()
+"""

@@ -1,0 +1,86 @@
+"""Two processes race for the same partitions on a real broker: each is won by exactly one, and both know by whom."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from marshal_dagster.kafka.connection import KafkaConnection
+
+ROUNDS = 50
+PARTITIONS = 1_000
+EXIT_WITHIN_S = 30
+
+
+class Racer:
+    """One of the processes."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        """Wait until it is ready."""
+        self._process = process
+        assert self.answer() == "ready"
+
+    def tell(self, word: str) -> None:
+        """Tell it what to do."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(word + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:  # noqa: ANN401 - JSON
+        """Wait for its answer."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the process ended"
+        return json.loads(line)
+
+
+@contextmanager
+def racer(connection: KafkaConnection, topic: str, run: str) -> Iterator[Racer]:
+    """Run a process that claims when told to, until it has no more input."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.real.race_worker",
+        connection.bootstrap_servers,
+        topic,
+        run,
+        str(PARTITIONS),
+    ]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield Racer(process)
+            process.communicate(timeout=EXIT_WITHIN_S)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+
+
+def ask(racers: list[Racer], word: str) -> list[Any]:
+    """Tell both at once, and wait for both."""
+    for each in racers:
+        each.tell(word)
+    return [each.answer() for each in racers]
+
+
+def test_each_partition_is_won_once_in_each_round(connection: KafkaConnection, coordination_topic: str) -> None:
+    """In 50 rounds of 1,000 partitions each is won by one of two processes, and both read the same winners."""
+    rounds_won_by_both = 0
+    with ExitStack() as stack:
+        racers = [stack.enter_context(racer(connection, coordination_topic, run)) for run in ("red", "blue")]
+        for number in range(ROUNDS):
+            # by turns, so that neither is always the first to hear of it
+            order = racers if number % 2 else racers[::-1]
+            won = ask(order, "claim")
+            looks = ask(order, "look")
+
+            assert won[0].keys() & won[1].keys() == set()
+            assert won[0].keys() | won[1].keys() == {str(partition) for partition in range(PARTITIONS)}
+            assert looks[0] == looks[1]
+            epochs = {partition: epoch for each in won for partition, epoch in each.items()}
+            assert {partition: owner[1] for partition, owner in looks[0].items()} == epochs
+            rounds_won_by_both += all(won)
+            assert ask(order, "release") == ["released"] * 2
+            assert set(ask(order, "look")[0].values()) == {None}
+    assert rounds_won_by_both > 0, "they never met: the race shows nothing"

@@ -1,0 +1,261 @@
+"""The Postgres sink and its database: tables, constraints, time-outs, lost connections, secrets."""
+
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+import pytest
+
+from marshal_dagster.errors import ConfigurationError, SinkRefused, UnavailableError
+from marshal_dagster.spark.sinks import PostgresSink
+from tests.sink_conformance import CrashConformance, Frame, deliver, never, part, rows_of
+from tests.sink_outputs import TABLE, PostgresOutput, StandInLines, StandInPostgresSink, own_schema
+
+NOWHERE = "postgresql://user:hunter2@127.0.0.1:1/db"
+
+
+@pytest.fixture
+def output(postgres: str) -> PostgresOutput:
+    """A schema of its own."""
+    return PostgresOutput(postgres, own_schema())
+
+
+def execute(output: PostgresOutput, statement: str) -> list[tuple[Any, ...]]:
+    """Run a statement in the output's schema."""
+    with psycopg.connect(output.dsn, options=f"-c search_path={output.schema}") as connection:
+        cursor = connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+class Sealed:
+    """A secret, as pydantic has them."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+
+    def get_secret_value(self) -> str:
+        """The secret."""
+        return self._secret
+
+
+def test_a_database_that_is_down_is_one_line(output: PostgresOutput) -> None:
+    """Every method says so within the time-out, in one line without the password."""
+    sink = StandInPostgresSink(Sealed(NOWHERE), TABLE, connect_timeout_s=3)
+    frame = output.frame(rows_of("a", part(0, 0, 2)))
+    for use in (
+        lambda: sink.verdicts([part(0, 0, 2)]),
+        lambda: sink.can_replace([part(0, 0, 2)]),
+        lambda: sink.write(frame, [part(0, 0, 2)], never),  # type: ignore[arg-type]
+        sink.create_tables,
+    ):
+        started = time.monotonic()
+        with pytest.raises(UnavailableError, match="Connection refused") as raised:
+            use()
+        assert time.monotonic() - started < 5
+        assert "\n" not in str(raised.value)
+        assert "hunter2" not in str(raised.value) + repr(sink)
+        assert raised.value.__cause__ is None
+
+
+@pytest.mark.parametrize("dsn", ["postgres//u:hunter2@h/db", "host=h password=hunter2 nonsense", "hunter2"])
+def test_a_connection_string_that_cannot_be_read(dsn: str) -> None:
+    """What is wrong with it is said without showing it."""
+    with pytest.raises(ConfigurationError, match="dsn: not a PostgreSQL connection string") as raised:
+        PostgresSink(dsn, TABLE).verdicts([part(0, 0, 2)])
+    assert "hunter2" not in str(raised.value)
+
+
+def test_what_the_server_says_is_scrubbed(output: PostgresOutput) -> None:
+    """A message of the server's that holds the password does not get out with it."""
+    sink = PostgresSink(f"{output.dsn}&dbname=p%40ss+word&password=p%40ss+word", TABLE)
+    with pytest.raises(UnavailableError, match=r'database "\*\*\*" does not exist'):
+        sink.verdicts([part(0, 0, 2)])
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"table": ""}, "table"),
+        ({"table": "x" * 64}, "table"),
+        ({"schema": "a\0b"}, "schema"),
+        ({"lock_timeout_s": 0}, "lock_timeout_s"),
+        ({"connect_timeout_s": -1}, "connect_timeout_s"),
+    ],
+)
+def test_settings_are_checked(settings: dict[str, Any], field: str) -> None:
+    """The error names the field."""
+    with pytest.raises(ConfigurationError, match=rf"^{field}: "):
+        PostgresSink(NOWHERE, **{"table": "t"} | settings)
+
+
+def test_missing_tables_and_columns_are_named(output: PostgresOutput) -> None:
+    """Without its tables the sink says what makes them, and which columns the user's table lacks."""
+    frame = output.frame(rows_of("a", part(0, 0, 2)))
+    execute(output, f"ALTER TABLE {TABLE} DROP COLUMN kafka_offset, DROP COLUMN value")
+    with pytest.raises(ConfigurationError, match="lacks the columns kafka_offset, value"):
+        output.sink().write(frame, [part(0, 0, 2)], never)  # type: ignore[arg-type]
+    execute(output, f"DROP TABLE {TABLE}")
+    with pytest.raises(ConfigurationError, match=r"does not exist.*create_tables"):
+        output.sink().write(frame, [part(0, 0, 2)], never)  # type: ignore[arg-type]
+    execute(output, "DROP TABLE marshal_ranges")
+    with pytest.raises(ConfigurationError, match=r"marshal_ranges.*create_tables"):
+        output.sink().verdicts([part(0, 0, 2)])
+
+
+def test_tables_can_be_made_by_many_at_once_and_again(postgres: str) -> None:
+    """Runs that start together all find the tables made, and so does a later one."""
+    schema = own_schema()
+    output = PostgresOutput(postgres, schema)
+    execute(output, f"DROP TABLE {TABLE}, marshal_ranges, marshal_taken_ranges")
+    with ThreadPoolExecutor(6) as pool:
+        for future in [pool.submit(output.sink().create_tables, output.frame([]).schema) for _ in range(6)]:
+            future.result(30)
+    output.sink().create_tables(output.frame([]).schema)
+    assert deliver(output, "a", part(0, 0, 2)).taken
+
+
+def test_two_tables_of_one_database_keep_apart(output: PostgresOutput) -> None:
+    """A batch that goes to two tables is taken by both."""
+    other = StandInPostgresSink(output.dsn, "other", schema=output.schema)
+    other.create_tables(output.frame([]).schema)
+    for sink in (output.sink(), other):
+        assert deliver(output, "a", part(0, 0, 3), sink=sink).taken
+    assert output.rows() == rows_of("a", part(0, 0, 3))
+    assert execute(output, "SELECT count(*) FROM other") == [(3,)]
+    without_offsets = output.frame([(0, "sum")], ("partition", "value"))
+    other.write(without_offsets, [part(0, 3, 9)], never)  # type: ignore[arg-type]
+    newer = part(0, 3, 9, generation=20, epoch=21)
+    assert "no column 'offset'" in (other.can_replace([newer]) or "")
+    assert output.sink().can_replace([newer]) is None
+    assert deliver(output, "b", newer).taken == (newer,)
+
+
+def test_names_need_no_care(postgres: str) -> None:
+    """Names with capitals, quotes, percent signs and braces are names like others."""
+    schema, table = f'S "q" {own_schema()}', "Table; %s {x}"
+    output = PostgresOutput(postgres, schema)
+    sink = StandInPostgresSink(postgres, table, schema=schema)
+    sink.create_tables(output.frame([]).schema)
+    assert deliver(output, "a", part(0, 0, 2), sink=sink).taken
+    assert deliver(output, "b", part(0, 1, 3, generation=20, epoch=21), sink=sink).taken
+    assert set(sink.verdicts([part(0, 1, 3, generation=20, epoch=22)]).values()) == {"skip"}
+
+
+def test_a_key_on_message_offsets_suits_the_sink(output: PostgresOutput) -> None:
+    """With a unique key a new generation can still replace, and doubled rows are refused with nothing written."""
+    execute(output, f"ALTER TABLE {TABLE} ADD PRIMARY KEY (kafka_partition, kafka_offset)")
+    deliver(output, "old", part(0, 0, 5))
+    deliver(output, "new", part(0, 2, 4, generation=20, epoch=21))
+    assert [value for _, _, value in output.rows()] == ["old", "old", "new", "new", "old"]
+    with pytest.raises(SinkRefused, match=r"does not take the rows: duplicate key.*nothing was written"):
+        deliver(output, "twice", part(1, 0, 2), rows=[(1, 0, "x"), (1, 0, "y")])
+    assert deliver(output, "once", part(1, 0, 2)).taken
+
+
+def test_values_that_do_not_fit_are_refused_whole(output: PostgresOutput) -> None:
+    """A value that the column cannot hold undoes the batch, and the error does not show the row."""
+    execute(output, f"ALTER TABLE {TABLE} ALTER COLUMN value TYPE integer USING 0")
+    with pytest.raises(SinkRefused, match="does not take the rows: invalid input syntax for type integer"):
+        deliver(output, "words", part(0, 0, 2))
+    assert output.rows() == []
+    assert deliver(output, "7", part(0, 0, 2)).taken
+
+
+def test_a_newer_version_is_refused(output: PostgresOutput) -> None:
+    """Positions that a newer marshal-dagster has set are not guessed at."""
+    deliver(output, "a", part(0, 0, 2))
+    execute(output, "UPDATE marshal_ranges SET version = 2")
+    with pytest.raises(SinkRefused, match="has version 2, this marshal-dagster knows 1"):
+        deliver(output, "b", part(0, 2, 4))
+
+
+@pytest.fixture
+def held(output: PostgresOutput) -> Iterator[psycopg.Connection]:
+    """A transaction that holds partition 0's position."""
+    deliver(output, "a", part(0, 0, 2))
+    with psycopg.connect(output.dsn, options=f"-c search_path={output.schema}") as connection:
+        connection.execute("SELECT 1 FROM marshal_ranges FOR UPDATE")
+        yield connection
+        connection.rollback()
+
+
+@pytest.mark.usefixtures("held")
+def test_a_position_held_too_long_is_told(output: PostgresOutput) -> None:
+    """A writer waits for another only so long, then says that it can be tried again."""
+    sink = StandInPostgresSink(output.dsn, TABLE, schema=output.schema, lock_timeout_s=0.2)
+    with pytest.raises(UnavailableError, match=r"another writer has held these ranges for 0\.2 s"):
+        deliver(output, "b", part(0, 2, 4), sink=sink)
+    assert output.rows() == rows_of("a", part(0, 0, 2))
+
+
+class Stalling(StandInPostgresSink):
+    """A sink whose rows do not come."""
+
+    @contextmanager
+    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[StandInLines]:
+        with super()._evaluated(frame, done) as lines:
+            yield SlowLines(lines.rows)
+
+
+class SlowLines(StandInLines):
+    """Rows a second apart."""
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        for number, line in enumerate(super().__iter__()):
+            if number:
+                time.sleep(1)
+            yield line
+
+
+def test_rows_that_do_not_come_in_time_are_told(output: PostgresOutput) -> None:
+    """A statement that takes too long is ended by the server, with nothing written."""
+    sink = Stalling(output.dsn, TABLE, schema=output.schema, statement_timeout_s=0.4)
+    with pytest.raises(UnavailableError, match=r"no answer within statement_timeout_s=0\.4"):
+        deliver(output, "a", part(0, 0, 2), sink=sink)
+    assert output.rows() == []
+
+
+@pytest.mark.parametrize("step", ["copied", "locked", "moved", "committing"])
+def test_a_lost_connection_is_told(output: PostgresOutput, step: str) -> None:
+    """When the server ends the session anywhere in the transaction, nothing is written and the next attempt works."""
+
+    def reached(at: str) -> None:
+        if at == step:
+            statement = (
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE application_name = 'marshal-dagster' AND state LIKE 'idle in transaction%'"
+            )
+            assert execute(output, statement) == [(True,)]
+
+    with pytest.raises(UnavailableError, match="seen at the next attempt") as raised:
+        deliver(output, "a", part(0, 0, 2), sink=output.sink(reached))
+    assert "\n" not in str(raised.value)
+    assert output.rows() == []
+    assert deliver(output, "b", part(0, 0, 2)).taken
+
+
+def test_a_writer_that_stalls_before_its_last_step_holds_nobody_up(output: PostgresOutput) -> None:
+    """While one has its rows copied and goes no further, another takes the range at once."""
+    started = time.monotonic()
+
+    def reached(at: str) -> None:
+        if at == "copied":
+            assert deliver(output, "b", part(0, 0, 2, epoch=20), sink=output.sink()).taken
+
+    with pytest.raises(SinkRefused, match="fencing token"):
+        deliver(output, "a", part(0, 0, 2), sink=output.sink(reached))
+    assert time.monotonic() - started < 10
+    assert output.rows() == rows_of("b", part(0, 0, 2))
+
+
+def test_what_was_taken_is_entered_once(output: PostgresOutput) -> None:
+    """Of two writers whose ranges overlap in part, only the one that takes a range has an entry for it."""
+    batches = {"a": [part(0, 0, 5), part(1, 0, 5)], "b": [part(1, 0, 5), part(2, 0, 5)]}
+    CrashConformance.race(output, batches)
+    found = execute(output, "SELECT partition, row_count FROM marshal_taken_ranges ORDER BY partition")
+    assert found == [(0, 5), (1, 5), (2, 5)]
+    statement = f"SELECT count(*) FROM {TABLE} JOIN marshal_taken_ranges AS t ON marshal_range = t.id"  # noqa: S608
+    assert execute(output, statement) == [(15,)]

@@ -1,0 +1,49 @@
+"""The Postgres sink by its rules, on a real PostgreSQL, with rows of plain Python in place of Spark's."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from marshal_dagster.protocol.ranges import ClaimedRange
+from tests.sink_child import write_and_die
+from tests.sink_conformance import (
+    CrashConformance,
+    HistoryConformance,
+    KillConformance,
+    Output,
+    ReplacingConformance,
+    SinkConformance,
+)
+from tests.sink_outputs import PostgresOutput, own_schema
+
+
+@pytest.fixture
+def output(postgres: str) -> PostgresOutput:
+    """A schema of its own."""
+    return PostgresOutput(postgres, own_schema())
+
+
+@pytest.fixture
+def die() -> Callable[[Output, str, str, Sequence[ClaimedRange]], int]:
+    """A writer in a process of its own."""
+    return write_and_die  # type: ignore[return-value] # of a Postgres output, here
+
+
+class TestTaking(SinkConformance):
+    """Taking, skipping, refusing."""
+
+
+class TestReplacing(ReplacingConformance):
+    """New generations."""
+
+
+class TestCrashes(CrashConformance):
+    """Death and races."""
+
+
+class TestKills(KillConformance):
+    """SIGKILL."""
+
+
+class TestHistories(HistoryConformance):
+    """Random histories against a model."""

@@ -1,0 +1,211 @@
+"""A batch's Spark jobs, seen and cancelled from another thread; and what a real session is refused for."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark import InheritableThread
+from pyspark.sql import functions as f
+
+from marshal_dagster.spark.jobs import batch_jobs, cancel, progress
+from marshal_dagster.spark.session import check_session, check_single_execution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def endless(spark: "SparkSession") -> "DataFrame":
+    """A frame that takes hours, in two stages."""
+    return spark.range(10**13).selectExpr("max(xxhash64(id, id)) AS m")
+
+
+def until(condition: "Callable[[], object]", within_s: float = 60) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def running(spark: "SparkSession", batch: str) -> bool:
+    """Whether a task of the batch runs."""
+    found = progress(spark, batch)
+    return found is not None and found.active_stages > 0
+
+
+def test_cancelling_ends_a_running_action(spark: "SparkSession") -> None:
+    """An action that would go on for hours fails within seconds of a call from another thread, with the reason."""
+    failures: list[str] = []
+
+    def work() -> None:
+        with batch_jobs(spark, "b1"):
+            try:
+                endless(spark).collect()
+            except Exception as error:  # noqa: BLE001 - Spark's, of several kinds
+                failures.append(str(error))
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        until(lambda: running(spark, "b1"))
+        started = time.monotonic()
+        cancel(spark, "b1", "the lease has ended")
+        future.result(30)
+    assert time.monotonic() - started < 10
+    assert "the lease has ended" in failures[0]
+    until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds())
+
+
+def test_a_cancelled_batch_starts_no_more_jobs(spark: "SparkSession") -> None:
+    """What a cancelled batch starts afterwards ends too, until it has left."""
+    ended = []
+
+    def work() -> None:
+        with batch_jobs(spark, "b2"):
+            for _ in range(3):
+                with pytest.raises(Exception, match="b2 was stopped"):
+                    endless(spark).collect()
+                ended.append(time.monotonic())
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        until(lambda: running(spark, "b2"))
+        cancel(spark, "b2")
+        cancel(spark, "b2")
+        future.result(60)
+    assert len(ended) == 3
+    with batch_jobs(spark, "b2"):
+        assert spark.range(10).count() == 10
+    until(lambda: not any(thread.name.startswith("cancel ") for thread in threading.enumerate()))
+
+
+def test_other_jobs_of_the_session_go_on(spark: "SparkSession") -> None:
+    """Neither another batch's jobs nor those outside any batch are cancelled or counted."""
+    go_on = threading.Event()
+
+    def other() -> int:
+        with batch_jobs(spark, "b3, the other"):
+            until(go_on.is_set)
+            return spark.range(1000).count()
+
+    with ThreadPoolExecutor(2) as pool:
+        counted = pool.submit(other)
+        with batch_jobs(spark, "b3"):
+            cancel(spark, "b3")
+            go_on.set()
+            assert counted.result(60) == 1000
+        assert pool.submit(lambda: spark.range(7).count()).result(60) == 7
+
+
+def test_threads_of_the_batch_belong_to_it(spark: "SparkSession") -> None:
+    """An inheritable thread's jobs, and those of broadcasts and subqueries, are the batch's."""
+    failures: list[str] = []
+
+    def work() -> None:
+        try:
+            spark.range(10).join(endless(spark).hint("broadcast"), f.expr("id = m")).count()
+        except Exception as error:  # noqa: BLE001 - Spark's, of several kinds
+            failures.append(str(error))
+
+    with batch_jobs(spark, "b4"):
+        thread = InheritableThread(target=work)
+        thread.start()
+        until(lambda: running(spark, "b4"))
+        cancel(spark, "b4", "enough")
+        thread.join(30)
+    assert not thread.is_alive()
+    assert "enough" in failures[0]
+
+
+def test_progress_counts_tasks(spark: "SparkSession", tmp_path: Path) -> None:
+    """While a stage of three tasks waits on its last one, two of three are told; before and after, nothing."""
+    assert progress(spark, "b5") is None
+    go_on = str(tmp_path / "go on")
+
+    def wait(number: int) -> int:
+        while number == 2 and not os.path.exists(go_on):  # noqa: PTH110 - runs in Spark's own Python
+            time.sleep(0.05)
+        return number
+
+    def work() -> int:
+        with batch_jobs(spark, "b5"):
+            return int(spark.sparkContext.parallelize(range(3), 3).map(wait).sum())
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(work)
+        try:
+            until(lambda: future.done() or ((found := progress(spark, "b5")) and found.tasks_done == 2))
+            found = progress(spark, "b5")
+            assert found is not None
+            assert (found.active_stages, found.tasks_total) == (1, 3)
+            assert str(found) == "2 of 3 tasks done, 1 stages at work"
+        finally:
+            (tmp_path / "go on").touch()
+        assert future.result(60) == 3
+    assert progress(spark, "b5") is None
+
+
+def test_a_batch_is_marked_once(spark: "SparkSession") -> None:
+    """A batch within itself is a mistake; its marks go with it."""
+    before = spark.sparkContext.getLocalProperty("spark.job.description")
+    with (
+        batch_jobs(spark, "b6"),
+        pytest.raises(ValueError, match="b6 has its jobs marked already"),
+        batch_jobs(spark, "b6"),
+    ):
+        pass
+    assert spark.sparkContext.getLocalProperty("spark.job.description") == before
+    assert not spark.sparkContext.getJobTags()
+    cancel(spark, "b6")
+    cancel(spark, "never begun")
+
+
+def test_the_suites_session_is_fit(spark: "SparkSession") -> None:
+    """The session that `spark_settings` gives has the connector and runs each task once."""
+    check_session(spark)
+    check_single_execution(spark)
+
+
+WITHOUT_CONNECTOR = """
+from pyspark.sql import SparkSession
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark.jobs import batch_jobs, cancel, progress
+from marshal_dagster.spark.session import check_session, check_single_execution
+spark = SparkSession.builder.master("local[1, 2]").config("spark.ui.enabled", "false").getOrCreate()
+for check in (check_session, check_single_execution):
+    try:
+        check(spark)
+    except ConfigurationError as error:
+        print(f"refused: {error}")
+with batch_jobs(spark, "b"):
+    spark.stop()
+    cancel(spark, "b")
+    print(progress(spark, "b"))
+print("left")
+"""
+
+
+def test_an_unfit_session_is_one_line_and_a_stopped_one_is_left_alone() -> None:
+    """Without the connector, or with failures allowed, one line each; on a stopped session nothing raises."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_CONNECTOR],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, done.stdout + done.stderr[-2000:]
+    assert lines[0].startswith(
+        "refused: this session has no working Kafka connector (Failed to find data source: kafka"
+    )
+    assert "spark.jars.packages=org.apache.spark:spark-sql-kafka" in lines[0]
+    assert "spark.master is local[1, 2], must not name failures" in lines[1]
+    assert lines[2:] == ["None", "left"]

@@ -1,0 +1,295 @@
+"""Reading exact offset ranges: what the log holds there, whatever else lies between."""
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark.reading import offsets_read, read_ranges, read_schema
+from tests.real.conftest import MakeTopic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Offsets = dict[int, list[int]]
+
+
+def options(kafka: str) -> dict[str, str]:
+    """The connection for the connector."""
+    return {"kafka.bootstrap.servers": kafka}
+
+
+def offsets_of(frame: "DataFrame") -> Offsets:
+    """The offsets in a frame, by partition."""
+    found: Offsets = {}
+    for row in frame.select("partition", "offset").orderBy("partition", "offset").collect():
+        found.setdefault(row["partition"], []).append(row["offset"])
+    return found
+
+
+def all_ranges(end: int) -> list[tuple[int, int]]:
+    """Every non-empty [a, b) up to `end`."""
+    return list(combinations(range(end + 1), 2))
+
+
+def within(offsets: Sequence[int], bounds: tuple[int, int]) -> list[int]:
+    """Those offsets that lie in [start, end)."""
+    return [offset for offset in offsets if bounds[0] <= offset < bounds[1]]
+
+
+def expected(visible: Sequence[int], ranges: Sequence[tuple[int, int]]) -> Offsets:
+    """What is read where each partition holds `visible` and partition i is read at range i."""
+    found = {partition: within(visible, bounds) for partition, bounds in enumerate(ranges)}
+    return {partition: offsets for partition, offsets in found.items() if offsets}
+
+
+class Writer:
+    """Writes the same to each partition of a topic, as producers of every kind."""
+
+    def __init__(self, kafka: str, topic: str, partitions: int) -> None:
+        self.kafka, self.topic, self.partitions = kafka, topic, partitions
+        self.reported: Offsets = {}
+        self._transactional = Producer({"bootstrap.servers": kafka, "transactional.id": topic, "linger.ms": 5})
+        self._transactional.init_transactions(30)
+        self._plain = Producer({"bootstrap.servers": kafka, "linger.ms": 5})
+
+    def _report(self, error: object, message: Message) -> None:
+        assert error is None, error
+        partition, offset = message.partition(), message.offset()
+        assert partition is not None
+        assert offset is not None
+        self.reported.setdefault(partition, []).append(offset)
+
+    def _send(self, producer: Producer, count: int, *, key: str | None = None, value: str | None = "x") -> None:
+        for _ in range(count):
+            for partition in range(self.partitions):
+                producer.produce(self.topic, key=key, value=value, partition=partition, on_delivery=self._report)
+        assert producer.flush(30) == 0
+
+    def plain(self, count: int, *, key: str | None = None, value: str | None = "x") -> None:
+        """Outside any transaction."""
+        self._send(self._plain, count, key=key, value=value)
+
+    def committed(self, count: int) -> None:
+        """In a transaction that is committed: a marker follows."""
+        before = watermarks(self.kafka, self.topic, range(self.partitions))
+        self._transactional.begin_transaction()
+        self._send(self._transactional, count)
+        self._transactional.commit_transaction(30)
+        self._await_markers([end + count + 1 for end in before])
+
+    def aborted(self, count: int) -> None:
+        """In a transaction that is aborted: a marker follows, and its messages must never be seen."""
+        known = {partition: list(offsets) for partition, offsets in self.reported.items()}
+        before = watermarks(self.kafka, self.topic, range(self.partitions))
+        self._transactional.begin_transaction()
+        self._send(self._transactional, count)
+        self._transactional.abort_transaction(30)
+        self._await_markers([end + count + 1 for end in before])
+        self.reported = known
+
+    def _await_markers(self, ends: list[int]) -> None:
+        """Wait for the markers: the broker writes them some time after it has answered that a transaction ended."""
+        deadline = time.monotonic() + 30
+        while watermarks(self.kafka, self.topic, range(self.partitions)) != ends:
+            assert time.monotonic() < deadline, "no marker in every partition"
+            time.sleep(0.05)
+
+
+def test_rows_are_the_messages_at_exactly_these_offsets(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
+    """Each column holds what was sent, from the first offset to the one before the end."""
+    name = topic(2)
+    producer = Producer({"bootstrap.servers": kafka})
+    for number in range(6):
+        producer.produce(
+            name,
+            key=None if number == 3 else f"k{number}".encode(),
+            value=None if number == 4 else f"v{number}".encode(),
+            partition=number % 2,
+            timestamp=1_700_000_000_123 + number,
+            headers=[("a", b"1"), ("a", None), ("b", b"2")] if number == 2 else None,
+        )
+    assert producer.flush(30) == 0
+    frame = read_ranges(spark, options(kafka), name, {0: (1, 3), 1: (1, 3)})
+    assert frame.schema == read_schema()
+    rows = {(row["partition"], row["offset"]): row for row in frame.collect()}
+    assert sorted(rows) == [(0, 1), (0, 2), (1, 1), (1, 2)]
+    assert [(bytes(rows[0, 1]["key"]), bytes(rows[0, 1]["value"]), rows[0, 1]["topic"])] == [(b"k2", b"v2", name)]
+    assert [(h["key"], h["value"] and bytes(h["value"])) for h in rows[0, 1]["headers"]] == [
+        ("a", b"1"),
+        ("a", None),
+        ("b", b"2"),
+    ]
+    assert rows[1, 1]["key"] is None
+    assert rows[0, 2]["value"] is None
+    assert rows[1, 2]["headers"] is None
+    stamps = frame.selectExpr("partition", "offset", "unix_millis(timestamp) AS ms").collect()
+    assert {(row[0], row[1]): row[2] for row in stamps}[1, 2] == 1_700_000_000_128
+
+
+def test_no_range_at_all_reads_nothing_and_asks_no_broker(spark: "SparkSession") -> None:
+    """Without ranges, or with empty ones only, the frame is empty, of the same columns, and no broker is needed."""
+    nowhere = {"kafka.bootstrap.servers": "127.0.0.1:1"}
+    for ranges in ({}, {0: (7, 7), 3: (0, 0)}):
+        frame = read_ranges(spark, nowhere, "t", ranges)
+        assert frame.schema == read_schema()
+        assert frame.count() == 0
+        assert offsets_read(frame) == {}
+
+
+def test_empty_ranges_beside_others_are_left_out(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
+    """A partition whose range is empty gives no rows, the others give theirs."""
+    name = topic(2)
+    writer = Writer(kafka, name, 2)
+    writer.plain(3)
+    assert offsets_of(read_ranges(spark, options(kafka), name, {0: (3, 3), 1: (0, 2)})) == {1: [0, 1]}
+
+
+def test_every_range_over_transactions(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
+    """Ranges that begin, end or lie anywhere among aborted messages and markers give the committed messages there."""
+    ranges = all_ranges(12)
+    name = topic(len(ranges))
+    writer = Writer(kafka, name, len(ranges))
+    writer.aborted(1)  # 0, marker 1
+    writer.committed(2)  # 2 3, marker 4
+    writer.plain(1)  # 5
+    writer.aborted(2)  # 6 7, marker 8
+    writer.committed(1)  # 9, marker 10
+    visible = writer.reported[0]
+    assert visible == [2, 3, 5, 9]
+    ends = watermarks(kafka, name, range(len(ranges)))
+    assert set(ends) == {11}
+    wanted = {partition: (start, min(end, 11)) for partition, (start, end) in enumerate(ranges)}
+    frame = read_ranges(spark, options(kafka), name, wanted)
+    assert offsets_of(frame) == expected(visible, list(wanted.values()))
+
+
+def test_uncommitted_messages_are_seen_only_when_asked_for(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
+    """With `read_uncommitted` the aborted messages are rows too, markers never."""
+    name = topic(1)
+    writer = Writer(kafka, name, 1)
+    writer.aborted(2)
+    writer.committed(1)
+    frame = read_ranges(spark, options(kafka), name, {0: (0, 5)}, isolation="read_uncommitted")
+    assert offsets_of(frame) == {0: [0, 1, 3]}
+
+
+def test_every_range_over_compacted_gaps(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
+    """Ranges that begin, end or lie anywhere among compacted messages give the messages that are left there."""
+    ranges = all_ranges(11)
+    name = topic(
+        len(ranges),
+        {
+            "cleanup.policy": "compact",
+            "segment.ms": "100",
+            "min.cleanable.dirty.ratio": "0.0",
+            "max.compaction.lag.ms": "100",
+            "delete.retention.ms": "86400000",
+        },
+    )
+    writer = Writer(kafka, name, len(ranges))
+    for key in ("a", "b", "a", "c", "d", "d", "d", "b", "e", "a"):
+        writer.plain(1, key=key)
+    deadline = time.monotonic() + 120
+    end = 10
+    while True:
+        # Only segments that are no longer written to are compacted; a later message closes the one before.
+        writer.plain(1, key="tail")
+        end += 1
+        left = {partition: remaining(kafka, name, partition) for partition in (0, len(ranges) - 1)}
+        if all(within(offsets, (0, 10)) == [3, 6, 7, 8, 9] for offsets in left.values()):
+            break
+        assert time.monotonic() < deadline, left
+        time.sleep(1)
+    frame = read_ranges(spark, options(kafka), name, dict(enumerate(ranges)))
+    found = offsets_of(frame)
+    for partition, bounds in enumerate(ranges):
+        low, high = bounds[0], min(bounds[1], 10)
+        assert within(found.get(partition, []), (low, high)) == within([3, 6, 7, 8, 9], (low, high)), bounds
+
+
+def test_offsets_that_retention_took_fail_the_read(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
+    """A range below the log's start is an error, never a shorter result."""
+    name = topic(1)
+    Writer(kafka, name, 1).plain(10)
+    admin = AdminClient({"bootstrap.servers": kafka})
+    for future in admin.delete_records([TopicPartition(name, 0, 5)]).values():
+        future.result(30)
+    assert offsets_of(read_ranges(spark, options(kafka), name, {0: (5, 10)})) == {0: [5, 6, 7, 8, 9]}
+    with pytest.raises(Exception, match=r"data loss|Cannot fetch|OFFSET|aged out"):
+        read_ranges(spark, options(kafka), name, {0: (3, 10)}).count()
+
+
+def test_splitting_a_partition_changes_no_row(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
+    """`min_partitions` gives more tasks and the same offsets."""
+    name = topic(1)
+    Writer(kafka, name, 1).plain(100)
+    frame = read_ranges(spark, options(kafka), name, {0: (7, 93)}, min_partitions=4)
+    assert frame.rdd.getNumPartitions() == 4
+    assert offsets_of(frame) == {0: list(range(7, 93))}
+
+
+def test_offsets_read_are_the_exact_intervals(spark: "SparkSession") -> None:
+    """Gaps part intervals, neighbours join them, however the rows lie and if an offset is there twice."""
+    rows = [(0, 4), (0, 2), (0, 3), (0, 9), (1, 0), (2, 2**40), (2, 2**40 + 1), (0, 3), (1, 2), (1, 4)]
+    frame = spark.createDataFrame(rows, "partition int, offset long").repartition(3)
+    assert offsets_read(frame) == {
+        0: [(2, 5), (9, 10)],
+        1: [(0, 1), (2, 3), (4, 5)],
+        2: [(2**40, 2**40 + 2)],
+    }
+
+
+def test_no_password_shows_in_the_plan(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
+    """No plan, parsed to physical, holds what the connection keeps secret."""
+    name = topic(1)
+    secrets = {
+        "kafka.ssl.key.password": "hunter2",
+        "kafka.sasl.jaas.config": 'ScramLoginModule required username="u" password="hunter2";',
+    }
+    query = read_ranges(spark, options(kafka) | secrets, name, {0: (0, 5)})._jdf.queryExecution()
+    shown = query.toString()
+    assert "Physical Plan" in shown
+    assert name in shown or "KafkaRelation" in shown
+    assert "hunter2" not in shown
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "bootstrap.servers", "kafka.isolation.level"])
+def test_options_that_are_not_the_connections_are_refused(spark: "SparkSession", name: str) -> None:
+    """What decides which offsets are read cannot come in with the connection."""
+    with pytest.raises(ConfigurationError, match=name):
+        read_ranges(spark, {name: "x"}, "t", {0: (0, 1)})
+
+
+def watermarks(kafka: str, topic: str, partitions: Sequence[int] | range) -> list[int]:
+    """The end offset of each partition."""
+    with consumer(kafka)() as reader:
+        return [reader.get_watermark_offsets(TopicPartition(topic, each), timeout=30)[1] for each in partitions]
+
+
+def remaining(kafka: str, topic: str, partition: int) -> list[int]:
+    """All offsets that a plain consumer finds in a partition."""
+    with consumer(kafka)() as reader:
+        place = TopicPartition(topic, partition, 0)
+        end = reader.get_watermark_offsets(place, timeout=30)[1]
+        reader.assign([place])
+        found: list[int] = []
+        deadline = time.monotonic() + 30
+        while not found or found[-1] < end - 1:
+            assert time.monotonic() < deadline, (found, end)
+            for message in reader.consume(1000, timeout=1):
+                offset = message.offset()
+                assert message.error() is None
+                assert offset is not None
+                found.append(offset)
+        return found
+
+
+def consumer(kafka: str) -> Callable[[], Consumer]:
+    """A consumer of no group's."""
+    return lambda: Consumer({"bootstrap.servers": kafka, "group.id": "tests", "enable.auto.commit": False})

@@ -1,0 +1,370 @@
+"""Effectively once when members are killed, stopped or orphaned for real and others take over, with both sinks.
+
+The killed and stopped ones are processes of their own (`tests.real.sink_worker`), with a JVM where Spark matters; who
+takes over waits until their claims are stale, in this process and its warm Spark session, or is another such process.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from marshal_dagster.coordination.claimer import new_instance_id
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason
+from marshal_dagster.errors import ClaimLost
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.state import Key
+from tests.real.conftest import MakeTopic
+from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.real.sink_worker import HalfCommitLog, Orders, value_of
+from tests.real.test_kill_points_sinks import Files, Output, Table, result
+from tests.sink_conformance import Row
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HEARTBEAT_INTERVAL_MS = 2_000
+PARTITIONS, MESSAGES = 5, 40
+DEADLINE_S = 120
+
+
+def input_rows() -> list[Row]:
+    """Give what the data topic holds, and so what the output must hold."""
+    places = [(n, at) for n in range(PARTITIONS) for at in range(MESSAGES // PARTITIONS)]
+    return [(partition, offset, value_of(partition, offset, PARTITIONS)) for partition, offset in places]
+
+
+class Site:
+    """A group, its data topic, one output, and the processes that were started on it."""
+
+    def __init__(self, connection: KafkaConnection, coordination_topic: str, topics: Topics, topic: str) -> None:
+        self.connection, self.topics, self.topic = connection, topics, topic
+        self.coordination_topic = coordination_topic
+        self.group = new_instance_id("group")
+        self._started: list[subprocess.Popen[str]] = []
+        self._logs: list[KillableLog] = []
+
+    def delivery(self, at: KillPoint | None = None, *, half_commit: bool = False) -> Delivery:
+        """Open a member in this process, that dies at `at` or in its first commit."""
+        kafka = KafkaLog(self.connection, self.coordination_topic, HEARTBEAT_INTERVAL_MS)
+        log = HalfCommitLog(kafka) if half_commit else KillableLog(kafka, at)
+        self._logs.append(log)
+        return Delivery(
+            log=log,
+            data=self.topics,
+            connection=self.connection,
+            group=self.group,
+            client="tester",
+            run_id=f"here{len(self._logs)}",
+            settings=Settings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
+        )
+
+    def batch(self, output: Output, delivery: Delivery | None = None, **limits: Any) -> ClaimedBatch:  # noqa: ANN401
+        """Give a batch of a member in this process, a new one by default."""
+        return (delivery or self.delivery()).claimed_batch(BatchRequest(topic=self.topic, **limits), output.open())
+
+    def wait_until_claimable(self, output: Output) -> None:
+        """Wait until all claims are stale or released."""
+        claimer = self.batch(output)._claimer
+        deadline = time.monotonic() + DEADLINE_S
+        while True:
+            claimer.rationalizer.catch_up()
+            if len(claimer.claimable(range(PARTITIONS))) == PARTITIONS:
+                return
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def drain(self, output: Output, spark: "SparkSession") -> list[ClaimedBatch]:
+        """Take over in this process: wait until what is held is stale, and work until the topic is drained."""
+        delivery = self.delivery()
+        done: list[ClaimedBatch] = []
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            batch = self.batch(output, delivery)
+            try:
+                with batch:
+                    if batch.idle is None:
+                        batch.write(result(batch, spark))
+            except ClaimLost:  # this machine was too busy for the lease: that is another run's turn
+                continue
+            if batch.idle is None:
+                done.append(batch)
+            elif batch.idle.reason is IdleReason.DRAINED:
+                return done
+            time.sleep(0.05)
+        raise AssertionError("not drained in time")
+
+    def key(self, partition: int) -> Key:
+        """Read the state of a key anew."""
+        return self.delivery()._rationalizer(self.topic).catch_up().snapshot_key(self.group, self.topic, partition)
+
+    def start(self, output: Output, **orders: object) -> "Worker":
+        """Start a member in a process group of its own."""
+        return self._launch([sys.executable, "-m", "tests.real.sink_worker", self.orders(output, **orders)])
+
+    def start_below(self, output: Output, **orders: object) -> "Worker":
+        """Start a process, in a process group of its own, whose child is a member."""
+        return self._launch([sys.executable, "-c", _PARENT, self.orders(output, watch_parent=True, **orders)])
+
+    def orders(self, output: Output, **orders: object) -> str:
+        """Give the orders for one more member."""
+        place: dict[str, object] = {}
+        if isinstance(output, Table):
+            place = {"place": output.schema, "dsn": output.dsn}
+        elif isinstance(output, Files):
+            place = {"place": str(output.path)}
+        base = {
+            "bootstrap_servers": self.connection.bootstrap_servers,
+            "coordination_topic": self.coordination_topic,
+            "topic": self.topic,
+            "partitions": PARTITIONS,
+            "group": self.group,
+            "run_id": f"there{len(self._started)}",
+            "heartbeat_interval_ms": HEARTBEAT_INTERVAL_MS,
+        }
+        return Orders.model_validate({**base, **place, **orders}).model_dump_json()
+
+    def close(self) -> None:
+        """End what was started."""
+        for process in self._started:
+            with_children = [psutil.Process(process.pid), *children(process.pid)] if process.poll() is None else []
+            for one in with_children:
+                one.kill()
+            process.communicate()
+        for log in self._logs:
+            log.close()
+
+    def _launch(self, command: list[str]) -> "Worker":
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self._started.append(process)
+        return Worker(process)
+
+
+def children(pid: int) -> list[psutil.Process]:
+    """Give all processes below one."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+class Worker:
+    """A process that was started."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def wait_until_said(self, what: str) -> str:
+        """Read what it says up to a line that begins with `what`."""
+        assert self.process.stdout is not None
+        said = []
+        for line in self.process.stdout:
+            said.append(line)
+            if line.startswith(what):
+                return line
+        raise AssertionError(f"ended without saying {what!r}: {said}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def go_on(self) -> None:
+        """Let it go on where it has halted."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def kill_all(self) -> None:
+        """Kill its whole process group, a JVM too, and wait until none of it is left."""
+        processes = [psutil.Process(self.process.pid), *children(self.process.pid)]
+        os.killpg(self.process.pid, signal.SIGKILL)
+        assert self.process.wait(DEADLINE_S) == -signal.SIGKILL
+        _, alive = psutil.wait_procs(processes, DEADLINE_S)
+        assert not alive
+
+    def wait(self) -> int:
+        """Wait until it has ended by itself, and give its exit code."""
+        return self.process.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def site(
+    connection: KafkaConnection,
+    coordination_topic: str,
+    topics: Topics,
+    topic: MakeTopic,
+    fill: Callable[[str, int, int], None],
+) -> Iterator[Site]:
+    """A group without a past, and a data topic of 5 partitions with 8 messages each."""
+    name = topic(PARTITIONS)
+    fill(name, PARTITIONS, MESSAGES)
+    site = Site(connection, coordination_topic, topics, name)
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Files:
+    """An empty folder."""
+    return Files(tmp_path / "output")
+
+
+@pytest.fixture
+def table(postgres: str) -> Table:
+    """An empty table."""
+    return Table(postgres)
+
+
+@pytest.fixture(params=["files", "table"])
+def output(request: pytest.FixtureRequest) -> Output:
+    """An empty output of either kind."""
+    found: Output = request.getfixturevalue(request.param)
+    return found
+
+
+def test_half_of_its_partitions_each(
+    site: Site, output: Output, spark: "SparkSession", fill: Callable[[str, int, int], None]
+) -> None:
+    """A run dies between two of its commit records; two others take over at the same time, half each."""
+    dead = site.batch(output, site.delivery(half_commit=True))
+    with pytest.raises(Killed), dead:
+        dead.write(result(dead, spark))
+    assert [site.key(n).offset for n in range(PARTITIONS)] == [8, 0, 0, 0, 0]
+    site.wait_until_claimable(output)
+
+    with site.batch(output, partitions=(1, 2)) as one, site.batch(output, partitions=(3, 4)) as two:
+        assert [[each.partition for each in batch.skipped] for batch in (one, two)] == [[1, 2], [3, 4]]
+        for batch in (two, one):
+            batch.write(result(batch, spark))
+    assert [site.key(n).offset for n in range(PARTITIONS)] == [8] * 5
+    assert output.rows() == input_rows()
+
+    fill(site.topic, PARTITIONS, MESSAGES)
+    site.drain(output, spark)
+    assert [(partition, offset) for partition, offset, _ in output.rows()] == [
+        (partition, offset) for partition in range(PARTITIONS) for offset in range(16)
+    ]
+
+
+def test_half_each_of_what_was_not_written(site: Site, output: Output, spark: "SparkSession") -> None:
+    """A run dies before its write: two others write its plan, half each, at the same time."""
+    dead = site.batch(output, site.delivery(KillPoint(Side.AFTER, "ClaimingMessages")))
+    with pytest.raises(Killed), dead:
+        pytest.fail("entered")
+    site.wait_until_claimable(output)
+
+    with site.batch(output, partitions=(0, 1)) as one, site.batch(output, partitions=(2, 3, 4)) as two:
+        assert [[each.partition for each in batch.ranges] for batch in (one, two)] == [[0, 1], [2, 3, 4]]
+        assert all(report.is_replay for batch in (one, two) for report in batch.report())
+        for batch in (two, one):
+            batch.write(result(batch, spark))
+    assert output.rows() == input_rows()
+
+
+# Stopped past the lease, and continued
+
+
+@pytest.mark.parametrize(("output", "step"), [("files", "judged"), ("table", "copied")], indirect=["output"])
+def test_a_member_stopped_before_its_write(site: Site, output: Output, step: str) -> None:
+    """The write with the old fencing token is rejected, the batch fails and says so; the output is its successor's."""
+    stopped = site.start(output, with_spark=False, halt_at_step=step)
+    claimed = stopped.wait_until_said("claimed")
+    stopped.wait_until_said(f"halted {step}")
+    stopped.signal(signal.SIGSTOP)
+
+    successor = site.start(output, with_spark=False)
+    assert successor.wait_until_said("claimed") == claimed, "it takes over that very plan"
+    successor.wait_until_said("drained")
+    assert successor.wait() == 0
+    written = output.rows()
+
+    stopped.signal(signal.SIGCONT)
+    stopped.go_on()
+    said = stopped.wait_until_said("failed")
+    assert "ClaimLost" in said
+    assert "SinkRefused" in said
+    assert "fencing token" in said
+    assert stopped.wait() == 1
+    assert output.rows() == written == input_rows()
+
+
+def test_a_member_stopped_before_its_commit(site: Site, output: Output) -> None:
+    """Its rows are there once, its successor commits them; its own commit is refused, and it says whose it is now."""
+    stopped = site.start(output, with_spark=False, halt_when_written=True)
+    stopped.wait_until_said("halted when written")
+    stopped.signal(signal.SIGSTOP)
+    assert output.rows() == input_rows()
+    site.wait_until_claimable(output)
+
+    with site.batch(output) as successor:
+        assert (len(successor.ranges), len(successor.skipped)) == (0, PARTITIONS)
+        stopped.signal(signal.SIGCONT)
+        stopped.go_on()
+        said = stopped.wait_until_said("failed")
+    assert "ClaimLost" in said
+    assert f"held by client 'tester', instance '{successor.batch_id}'" in said
+    assert stopped.wait() == 1
+    assert successor.committed
+    assert output.rows() == input_rows()
+
+
+# Spark processes that are killed
+
+
+def test_a_spark_process_killed_at_work(site: Site, output: Output, spark: "SparkSession") -> None:
+    """SIGKILL to the whole process group, with the JVM, in the middle of a Spark action: the output is exact."""
+    worker = site.start(output, slow_ms=200)
+    claimed = worker.wait_until_said("claimed")
+    worker.wait_until_said("Spark is at work")
+    worker.kill_all()
+    assert output.rows() == []
+
+    done = site.drain(output, spark)
+
+    assert claimed == f"claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", "that very plan"
+    assert output.rows() == input_rows()
+
+
+def test_a_spark_process_killed_at_its_commit(site: Site, files: Files, spark: "SparkSession") -> None:
+    """SIGKILL to the whole process group between two commit records: what was written is not written again."""
+    worker = site.start(files, halt_in_commit=True)
+    worker.wait_until_said("halted between two commit records")
+    worker.kill_all()
+    assert [site.key(n).offset for n in range(PARTITIONS)] == [8, 0, 0, 0, 0]
+
+    done = site.drain(files, spark)
+
+    assert [[each.partition for each in batch.skipped] for batch in done] == [[1, 2, 3, 4]]
+    assert files.rows() == input_rows()
+
+
+def test_an_orphaned_spark_process_stops(site: Site, table: Table, spark: "SparkSession") -> None:
+    """The run worker alone is killed: its step cancels its Spark jobs and ends; nothing of it is in the output."""
+    run_worker = site.start_below(table, slow_ms=500)
+    run_worker.wait_until_said("Spark is at work")
+    orphans = children(run_worker.process.pid)
+    run_worker.signal(signal.SIGKILL)
+
+    said = run_worker.wait_until_said("failed")
+    assert "BatchAborted" in said
+    assert "the parent process ended" in said
+    _, alive = psutil.wait_procs(orphans, DEADLINE_S)
+    assert not alive, "the JVM ends with it"
+    assert table.rows() == []
+    site.drain(table, spark)
+    assert table.rows() == input_rows()
+
+
+_PARENT = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-m", "tests.real.sink_worker", sys.argv[1]]).wait()
+"""

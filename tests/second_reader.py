@@ -1,0 +1,262 @@
+"""Compares the library's reader of the log with the plain one, record by record, over generated logs.
+
+`python -m tests.second_reader --records 1000000` does it for that many records and ends with exit code 1 when the two
+differ; the first difference is then shown with its seed and the shortest log found that still has it.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol, cast
+
+from marshal_dagster.protocol.messages import RuleSet
+from marshal_dagster.protocol.replay import summary
+from marshal_dagster.protocol.world import World
+from tests.log_generator import LogRecord, Profile, generate
+from tests.plain_reader import PlainReader
+
+PROFILES: tuple[Profile, ...] = ("mixed", "hostile", "go")
+INTERVALS_MS = (60_000, 60_000, 1000, 7, 1)
+
+
+class Reader(Protocol):
+    """What is compared: verdicts and the state as `replay --json` shows it."""
+
+    def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None) -> str:
+        """Read one record: "accepted", "refused" or "invalid"."""
+
+    def summary(self) -> dict[str, Any]:
+        """Return the JSON object of `replay --json`."""
+
+
+class LibraryReader:
+    """The library's reader, one record at a time or many at once."""
+
+    def __init__(self, coordination_partitions: int, heartbeat_interval_ms: int, rules: str) -> None:
+        self.world = World(coordination_partitions, heartbeat_interval_ms, RuleSet(rules))
+
+    def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None) -> str:
+        """Read one record."""
+        return str(self.world.apply(partition, offset, timestamp_ms, value).kind.value)
+
+    def read_many(self, partition: int, records: Iterable[tuple[int, int, bytes | None]]) -> None:
+        """Read many records of one coordination partition by the fast path."""
+        self.world.apply_many(partition, records)
+
+    def summary(self) -> dict[str, Any]:
+        """Return the JSON object of `replay --json`, as JSON would carry it."""
+        return cast("dict[str, Any]", json.loads(json.dumps(summary(self.world))))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A generated log and what its readers are given."""
+
+    profile: Profile
+    seed: int
+    records: int
+    keys: int
+    coordination_partitions: int
+    heartbeat_interval_ms: int
+
+    @property
+    def rules(self) -> str:
+        """Return the rule set that holds until a group's first settings."""
+        return "go" if self.profile == "go" else "native"
+
+    def log(self) -> Iterator[LogRecord]:
+        """Yield the log."""
+        return generate(
+            self.seed,
+            self.records,
+            keys=self.keys,
+            heartbeat_interval_ms=self.heartbeat_interval_ms,
+            coordination_partitions=self.coordination_partitions,
+            profile=self.profile,
+        )
+
+    def plain(self) -> PlainReader:
+        """Return a plain reader that has read nothing."""
+        return PlainReader(self.coordination_partitions, self.heartbeat_interval_ms, self.rules)
+
+    def library(self) -> LibraryReader:
+        """Return the library's reader that has read nothing."""
+        return LibraryReader(self.coordination_partitions, self.heartbeat_interval_ms, self.rules)
+
+
+def case_of(profile: Profile, seed: int, records: int) -> Case:
+    """Return the case of a seed; number of keys, coordination partitions and interval go by the seed."""
+    rng = Random(f"case:{seed}")
+    return Case(
+        profile,
+        seed,
+        records,
+        keys=rng.randrange(1, 16),
+        coordination_partitions=rng.randrange(1, 5),
+        heartbeat_interval_ms=60_000 if profile == "go" else rng.choice(INTERVALS_MS),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where two readers part: after which record, and what each says of it."""
+
+    at: int
+    what: str
+    plain: Any
+    other: Any
+
+    def __str__(self) -> str:
+        """Say it in a few lines."""
+        return f"record {self.at}, {self.what}:\n  plain reader: {self.plain}\n  other reader: {self.other}"
+
+
+def parts_of(plain: dict[str, Any], other: dict[str, Any]) -> tuple[Any, Any]:
+    """Return of two summaries only what differs."""
+    if plain["groups"] == other["groups"]:
+        return ({name: plain[name] for name in ("invalid", "refused")}, {**other, "groups": "the same"})
+    names = [n for n in {**plain["groups"], **other["groups"]} if plain["groups"].get(n) != other["groups"].get(n)]
+    return [plain["groups"].get(name) for name in names], [other["groups"].get(name) for name in names]
+
+
+def first_difference(records: Iterable[LogRecord], plain: Reader, other: Reader, every: int = 1) -> Difference | None:
+    """Return where the readers first differ: verdicts after each, states after `every` records."""
+    at = -1
+    for at, record in enumerate(records):
+        verdict, others = plain.read(*record), other.read(*record)
+        if verdict != others:
+            return Difference(at, f"{record}, verdict", verdict, others)
+        if at % every == 0:
+            state, others_state = plain.summary(), other.summary()
+            if state != others_state:
+                return Difference(at, f"{record}, state", *parts_of(state, others_state))
+    state, others_state = plain.summary(), other.summary()
+    if state != others_state:
+        return Difference(at, "state at the end", *parts_of(state, others_state))
+    return None
+
+
+def first_difference_by_many(
+    records: Iterable[LogRecord], plain: Reader, other: LibraryReader, seed: int, largest: int = 60
+) -> Difference | None:
+    """Return where the fast path first differs: pieces of random size go through it, a few through the slow one."""
+    rng = Random(f"pieces:{seed}")
+    waiting: dict[int, list[tuple[int, int, bytes | None]]] = {}
+    left = rng.randrange(1, largest)
+    at = -1
+    for at, (partition, offset, timestamp_ms, value) in enumerate(records):
+        plain.read(partition, offset, timestamp_ms, value)
+        if not waiting and rng.random() < 0.02:
+            other.read(partition, offset, timestamp_ms, value)
+            continue
+        waiting.setdefault(partition, []).append((offset, timestamp_ms, value))
+        left -= 1
+        if left > 0:
+            continue
+        _read_all(other, waiting)
+        left = rng.randrange(1, largest)
+        state, others_state = plain.summary(), other.summary()
+        if state != others_state:
+            return Difference(at, "state after many at once", *parts_of(state, others_state))
+    _read_all(other, waiting)
+    state, others_state = plain.summary(), other.summary()
+    if state != others_state:
+        return Difference(at, "state at the end, many at once", *parts_of(state, others_state))
+    return None
+
+
+def _read_all(reader: LibraryReader, waiting: dict[int, list[tuple[int, int, bytes | None]]]) -> None:
+    for partition, records in waiting.items():
+        reader.read_many(partition, iter(records))
+    waiting.clear()
+
+
+def shortest(
+    records: Sequence[LogRecord], differs: Callable[[Sequence[LogRecord]], Difference | None]
+) -> list[LogRecord]:
+    """Return a log that still differs and of which no single record can be left out."""
+    kept = list(records)
+    size = max(1, len(kept) // 2)
+    while True:
+        start = 0
+        while start < len(kept):
+            without = kept[:start] + kept[start + size :]
+            if without and differs(without) is not None:
+                kept = without
+            else:
+                start += size
+        if size == 1:
+            return kept
+        size //= 2
+
+
+def explain(case: Case, difference: Difference, differs: Callable[[Sequence[LogRecord]], Difference | None]) -> str:
+    """Return the case, the difference and the shortest log that has one."""
+    log = shortest(list(case.log()), differs)
+    lines = [
+        json.dumps({"partition": p, "offset": o, "timestamp": t, "value": None if v is None else repr(v)})
+        for p, o, t, v in log
+    ]
+    return "\n".join([str(case), str(difference), "The shortest log:", *lines, str(differs(log))])
+
+
+def compare(case: Case, every: int = 1) -> str | None:
+    """Return an explanation where the library differs from the plain reader, one by one or many at once."""
+
+    def by_one(records: Iterable[LogRecord]) -> Difference | None:
+        return first_difference(records, case.plain(), case.library(), every)
+
+    def by_many(records: Iterable[LogRecord]) -> Difference | None:
+        return first_difference_by_many(records, case.plain(), case.library(), case.seed)
+
+    for differs in (by_one, by_many):
+        difference = differs(case.log())
+        if difference is not None:
+            return explain(case, difference, differs)
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare over many seeds; return 0 when nothing differs, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m tests.second_reader", description=__doc__)
+    parser.add_argument("--records", type=int, default=1_000_000, help="records in all (default: %(default)s)")
+    parser.add_argument("--log-records", type=int, default=500, help="records in a log (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")
+    parser.add_argument("--profile", choices=PROFILES, help="one profile only (default: all in turn)")
+    parser.add_argument("--every", type=int, default=1, help="compare the state after so many (default: each)")
+    options = parser.parse_args(arguments)
+
+    profiles = PROFILES if options.profile is None else (options.profile,)
+    started_s = time.monotonic()
+    done = logs = 0
+    while done < options.records:
+        seed = options.seed + logs // len(profiles)
+        records = min(options.log_records, options.records - done)
+        problem = compare(case_of(profiles[logs % len(profiles)], seed, records), options.every)
+        if problem is not None:
+            sys.stdout.write(problem + "\n")
+            return 1
+        done += records
+        logs += 1
+        if logs % 100 == 0:
+            sys.stderr.write(f"\r{done:,} records, {logs:,} logs, {time.monotonic() - started_s:.0f} s")
+    result = {
+        "records": done,
+        "logs": logs,
+        "first_seed": options.seed,
+        "last_seed": options.seed + (logs - 1) // len(profiles),
+        "profiles": profiles,
+        "state_compared_every": options.every,
+        "differences": 0,
+        "seconds": round(time.monotonic() - started_s, 1),
+    }
+    sys.stdout.write(json.dumps(result) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,59 @@
+"""A writer in a process of its own that kills itself at a step: nothing of it is run afterwards.
+
+Usage: python -m tests.sink_child files|postgres PLACE STEP VALUE RANGES, the ranges as JSON; PLACE is a folder, or a
+connection string and a schema joined by a line feed.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.spark.sinks.commits import range_from, range_to
+from tests.sink_conformance import deliver
+from tests.sink_outputs import FileOutput, PostgresOutput
+
+KILLED = -signal.SIGKILL
+
+
+def write_and_die(output: FileOutput | PostgresOutput, step: str, value: str, ranges: Sequence[ClaimedRange]) -> int:
+    """Deliver in another process that dies at `step` (none: does not); return its exit code."""
+    if isinstance(output, FileOutput):
+        kind, place = "files", str(output.path)
+    else:
+        kind, place = "postgres", f"{output.dsn}\n{output.schema}"
+    told = json.dumps([range_to(each) for each in ranges])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.sink_child", kind, place, step, value, told],
+        check=False,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in {0, KILLED}, done.stderr
+    return done.returncode
+
+
+def main(kind: str, place: str, step: str, value: str, told: str) -> None:
+    """Write, and die on the way."""
+
+    def reached(at: str) -> None:
+        if at == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    output: FileOutput | PostgresOutput
+    if kind == "files":
+        output = FileOutput(Path(place))
+    else:
+        dsn, schema = place.split("\n")
+        output = PostgresOutput(dsn, schema, create=False)
+    ranges = [range_from(each) for each in json.loads(told)]
+    deliver(output, value, *ranges, sink=output.sink(reached))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,631 @@
+"""What every sink for effectively once must do, as tests over an output of any kind.
+
+A module gives an `output` fixture (an `Output`: one place to write to) and inherits `SinkConformance`.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from typing import Any, ClassVar
+
+import pytest
+
+from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
+from marshal_dagster.spark.sinks import Sink, WriteOutcome
+
+Row = tuple[int, int, str]
+"""Partition, offset, value."""
+Frame = Any
+"""A DataFrame, or what stands in for one."""
+
+LOG = "coordination-topic-id-"
+TOPIC_ID = "the-first-data-topic--"
+
+
+class Crash(BaseException):
+    """Stands for the end of a process."""
+
+
+class Output(ABC):
+    """One place to write to: each `sink` is another process's."""
+
+    steps: ClassVar[Sequence[str]]
+    """Where a writer can die, in order."""
+    racing_step: ClassVar[str]
+    """Where a writer has its rows ready and has not yet looked a last time."""
+
+    @abstractmethod
+    def sink(self, reached: Callable[[str], None] | None = None) -> Sink:
+        """Return a new sink that calls `reached` at each of its steps."""
+
+    @abstractmethod
+    def frame(
+        self, rows: Iterable[tuple[Any, ...]], columns: Sequence[str] = ("partition", "offset", "value")
+    ) -> Frame:
+        """Return a frame of these rows."""
+
+    @abstractmethod
+    def poison(self) -> Frame:
+        """Return a frame that fails when it is evaluated."""
+
+    @abstractmethod
+    def rows(self) -> list[Row]:
+        """Return all rows that count, in order; a missing offset is -1."""
+
+    @abstractmethod
+    def sweep(self) -> None:
+        """Remove what dead writers left, where there is such a thing."""
+
+
+def part(
+    partition: int,
+    start: int,
+    end: int,
+    *,
+    epoch: int = 10,
+    generation: int = 0,
+    readable: int | None = None,
+    group: str = "g",
+    topic: str = "t",
+    log: str = LOG,
+    topic_id: str = TOPIC_ID,
+) -> ClaimedRange:
+    """A range of a batch."""
+    return ClaimedRange(
+        coordination_topic_id=log,
+        group=group,
+        topic=topic,
+        data_topic_id=topic_id,
+        partition=partition,
+        generation=generation,
+        epoch=epoch,
+        start=start,
+        end=end,
+        first_readable=start if readable is None else readable,
+    )
+
+
+def rows_of(value: str, *ranges: ClaimedRange, without: Iterable[int] = ()) -> list[Row]:
+    """A row for each offset that can be read, but for those `without`."""
+    gone = set(without)
+    return [
+        (each.partition, offset, value)
+        for each in ranges
+        for offset in range(each.first_readable, each.end)
+        if offset not in gone
+    ]
+
+
+def intervals(rows: Iterable[tuple[Any, ...]]) -> dict[int, list[tuple[int, int]]]:
+    """The offsets of these rows, as a batch tells them."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for partition, offset, *_ in sorted(rows):
+        runs = found.setdefault(partition, [])
+        if runs and runs[-1][1] == offset:
+            runs[-1] = (runs[-1][0], offset + 1)
+        else:
+            runs.append((offset, offset + 1))
+    return found
+
+
+def deliver(
+    output: Output,
+    value: str,
+    *ranges: ClaimedRange,
+    sink: Sink | None = None,
+    without: Iterable[int] = (),
+    rows: Sequence[Row] | None = None,
+) -> WriteOutcome:
+    """Do what a batch does: ask, process, write."""
+    sink = sink or output.sink()
+    sink.verdicts(ranges)
+    read = rows_of(value, *ranges, without=without)
+    written = read if rows is None else rows
+    return sink.write(output.frame(written), ranges, lambda: intervals(read))
+
+
+def never() -> Mapping[int, Sequence[tuple[int, int]]]:
+    """Offsets that must not be asked for: a Spark job more."""
+    raise AssertionError("asked for the offsets read where nothing older is to be replaced")
+
+
+class SinkConformance:
+    """The tests."""
+
+    def test_the_first_batch_is_taken_whole(self, output: Output) -> None:
+        """An empty output takes every range, wherever it starts, and has then exactly its rows."""
+        ranges = [part(0, 0, 5), part(1, 100, 103)]
+        assert output.sink().verdicts(ranges) == dict.fromkeys(ranges, Verdict.REPLACE)
+        outcome = output.sink().write(output.frame(rows_of("a", *ranges)), ranges, never)
+        assert outcome.taken == tuple(ranges)
+        assert outcome.skipped == ()
+        assert outcome.rows in ({0: 5, 1: 3}, {})
+        assert output.rows() == rows_of("a", *ranges)
+
+    def test_batch_follows_on_batch(self, output: Output) -> None:
+        """A range that starts where the output stands is taken."""
+        for start in range(0, 50, 10):
+            assert deliver(output, str(start), part(0, start, start + 10)).taken
+        assert [offset for _, offset, _ in output.rows()] == list(range(50))
+        assert output.sink().verdicts([part(0, 50, 51)])[part(0, 50, 51)] is Verdict.TAKE
+
+    def test_a_duplicate_is_skipped_unevaluated(self, output: Output) -> None:
+        """What was taken is skipped when it comes again, under the same token or a higher one, uncomputed."""
+        done = [part(0, 0, 5), part(1, 0, 3)]
+        deliver(output, "a", *done)
+        for again in (done, [part(0, 0, 5, epoch=20), part(1, 0, 3, epoch=21)]):
+            assert set(output.sink().verdicts(again).values()) == {Verdict.SKIP}
+            outcome = output.sink().write(output.poison(), again, never)
+            assert outcome == WriteOutcome(taken=(), skipped=tuple(again), rows={})
+        assert output.rows() == rows_of("a", *done)
+
+    def test_any_subset_can_be_replayed_by_others(self, output: Output) -> None:
+        """After a batch died between its commits, two others replay half of its ranges each: nothing is there twice."""
+        batch = [part(number, 0, 4) for number in range(4)]
+        deliver(output, "a", *batch)
+        for half in (
+            [part(0, 0, 4, epoch=20), part(2, 0, 4, epoch=21)],
+            [part(1, 0, 4, epoch=22), part(3, 0, 4, epoch=23)],
+        ):
+            assert deliver(output, "b", *half).skipped == tuple(half)
+        assert output.rows() == rows_of("a", *batch)
+
+    def test_of_a_partly_taken_batch_the_rest_is_taken(self, output: Output) -> None:
+        """Ranges that are there are left out, with their rows, and the others are written."""
+        deliver(output, "a", part(0, 0, 4), part(2, 0, 4))
+        batch = [part(number, 0, 4, epoch=20) for number in range(4)]
+        outcome = deliver(output, "b", *batch)
+        assert outcome.taken == (batch[1], batch[3])
+        assert outcome.skipped == (batch[0], batch[2])
+        assert outcome.rows in ({1: 4, 3: 4}, {})
+        assert output.rows() == sorted(rows_of("a", batch[0], batch[2]) + rows_of("b", batch[1], batch[3]))
+
+    @pytest.mark.parametrize(
+        ("bounds", "others", "why"),
+        [
+            ((10, 20), {"epoch": 9}, "fencing token 9 is lower than 10"),
+            ((0, 10), {"epoch": 9}, "fencing token 9 is lower than 10"),
+            ((10, 20), {"epoch": 50, "generation": 6}, "generation 6 is older than 7"),
+            ((12, 20), {}, "stands at 10"),
+            ((5, 15), {}, "stands at 10"),
+            ((5, 15), {"epoch": 50}, "stands at 10"),
+            ((10, 20), {"log": "another-log"}, "coordination topic was made anew"),
+            ((10, 20), {"log": "another-log", "epoch": 90, "generation": 95}, "coordination topic was made anew"),
+            ((10, 20), {"topic_id": "another-topic"}, "data topic was made anew"),
+        ],
+    )
+    def test_what_does_not_follow_is_refused(
+        self, output: Output, bounds: tuple[int, int], others: Mapping[str, Any], why: str
+    ) -> None:
+        """A lower token or generation, a gap, an overlap and another log are refused, with all beside."""
+        deliver(output, "a", part(0, 0, 10, generation=7))
+        late = part(0, *bounds, **{"generation": 7, **others})
+        beside = part(1, 0, 3, generation=7, log=late.coordination_topic_id)
+        with pytest.raises(SinkRefused, match=why):
+            output.sink().verdicts([beside, late])
+        with pytest.raises(SinkRefused, match=why):
+            output.sink().write(output.frame(rows_of("b", beside, late)), [beside, late], never)
+        assert output.rows() == rows_of("a", part(0, 0, 10))
+        assert deliver(output, "c", part(0, 10, 12, generation=7)).taken
+
+    def test_groups_and_topics_do_not_meet(self, output: Output) -> None:
+        """Two groups, and two topics, have positions of their own in one output."""
+        for one in (part(0, 0, 5), part(0, 0, 5, group="h", epoch=3), part(0, 7, 9, topic="u", epoch=4)):
+            assert deliver(output, one.group + one.topic, one).taken == (one,)
+        assert len(output.rows()) == 12
+        newer = part(0, 0, 5, generation=30, epoch=31)
+        deliver(output, "new", newer)
+        assert sorted({value for _, _, value in output.rows()}) == ["gu", "ht", "new"]
+
+    def test_ranges_without_rows_are_taken(self, output: Output) -> None:
+        """What is filtered out, compacted away or aborted leaves no row, and the output moves on all the same."""
+        ranges = [part(0, 0, 5), part(1, 3, 8)]
+        outcome = deliver(output, "a", *ranges, rows=rows_of("a", ranges[1]))
+        assert outcome.taken == tuple(ranges)
+        assert output.rows() == rows_of("a", ranges[1])
+        following = [part(0, 5, 9), part(1, 8, 9)]
+        assert deliver(output, "b", *following, rows=[]).taken == tuple(following)
+        assert output.sink().verdicts([part(0, 5, 9)])[part(0, 5, 9)] is Verdict.SKIP
+        assert output.rows() == rows_of("a", ranges[1])
+
+    def test_rows_need_a_partition_of_the_batch(self, output: Output) -> None:
+        """Without the column, with rows of another partition or of none, nothing is written and the error says so."""
+        mine = part(0, 0, 3)
+        with pytest.raises(ConfigurationError, match=r"groupBy\(\"partition\""):
+            output.sink().write(output.frame([(1, "x")], ("offset", "value")), [mine], never)
+        for foreign in ([(7, 0, "x")], [(None, 0, "x")], [(-1, 0, "x")]):
+            with pytest.raises(SinkRefused, match="which this batch did not read"):
+                output.sink().write(output.frame([*rows_of("a", mine), *foreign]), [mine], never)
+        assert output.rows() == []
+        assert deliver(output, "b", mine).taken == (mine,)
+
+    def test_a_batch_is_of_one_group_and_topic(self, output: Output) -> None:
+        """Ranges of two topics, or two of one partition, are a caller's mistake."""
+        for wrong in ([part(0, 0, 1), part(1, 0, 1, topic="u")], [part(0, 0, 1), part(0, 1, 2)]):
+            with pytest.raises(ValueError, match=r"one (group|call)|more than one"):
+                output.sink().verdicts(wrong)
+
+    def test_offsets_beyond_32_bits(self, output: Output) -> None:
+        """Positions are as large as Kafka's."""
+        high = part(2**31 - 1, 2**62, 2**62 + 3, epoch=2**62, generation=2**61)
+        deliver(output, "a", high)
+        newer = part(2**31 - 1, 2**62 + 1, 2**62 + 2, epoch=2**62 + 9, generation=2**62)
+        deliver(output, "b", newer)
+        assert [value for _, _, value in output.rows()] == ["a", "b", "a"]
+
+    def test_many_partitions_at_once(self, output: Output) -> None:
+        """A batch of some hundred ranges is one step."""
+        ranges = [part(number, number, number + 2) for number in range(150)]
+        assert len(deliver(output, "a", *ranges).taken) == 150
+        assert len(output.rows()) == 300
+        assert set(output.sink().verdicts(ranges).values()) == {Verdict.SKIP}
+
+
+class ReplacingConformance:
+    """A new generation replaces, offset by offset, what older ones hold."""
+
+    def test_inside_one_older_range(self, output: Output) -> None:
+        """Only the offsets that were read anew are replaced; what lies before and behind stays."""
+        deliver(output, "old", part(0, 0, 10), part(1, 0, 3))
+        newer = part(0, 4, 7, generation=20, epoch=21)
+        assert output.sink().verdicts([newer]) == {newer: Verdict.REPLACE}
+        assert deliver(output, "new", newer).taken == (newer,)
+        expected = rows_of("old", part(0, 0, 4), part(0, 7, 10), part(1, 0, 3)) + rows_of("new", newer)
+        assert output.rows() == sorted(expected)
+
+    def test_over_several_older_ranges_in_several_batches(self, output: Output) -> None:
+        """Each batch of the new generation replaces, the first and those that follow on it."""
+        for start in (0, 10, 20, 30):
+            deliver(output, "old", part(0, start, start + 10))
+        deliver(output, "new", part(0, 5, 15, generation=20, epoch=21))
+        following = part(0, 15, 35, generation=20, epoch=22)
+        assert output.sink().verdicts([following]) == {following: Verdict.TAKE}
+        deliver(output, "new", following)
+        deliver(output, "new", part(0, 35, 50, generation=20, epoch=22))
+        assert output.rows() == sorted(
+            rows_of("old", part(0, 0, 5)) + rows_of("new", part(0, 5, 50)),
+        )
+
+    def test_offsets_that_are_no_longer_there_keep_their_rows(self, output: Output) -> None:
+        """What retention took, or compaction since, was not read anew: its rows stay."""
+        deliver(output, "old", part(0, 0, 10))
+        newer = part(0, 0, 10, generation=20, epoch=21, readable=3)
+        deliver(output, "new", newer, without=(5, 6, 9))
+        assert output.rows() == sorted(
+            rows_of("old", part(0, 0, 3), part(0, 5, 7), part(0, 9, 10)) + rows_of("new", part(0, 3, 5), part(0, 7, 9))
+        )
+
+    def test_offsets_read_that_give_no_row_lose_their_old_ones(self, output: Output) -> None:
+        """Code that now filters a message out removes the row that the old code made of it."""
+        deliver(output, "old", part(0, 0, 6))
+        newer = part(0, 0, 6, generation=20, epoch=21)
+        deliver(output, "new", newer, rows=[(0, 1, "new"), (0, 4, "new")])
+        assert output.rows() == [(0, 1, "new"), (0, 4, "new")]
+
+    def test_a_range_of_which_nothing_is_left_replaces_nothing(self, output: Output) -> None:
+        """Where retention took all of it, no offsets are asked for and all rows stay."""
+        deliver(output, "old", part(0, 0, 6))
+        gone = part(0, 2, 4, generation=20, epoch=21, readable=4)
+        assert output.sink().write(output.frame([]), [gone], never).taken == (gone,)
+        assert output.rows() == rows_of("old", part(0, 0, 6))
+
+    def test_generation_upon_generation(self, output: Output) -> None:
+        """The newest generation that read an offset has it; ranges of equal offsets in one call keep apart."""
+        deliver(output, "0", part(0, 0, 12), part(1, 0, 12))
+        deliver(output, "1", part(0, 2, 10, generation=20, epoch=21), part(1, 6, 7, generation=20, epoch=22))
+        deliver(output, "2", part(0, 4, 6, generation=30, epoch=31))
+        deliver(output, "3", part(0, 0, 5, generation=40, epoch=41), part(1, 0, 1, generation=40, epoch=42))
+        by_partition = {number: "".join(value for at, _, value in output.rows() if at == number) for number in (0, 1)}
+        assert by_partition == {0: "333332111100", 1: "300000100000"}
+
+    def test_several_rows_of_one_message_go_together(self, output: Output) -> None:
+        """All rows at a replaced offset go, however many there are."""
+        twice = part(0, 0, 4)
+        deliver(output, "old", twice, rows=[(0, 1, "a"), (0, 1, "b"), (0, 2, "c")])
+        deliver(output, "new", part(0, 1, 2, generation=20, epoch=21))
+        assert output.rows() == [(0, 1, "new"), (0, 2, "c")]
+
+    def test_another_data_topic_of_the_name_is_not_replaced(self, output: Output) -> None:
+        """Offsets of a topic that was made anew are other messages: the old rows stay."""
+        deliver(output, "old", part(0, 0, 5))
+        deliver(output, "new", part(0, 0, 3, generation=20, epoch=21, topic_id="made-anew"))
+        assert output.rows() == sorted(rows_of("old", part(0, 0, 5)) + rows_of("new", part(0, 0, 3)))
+
+    def test_rows_without_offsets_cannot_be_replaced(self, output: Output) -> None:
+        """Where older rows have none, a new generation is refused before it processes, and `can_replace` says why."""
+        old = part(0, 0, 10)
+        columns = ("partition", "value")
+        output.sink().write(output.frame([(0, "sum")], columns), [old], never)
+        over, beyond = part(0, 5, 12, generation=20, epoch=21), part(0, 10, 12, generation=20, epoch=21)
+        assert "no column 'offset'" in (output.sink().can_replace([over]) or "")
+        assert output.sink().can_replace([beyond]) is None
+        with pytest.raises(SinkRefused, match="no column 'offset'"):
+            output.sink().verdicts([over])
+        with pytest.raises(SinkRefused, match="no column 'offset'"):
+            output.sink().write(output.poison(), [over], never)
+        assert output.sink().write(output.frame([(0, "more")], columns), [beyond], never).taken == (beyond,)
+        assert output.rows() == [(0, -1, "more"), (0, -1, "sum")]
+
+    def test_rows_with_offsets_give_way_to_rows_without(self, output: Output) -> None:
+        """It is the older rows that need offsets."""
+        old = part(0, 0, 3)
+        deliver(output, "old", old)
+        assert output.sink().can_replace([old]) is None
+        newer = part(0, 1, 5, generation=20, epoch=21)
+        output.sink().write(output.frame([(0, "sum")], ("partition", "value")), [newer], lambda: {0: [(1, 5)]})
+        assert output.rows() == [(0, -1, "sum"), (0, 0, "old")]
+
+
+class CrashConformance:
+    """Writers that die, stall, or meet."""
+
+    def test_dying_at_any_step_then_delivered_again(self, output: Output) -> None:
+        """Whatever step a writer dies at, the same ranges delivered again give their rows once."""
+        for number, step in enumerate(output.steps):
+            ranges = [part(2 * number, 0, 3), part(2 * number + 1, 5, 7)]
+            seen = self.dies(output, step, "a", *ranges)
+            assert step in seen, f"{step} was not reached: {seen}"
+            again = [part(each.partition, each.start, each.end, epoch=20) for each in ranges]
+            outcome = deliver(output, "b", *again)
+            assert set(outcome.taken + outcome.skipped) == set(again)
+            mine = [row for row in output.rows() if row[0] in {2 * number, 2 * number + 1}]
+            values = {value for _, _, value in mine}
+            assert len(values) == 1
+            assert mine == rows_of(values.pop(), *ranges)
+            output.sweep()
+        assert len(output.rows()) == 5 * len(output.steps)
+
+    def test_dying_at_any_step_of_a_replacement(self, output: Output) -> None:
+        """A new generation's rows and the removal of older ones are one step, wherever its writer dies."""
+        for number, step in enumerate([*output.steps, "none"]):
+            deliver(output, "old", part(number, 0, 10))
+            newer = part(number, 3, 6, generation=20, epoch=21)
+            self.dies(output, step, "new", newer)
+            output.sweep()
+            mine = "".join(value[0] for at, _, value in output.rows() if at == number)
+            assert mine in {"oooooooooo", "ooonnnoooo"}
+            deliver(output, "new", part(number, 3, 6, generation=20, epoch=22))
+            mine = "".join(value[0] for at, _, value in output.rows() if at == number)
+            assert mine == "ooonnnoooo"
+
+    @staticmethod
+    def dies(output: Output, step: str, value: str, *ranges: ClaimedRange) -> list[str]:
+        """Deliver and die at `step`; return the steps that were reached."""
+        seen: list[str] = []
+
+        def reached(at: str) -> None:
+            seen.append(at)
+            if at == step:
+                raise Crash
+
+        try:
+            deliver(output, value, *ranges, sink=output.sink(reached))
+        except Crash:
+            assert seen[-1] == step or step in seen
+        return seen
+
+    def test_two_writers_of_the_same_range(self, output: Output) -> None:
+        """Of two that come to the last step together one takes the range, the other finds it done."""
+        for number in range(3):
+            mine = part(number, 0, 20)
+            outcomes = self.race(output, {"a": [mine], "b": [mine]})
+            assert sorted(len(each.taken) for each in outcomes.values()) == [0, 1]
+            assert sorted(len(each.skipped) for each in outcomes.values()) == [0, 1]
+            winner = next(value for value, each in outcomes.items() if each.taken)
+            assert [row for row in output.rows() if row[0] == number] == rows_of(winner, mine)
+
+    def test_writers_whose_ranges_overlap_in_part(self, output: Output) -> None:
+        """Each range is taken once, whichever of the batches that have it comes first."""
+        parts = [part(number, 0, 5) for number in range(5)]
+        outcomes = self.race(output, {"a": parts[:3], "b": parts[1:4], "c": parts[2:]})
+        taken = [each for outcome in outcomes.values() for each in outcome.taken]
+        assert sorted(taken, key=lambda each: each.partition) == parts
+        owner = {each.partition: value for value, outcome in outcomes.items() for each in outcome.taken}
+        assert output.rows() == [(at, offset, owner[at]) for at in range(5) for offset in range(5)]
+
+    @staticmethod
+    def race(output: Output, batches: Mapping[str, Sequence[ClaimedRange]]) -> dict[str, WriteOutcome]:
+        """Let all come to the racing step before one goes on."""
+        barrier = threading.Barrier(len(batches))
+
+        def waits() -> Callable[[str], None]:
+            met = False
+
+            def reached(step: str) -> None:
+                nonlocal met
+                if step == output.racing_step and not met:
+                    met = True
+                    barrier.wait(60)
+
+            return reached
+
+        frames = {value: output.frame(rows_of(value, *ranges)) for value, ranges in batches.items()}
+        with ThreadPoolExecutor(len(batches)) as pool:
+            running = {
+                value: pool.submit(output.sink(waits()).write, frames[value], ranges, never)
+                for value, ranges in batches.items()
+            }
+            return {value: future.result(120) for value, future in running.items()}
+
+    def test_a_writer_that_was_overtaken_adds_nothing(self, output: Output) -> None:
+        """One that stalls with its rows ready, is taken over, and goes on after the new owner's batch, is refused."""
+        mine = part(0, 0, 5)
+        ready, go = threading.Event(), threading.Event()
+
+        def stall(step: str) -> None:
+            if step == output.racing_step:
+                ready.set()
+                assert go.wait(60)
+
+        late = output.sink(stall)
+        frame = output.frame(rows_of("late", mine))
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(late.write, frame, [mine], never)
+            assert ready.wait(60)
+            deliver(output, "new", part(0, 0, 5, epoch=20), sink=output.sink())
+            output.sweep()
+            go.set()
+            with pytest.raises(SinkRefused, match="fencing token 10 is lower than 20"):
+                future.result(60)
+        assert output.rows() == rows_of("new", mine)
+        assert deliver(output, "next", part(0, 5, 6, epoch=20)).taken
+
+    def test_rows_that_came_in_meanwhile_are_replaced_too(self, output: Output) -> None:
+        """What an older generation adds while a new one is at work is replaced where it was read."""
+        deliver(output, "old", part(0, 0, 5))
+        newer = part(0, 8, 12, generation=20, epoch=21)
+        asked: list[str] = []
+
+        def reached(step: str) -> None:
+            if step == output.racing_step and not asked:
+                asked.append(step)
+                deliver(output, "old", part(0, 5, 10), sink=output.sink())
+
+        read = rows_of("new", newer)
+        outcome = output.sink(reached).write(output.frame(read), [newer], lambda: intervals(read))
+        assert outcome.taken == (newer,)
+        assert output.rows() == rows_of("old", part(0, 0, 8)) + rows_of("new", newer)
+
+
+class KillConformance:
+    """Writers that are killed: nothing of theirs is run afterwards, no cleaning up either."""
+
+    def test_killed_at_any_step_of_a_batch_and_of_a_replacement(
+        self, output: Output, die: Callable[[Output, str, str, Sequence[ClaimedRange]], int]
+    ) -> None:
+        """Whatever step a process is killed at, the next one completes the batch, and nothing is there twice."""
+        deliver(output, "old", *(part(number, 0, 10) for number in range(len(output.steps))))
+        for number, step in enumerate(output.steps):
+            ranges = [part(number, 3, 6, generation=20, epoch=21), part(100 + number, 0, 2)]
+            assert die(output, step, "new", ranges) != 0, step
+            mine = {at: "".join(v[0] for p, _, v in output.rows() if p == at) for at in (number, 100 + number)}
+            assert tuple(mine.values()) in {("o" * 10, ""), ("ooonnnoooo", "nn")}, step
+            again = [part(number, 3, 6, generation=20, epoch=22), part(100 + number, 0, 2, epoch=22)]
+            deliver(output, "new", *again)
+            mine = {at: "".join(v[0] for p, _, v in output.rows() if p == at) for at in (number, 100 + number)}
+            assert tuple(mine.values()) == ("ooonnnoooo", "nn"), step
+            output.sweep()
+        assert len(output.rows()) == 12 * len(output.steps)
+
+
+class HistoryConformance:
+    """Many writers one after another, right and wrong ones, held against a model of three lines."""
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_any_history_gives_the_rows_of_the_model(self, output: Output, seed: int) -> None:
+        """After each step of a random history the output has exactly the rows that it should."""
+        dice = Random(seed)
+        model = Model()
+        for step in range(25):
+            ranges = model.some_ranges(dice)
+            gone = {offset for offset in range(60) if dice.random() < 0.2}
+            read = rows_of(f"v{step}", *ranges, without=gone)
+            written = [row for row in read if dice.random() < 0.9]
+            died_at = dice.choice(output.steps) if dice.random() < 0.3 else None
+            expected = model.outcome(ranges, read, written)
+            try:
+                self.write(output, ranges, written, read, died_at)
+            except SinkRefused:
+                assert expected is None
+            except Crash:
+                pass
+            else:
+                assert expected is not None
+            if expected is not None and (died_at is None or self.has(output, ranges)):
+                model.apply(ranges, expected)
+            assert output.rows() == sorted(model.rows.values()), (seed, step)
+            if dice.random() < 0.2:
+                output.sweep()
+        assert output.rows() == sorted(model.rows.values())
+
+    @staticmethod
+    def has(output: Output, ranges: Sequence[ClaimedRange]) -> bool:
+        """Say whether the output has all of these ranges."""
+        return set(output.sink().verdicts(ranges).values()) == {Verdict.SKIP}
+
+    @staticmethod
+    def write(
+        output: Output,
+        ranges: Sequence[ClaimedRange],
+        written: Sequence[Row],
+        read: Sequence[Row],
+        died_at: str | None,
+    ) -> None:
+        """Write, perhaps dying."""
+
+        def reached(step: str) -> None:
+            if step == died_at:
+                raise Crash
+
+        output.sink(reached).write(output.frame(written), ranges, lambda: intervals(read))
+
+
+class Model:
+    """What an output of one group and topic should hold: rows by message, and where each partition stands."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, int], Row] = {}
+        self._stands: dict[int, tuple[int, int, int]] = {}
+
+    def some_ranges(self, dice: Random) -> list[ClaimedRange]:
+        """Return ranges of one batch: mostly what a correct member would have, sometimes not."""
+        found = []
+        for partition in dice.sample(range(3), dice.randint(1, 3)):
+            generation, epoch, position = self._stands.get(partition, (0, 10, 0))
+            if dice.random() < 0.15:
+                generation, position = generation + 5, dice.randint(0, max(1, position))
+                epoch = max(epoch, generation)
+            elif dice.random() < 0.05:
+                generation -= 1
+            elif dice.random() < 0.05:
+                position += 1
+            start, width = position, dice.randint(0, 8)
+            if dice.random() < 0.15 and position >= 3:
+                start, width = position - 3, 3
+            epoch += dice.choice((0, 0, 1, 3)) if dice.random() < 0.97 else -1
+            readable = start + dice.randint(0, width) if dice.random() < 0.1 else start
+            found.append(
+                part(
+                    partition,
+                    start,
+                    start + width,
+                    generation=max(0, generation),
+                    epoch=epoch,
+                    readable=readable,
+                )
+            )
+        return found
+
+    def outcome(
+        self, ranges: Sequence[ClaimedRange], read: Sequence[Row], written: Sequence[Row]
+    ) -> tuple[set[int], list[Row], list[Row]] | None:
+        """Return the partitions taken with what was read and written of them, or None if it must be refused."""
+        taken = set()
+        for each in ranges:
+            if each.partition in self._stands:
+                generation, epoch, position = self._stands[each.partition]
+                if each.generation < generation or each.epoch < epoch:
+                    return None
+                if each.generation == generation and each.end == position:
+                    continue
+                if each.generation == generation and each.start != position:
+                    return None
+            taken.add(each.partition)
+        return (
+            taken,
+            [row for row in read if row[0] in taken],
+            [row for row in written if row[0] in taken],
+        )
+
+    def apply(self, ranges: Sequence[ClaimedRange], outcome: tuple[set[int], list[Row], list[Row]]) -> None:
+        """Take it."""
+        taken, read, written = outcome
+        for partition, offset, _ in read:
+            self.rows.pop((partition, offset), None)
+        self.rows |= {(partition, offset): (partition, offset, value) for partition, offset, value in written}
+        for each in ranges:
+            if each.partition in taken:
+                self._stands[each.partition] = (each.generation, each.epoch, each.end)

@@ -1,0 +1,27 @@
+"""Imports every module of the library, so that a name missing from an old dependency shows at once."""
+
+import importlib
+import pkgutil
+import sys
+
+import marshal_dagster
+
+
+def main() -> int:
+    """Import all modules except `__main__` ones; an error names the module."""
+    failed = 0
+    names = [module.name for module in pkgutil.walk_packages(marshal_dagster.__path__, "marshal_dagster.")]
+    for name in names:
+        if name.endswith(".__main__"):
+            continue
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what we look for
+            failed += 1
+            print(f"{name}: {type(error).__name__}: {error}")
+    print(f"{len(names) - failed} of {len(names)} modules import")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
