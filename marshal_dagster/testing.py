@@ -37,6 +37,10 @@ class ManualClock:
         """Let `passed_ms` milliseconds pass."""
         self._passed_ms += passed_ms
 
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Let the time pass at once."""
+        self.advance(duration_ms)
+
 
 def _topic_id() -> str:
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

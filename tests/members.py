@@ -48,9 +48,7 @@ class Site:
         number = next(self._numbers)
         rationalizer = Rationalizer(log or self.log(), topics=[TOPIC], clock=self.clock)
         member = Member(GROUP, f"client{number}", instance or f"run{number}.0")
-        claimer = Claimer(
-            rationalizer, member, TOPIC, settings, clock=self.clock, pause_s=lambda s: self.clock.advance(s * 1_000)
-        )
+        claimer = Claimer(rationalizer, member, TOPIC, settings, clock=self.clock)
         rationalizer.catch_up()
         return claimer
 

@@ -5,7 +5,6 @@ was not seen accepted did not happen; one that may have happened is settled by r
 """
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -76,12 +75,11 @@ class Claimer:
         settings: Settings,
         *,
         clock: Clock | None = None,
-        pause_s: Callable[[float], None] = time.sleep,
     ) -> None:
         """Be `member`, for the partitions of data topic `topic`, under the group's `settings`.
 
-        `pause_s` waits before a commit is tried again, in seconds. Raises `ConfigurationError` for settings that a
-        member cannot keep, and for a log opened for a longer heartbeat interval.
+        Raises `ConfigurationError` for settings that a member cannot keep, and for a log opened for a longer heartbeat
+        interval.
         """
         if not is_topic(topic):
             raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows")
@@ -91,7 +89,6 @@ class Claimer:
         self.settings = settings
         self.rationalizer = rationalizer
         self.clock = clock or SystemClock()
-        self._pause_s = pause_s
         self._tenure = Tenure()
         self._is_settled = True
         """Whether what became of every record sent for a claim is known."""
@@ -307,7 +304,7 @@ class Claimer:
                     logger.warning("the commit of %s is not settled yet: %s", self._named(missing), error)
                 is_sent = True
             if missing:
-                self._pause_s(self.settings.heartbeat_interval_ms * RETRY_PART / 1_000)
+                self.clock.sleep_ms(self.settings.heartbeat_interval_ms * RETRY_PART)
         with self._step():
             self._check_log()
 

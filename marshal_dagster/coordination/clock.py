@@ -1,4 +1,4 @@
-"""The two clocks a member has: one to count its leases by, one to tell the time."""
+"""The two clocks a member has, one to count its leases by, one to tell the time; and how it waits."""
 
 import time
 from typing import Protocol
@@ -15,6 +15,10 @@ class Clock(Protocol):
         """Unix time in milliseconds: advice, never a decision."""
         ...
 
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Let `duration_ms` milliseconds pass."""
+        ...
+
 
 class SystemClock:
     """This machine's clocks: CLOCK_BOOTTIME and the time of day."""
@@ -26,3 +30,7 @@ class SystemClock:
     def wall_ms(self) -> int:
         """Unix time in milliseconds."""
         return time.time_ns() // 1_000_000
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Sleep."""
+        time.sleep(duration_ms / 1_000)

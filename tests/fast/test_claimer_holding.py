@@ -353,7 +353,7 @@ def test_a_commit_is_tried_until_the_lease_ends(site: Site) -> None:
     assert site.key().offset == 0
 
 
-def test_nothing_is_sent_before_an_ambiguous_commit_is_settled(site: Site) -> None:
+def test_nothing_is_sent_before_an_ambiguous_commit_is_settled(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a commit is not settled by reading, no heartbeat follows it."""
     member = site.owner_of(0)
     log = faulty(member)
@@ -367,13 +367,13 @@ def test_nothing_is_sent_before_an_ambiguous_commit_is_settled(site: Site) -> No
         if len(sent_at_first) == 3:
             log.recover()
 
-    member._pause_s = another_thread_beats
+    monkeypatch.setattr(member.clock, "sleep_ms", another_thread_beats)
     member.commit({0: 10})
 
     assert sent_at_first == [sent_at_first[0]] * 3
 
 
-def test_a_commit_that_comes_back_after_an_outage_counts(site: Site) -> None:
+def test_a_commit_that_comes_back_after_an_outage_counts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit whose fate was unknown while the broker was away is found when it is back, and not sent again."""
     member = site.owner_of(0)
     log = faulty(member)
@@ -381,11 +381,11 @@ def test_a_commit_that_comes_back_after_an_outage_counts(site: Site) -> None:
     log.after_append = lambda: setattr(log, "is_down", True)
     before = len(site.values())
 
-    def back(seconds: float) -> None:
-        site.clock.advance(seconds * 1_000)
+    def back(duration_ms: float) -> None:
+        site.clock.advance(duration_ms)
         log.recover()
 
-    member._pause_s = back
+    monkeypatch.setattr(member.clock, "sleep_ms", back)
     member.commit({0: 10})
 
     assert len(site.values()) == before + 1
@@ -437,7 +437,7 @@ def test_a_commit_that_was_not_sent_is_not_carried_by_a_heartbeat(site: Site) ->
     assert member.claims[0].highest_sent == 0
 
 
-def test_a_heartbeat_after_an_ambiguous_commit_carries_it(site: Site) -> None:
+def test_a_heartbeat_after_an_ambiguous_commit_carries_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit that may be in the log is never followed by a heartbeat of a lower offset."""
     member = site.owner_of(0)
     log = faulty(member)
@@ -449,7 +449,7 @@ def test_a_heartbeat_after_an_ambiguous_commit_carries_it(site: Site) -> None:
     def leave(_: float) -> None:
         raise Stop
 
-    member._pause_s = leave
+    monkeypatch.setattr(member.clock, "sleep_ms", leave)
     with pytest.raises(Stop):
         member.commit({0: 10})
     log.recover()
