@@ -69,6 +69,10 @@ class PlanRejected(MarshalError):
     """A plan was not seen accepted in the log."""
 
 
+class PositionNotSet(MarshalError):
+    """A position was not set: members did not leave in time, or others paused and resumed in between."""
+
+
 class TooManyAttempts(MarshalError):
     """A plan has failed more often than configured and waits for a person."""
 

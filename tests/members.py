@@ -58,12 +58,14 @@ class Site:
         claimer.agree_on_settings()
         return claimer
 
-    def owner_of(self, *partitions: int, settings: Settings = SETTINGS, log: FaultyLog | None = None) -> Claimer:
-        """Open a claimer that holds `partitions`, each at offset 0."""
+    def owner_of(
+        self, *partitions: int, settings: Settings = SETTINGS, log: FaultyLog | None = None, at: int = 0
+    ) -> Claimer:
+        """Open a claimer that holds `partitions`, each at offset `at`, by default 0."""
         claimer = self.member(settings=settings, log=log)
         assert len(claimer.claim(partitions)) == len(partitions)
         claimer.name_data_topic(TOPIC_ID)
-        claimer.beat(dict.fromkeys(partitions, 0))
+        claimer.beat(dict.fromkeys(partitions, at))
         return claimer
 
     def world(self) -> World:

@@ -338,6 +338,29 @@ class Claimer:
 
     # Leaving
 
+    def set_positions(self, offsets: Mapping[int, int], topic_id: str) -> frozenset[int]:
+        """Give claims up at new `offsets`, as the instance that paused the group; give the partitions that were set.
+
+        The offsets are of the data topic with id `topic_id`, which is written down first where a key has another.
+        Where another paused or resumed the group in between nothing is set: claim again as a new instance.
+        Raises `ClaimLost`, `UnavailableError`, `LogChanged`.
+        """
+        with self._step():
+            self.check(offsets.keys())
+            held, signed = self._tenure.claims, self._sender.signed(self.member)
+            strange = [number for number in offsets if held[number].data_topic_id != topic_id]
+            self._send_owned([DataTopic(partition=number, topic_id=topic_id, **signed) for number in strange])
+            self._settle()
+            self._refresh()
+            named = {n: at for n, at in offsets.items() if n in held and held[n].data_topic_id == topic_id}
+            sent = self._send_owned([ReleasingPartition(partition=n, offset=at, **signed) for n, at in named.items()])
+            self._tenure.give_up(named)
+            return frozenset(
+                message.partition
+                for message, log_offset in zip(sent.messages, sent.log_offsets, strict=True)
+                if log_offset is not None and self.key(message.partition).generation == log_offset
+            )
+
     def release(self, partitions: Collection[int] | None = None) -> None:
         """Give up `partitions`, or all that are held or may have been won, where they stand.
 

@@ -1,0 +1,164 @@
+"""What a person does to a group: pause it, resume it, set its positions (PROTOCOL.md 6)."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from marshal_dagster.coordination.claimer import Claimer, nobody_is_dead
+from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.sending import Sender
+from marshal_dagster.coordination.tenure import Member, new_instance_id
+from marshal_dagster.errors import ClaimLost, GroupPaused, MarshalError, NotCertain, PositionNotSet, UnavailableError
+from marshal_dagster.protocol.messages import ReleaseGroup
+from marshal_dagster.protocol.state import Group, Owner
+
+logger = logging.getLogger(__name__)
+
+RESUMED_S: Final = 0
+"""A pause that ends then, in unix seconds, has ended by any clock."""
+LONGEST_SETTING_S: Final = 3_600
+"""How long a group stays paused, in seconds, should whoever sets its positions die in the middle."""
+TRIES: Final = 5
+_LOOK_PART: Final = 0.1
+"""Part of the heartbeat interval after which the owners are looked at again."""
+
+
+class Operator:
+    """Pauses, resumes and repositions one group.
+
+    Every act is an instance of its own. The rationalizer follows all coordination partitions from the first act on.
+    """
+
+    def __init__(self, rationalizer: Rationalizer, group: str, client: str, *, clock: Clock | None = None) -> None:
+        """Act on `group`; `client` is for people to see. Raises `ConfigurationError` for names no record can carry."""
+        self._rationalizer = rationalizer
+        self._clock = clock or SystemClock()
+        self._member = Member(group, client, new_instance_id("operator"))
+        self._sender = Sender(rationalizer, "", self._clock)
+
+    def pause(self, until_s: int) -> None:
+        """Pause the group until `until_s`, unix seconds: its members claim and plan no more, and leave.
+
+        Raises `UnavailableError` naming the coordination partitions where it could not be written; `LogChanged`.
+        """
+        self._tell(self._member.anew(), until_s)
+
+    def resume(self) -> None:
+        """End a pause, whoever began it. Raises as `pause`."""
+        self._tell(self._member.anew(), RESUMED_S)
+
+    def set_positions(
+        self,
+        topic: str,
+        offsets: Mapping[int, int],
+        topic_id: str,
+        *,
+        wait_ms: float,
+        is_dead: Callable[[Owner], bool] = nobody_is_dead,
+    ) -> None:
+        """Set partitions of `topic`, whose id in Kafka is `topic_id`, to `offsets`: the next to read.
+
+        The group is paused meanwhile; a pause that was in force is put back. The owners have `wait_ms` to leave; what
+        `is_dead` knows to be dead is revoked. Raises `PositionNotSet` when they do not, or others pause and resume in
+        between: then nothing was set, or what the message says. Raises `NotCertain`, `UnavailableError`, `LogChanged`.
+        """
+        self._require_certain(topic)
+        before_s = self._pause_in_force(topic)
+        setting = _Setting(topic, topic_id, self._clock.lease_ms() + wait_ms, is_dead)
+        try:
+            unset = dict(offsets)
+            for _ in range(TRIES):
+                unset = self._try_to_set(setting, unset)
+                if not unset:
+                    break
+        except BaseException:
+            self._try_to_put_back(before_s)
+            raise
+        self._tell(self._member.anew(), before_s)
+        if unset:
+            raise PositionNotSet(
+                f"positions of {topic!r} were not set for partitions {sorted(unset)}: others pause, resume or claim at "
+                "the same time; let them end, then try again"
+            )
+
+    def _try_to_set(self, setting: "_Setting", unset: Mapping[int, int]) -> dict[int, int]:
+        """Try once, as an instance of its own; give what is still not set."""
+        topic, member = setting.topic, self._member.anew()
+        self._tell(member, self._clock.wall_ms() // 1_000 + LONGEST_SETTING_S)
+        claimer = Claimer(self._rationalizer, member, topic, self._group(topic).settings, clock=self._clock)
+        try:
+            self._wait_for_owners(claimer, unset, setting)
+            claims = claimer.claim(unset, is_dead=setting.is_over)
+            done = claimer.set_positions({one.partition: unset[one.partition] for one in claims}, setting.topic_id)
+        except (ClaimLost, GroupPaused) as error:
+            logger.warning("setting positions of %r is tried again: %s", topic, error)
+            done = frozenset()
+        finally:
+            claimer.release()
+            setting.given_up.add(member.instance)
+        return {number: offset for number, offset in unset.items() if number not in done}
+
+    def _tell(self, member: Member, until_s: int) -> None:
+        """Write the end of a pause to every coordination partition, in the name of `member`, and read it back."""
+        with self._rationalizer.lock:
+            unsent = list(self._rationalizer.follow_all().partitions)
+            message = ReleaseGroup(expiry_s=until_s, **self._sender.signed(member))
+            for _ in range(TRIES):
+                sent = self._sender.send([message] * len(unsent), unsent)
+                unsent = [number for number, heard in zip(unsent, sent.outcomes, strict=True) if heard is None]
+                if not unsent:
+                    return
+        raise UnavailableError(
+            f"the pause of group {member.group!r} could not be written to coordination partitions {unsent}: the broker "
+            "did not acknowledge it in time. Elsewhere it is in force; try again, which completes it"
+        )
+
+    def _wait_for_owners(self, claimer: Claimer, partitions: Mapping[int, int], setting: "_Setting") -> None:
+        while len(free := claimer.claimable(partitions, is_dead=setting.is_over)) < len(partitions):
+            if self._clock.lease_ms() >= setting.deadline_ms:
+                held = sorted(partitions.keys() - set(free))
+                raise PositionNotSet(
+                    f"partitions {held} of {claimer.topic!r} are still held by live members after the wait: give them "
+                    "more time, or stop their runs; nothing was set"
+                )
+            self._clock.sleep_ms(claimer.settings.heartbeat_interval_ms * _LOOK_PART)
+            self._rationalizer.catch_up()
+
+    def _try_to_put_back(self, before_s: int) -> None:
+        try:
+            self._tell(self._member.anew(), before_s)
+        except MarshalError:
+            logger.exception("group %r stays paused, resume it", self._member.group)
+
+    def _pause_in_force(self, topic: str) -> int:
+        with self._rationalizer.lock:
+            group = self._group(topic)
+            until_s = group.paused_until_s
+            return until_s if until_s is not None and group.is_paused(self._clock.wall_ms()) else RESUMED_S
+
+    def _group(self, topic: str) -> Group:
+        return self._rationalizer.world.group_of(self._member.group, topic)
+
+    def _require_certain(self, topic: str) -> None:
+        if not self._rationalizer.follow_all().partition_of(topic).certain:
+            raise NotCertain(
+                f"the coordination partition of topic {topic!r} no longer begins at offset 0 and has no snapshot: no "
+                "position can be set. Stop all members of the group, then see `marshal-dagster recover`"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """One setting of positions, over all its tries; `given_up` are the instances of those that failed."""
+
+    topic: str
+    topic_id: str
+    deadline_ms: float
+    is_dead: Callable[[Owner], bool]
+    given_up: set[str] = field(default_factory=set)
+
+    def is_over(self, owner: Owner) -> bool:
+        """Tell whether `owner` is dead, or was an earlier try."""
+        return owner.instance in self.given_up or self.is_dead(owner)
