@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from marshal_dagster.coordination.claimer import Claimer, nobody_is_dead
@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 RESUMED_S: Final = 0
 """A pause that ends then, in unix seconds, has ended by any clock."""
+_SETTING: Final = "setting-positions"
+"""What the instance ids of those who set positions begin with: their pauses are not put back by others."""
 LONGEST_SETTING_S: Final = 3_600
 """How long a group stays paused, in seconds, should whoever sets its positions die in the middle."""
 TRIES: Final = 5
@@ -85,7 +87,7 @@ class Operator:
 
     def _try_to_set(self, setting: "_Setting", unset: Mapping[int, int]) -> dict[int, int]:
         """Try once, as an instance of its own; give what is still not set."""
-        topic, member = setting.topic, self._member.anew()
+        topic, member = setting.topic, replace(self._member, instance=new_instance_id(_SETTING))
         self._tell(member, self._clock.wall_ms() // 1_000 + LONGEST_SETTING_S)
         claimer = Claimer(self._rationalizer, member, topic, self._group(topic).settings, clock=self._clock)
         try:
@@ -135,8 +137,10 @@ class Operator:
     def _pause_in_force(self, topic: str) -> int:
         with self._rationalizer.lock:
             group = self._group(topic)
-            until_s = group.paused_until_s
-            return until_s if until_s is not None and group.is_paused(self._clock.wall_ms()) else RESUMED_S
+            until_s, by = group.paused_until_s, group.paused_by
+            if until_s is None or by is None or not group.is_paused(self._clock.wall_ms()):
+                return RESUMED_S
+            return RESUMED_S if by.startswith(f"{_SETTING}.") else until_s
 
     def _group(self, topic: str) -> Group:
         return self._rationalizer.world.group_of(self._member.group, topic)

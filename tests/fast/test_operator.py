@@ -99,6 +99,15 @@ def test_a_pause_in_force_is_put_back(site: Site) -> None:
     assert site.world().group_of(GROUP, TOPIC).paused_until_s == until_s
 
 
+def test_the_pause_of_another_setting_is_not_put_back(site: Site) -> None:
+    """Who sets positions while another does so leaves no pause behind, should the other have ended first."""
+    site.owner_of(0, at=50).release()
+    site.pause(LONGEST_SETTING_S, "setting-positions.1")
+    operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
+    assert site.key(0).offset == 10
+    assert is_paused_everywhere(site) == {False}
+
+
 @pytest.mark.parametrize("record", ["ClaimingPartition", "ReleasingPartition"])
 def test_who_resumes_in_between_is_found_out(site: Site, record: str) -> None:
     """A release after somebody's resume sets nothing: it is done again, as another instance."""
