@@ -14,7 +14,14 @@ from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from marshal_dagster.coordination.claimer import Claim, Claimer, Member, new_instance_id, nobody_is_dead
+from marshal_dagster.coordination.claimer import (
+    GO_EXTRA_PATIENCE_MS,
+    Claim,
+    Claimer,
+    Member,
+    new_instance_id,
+    nobody_is_dead,
+)
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.heartbeats import Heartbeats, ReasonToStop
 from marshal_dagster.coordination.log import CoordinationLog
@@ -67,10 +74,15 @@ class IdleReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """Why a batch has nothing to do, and in a sentence."""
+    """Why a batch has nothing to do, and in a sentence.
+
+    `stale_in_s` is set where what it waits for is held in the name of its own run: by a process of it that died, or by
+    one that works on. In so many seconds that is stale, unless it sends another heartbeat.
+    """
 
     reason: IdleReason
     text: str
+    stale_in_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,15 +240,14 @@ class ClaimedBatch:
     """Exact offset ranges of a data topic, held by this process from `with` to the block's end.
 
     On entering it claims, plans and (at least once, effectively once) has its `ranges`; leaving the block cleanly
-    commits and releases, any other way releases with nothing more committed. `idle` says why there is nothing to do.
+    commits and releases, any other way releases with nothing more committed. A block that did not read the batch
+    commits nothing: at least once raises `BatchAborted`. `idle` says why there is nothing to do.
     """
 
     def __init__(self, delivery: Delivery, claimer: Claimer, request: BatchRequest, sink: Sink | None) -> None:
         """Prepare; `Delivery.claimed_batch` makes these."""
         self.request = request
-        self.ranges: tuple[ClaimedRange, ...] = ()
         self.skipped: tuple[ClaimedRange, ...] = ()
-        self.dropped: tuple[ClaimedRange, ...] = ()
         self.idle: Idle | None = None
         self.phases = Phases()
         self.outcome: WriteOutcome | None = None
@@ -250,7 +261,19 @@ class ClaimedBatch:
         self._stack = ExitStack()
         self._heartbeats: Heartbeats | None = None
         self._spark: SparkSession | None = None
+        self._to_do: tuple[ClaimedRange, ...] = ()
         self._may_process = False
+        self._is_read = False
+        """Whether the block has been given what it needs to process the ranges."""
+        self._committing: Mapping[int, Claim] = {}
+        """At most once: the claims of which a commit was tried; each knows how high a heartbeat of it was sent."""
+        self._permitted: frozenset[int] = frozenset()
+        """At most once: the partitions that this process may process."""
+        self._told: set[ClaimedRange] = set()
+        self._is_left = False
+        self._is_done = False
+        self._is_leaving = False
+        self._has_left = False
         self._entered_s = 0.0
 
     # What it is
@@ -266,9 +289,23 @@ class ClaimedBatch:
         return self._delivery.settings.delivery
 
     @property
+    def ranges(self) -> tuple[ClaimedRange, ...]:
+        """The ranges to process, by partition."""
+        return tuple(one for one in self._to_do if not self._is_dropped(one))
+
+    @property
+    def dropped(self) -> tuple[ClaimedRange, ...]:
+        """At most once: the ranges whose commit is or may be in the log and that are not processed, or not wholly.
+
+        This process did not get the permission, or left the block by an error, or without having read them; `report`
+        says of each whether it is dropped for sure.
+        """
+        return tuple(one for one in self._to_do if self._is_dropped(one))
+
+    @property
     def all_ranges(self) -> tuple[ClaimedRange, ...]:
         """Every range of the batch, those that need no processing too, by partition."""
-        return tuple(sorted((*self.ranges, *self.skipped, *self.dropped), key=lambda one: one.partition))
+        return tuple(sorted((*self._to_do, *self.skipped), key=lambda one: one.partition))
 
     @property
     def lag_after(self) -> int:
@@ -278,7 +315,7 @@ class ClaimedBatch:
 
     def report(self) -> list[PartitionReport]:
         """Tell what each partition's part came to, by partition."""
-        states = dict.fromkeys(self.skipped, "skipped") | dict.fromkeys(self.dropped, "dropped")
+        states = dict.fromkeys(self.skipped, "skipped") | {one: self._how_dropped(one) for one in self.dropped}
         done = "committed" if self.committed else "not committed"
         return [
             PartitionReport(
@@ -299,7 +336,10 @@ class ClaimedBatch:
         try:
             self._begin()
         except BaseException:
-            self._leave()
+            try:
+                self._leave()
+            finally:
+                self._leave()
             raise
         self._entered_s = time.monotonic()
         self.phases.waiting_s = self._entered_s - began_s
@@ -308,16 +348,23 @@ class ClaimedBatch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Commit if the block was left cleanly; release in any case."""
+        """Commit if the block was left cleanly; release in any case.
+
+        Raises `BatchAborted` where a block that was left cleanly has not read, or not written, what it would commit.
+        """
         began_s = time.monotonic()
         self.phases.processing_s += began_s - self._entered_s - self.phases.reading_s
+        self._is_left = True
         try:
-            if error is None:
-                self._finish()
-            elif self._spark is not None:
-                jobs.cancel(self._spark, self.batch_id, f"the batch was left: {type(error).__name__}")
+            self._end_block(error)
         finally:
-            self._leave()
+            try:
+                self._tell_dropped()
+            finally:
+                try:
+                    self._leave()
+                finally:  # once more: the first time may have been interrupted
+                    self._leave()
             self.phases.committing_s += time.monotonic() - began_s
         lost = self._lost
         if lost is not None and isinstance(error, Exception) and not isinstance(error, ClaimLost | BatchAborted):
@@ -344,16 +391,11 @@ class ClaimedBatch:
     def begin_processing(self) -> None:
         """Take the permission to process; `read` does it by itself, a reader of one's own must call it first.
 
-        At most once: plans, announces and commits now; what did not get through is in `dropped`.
-        Raises `PlanRejected`, `ClaimLost`, `BatchAborted`.
+        At most once: plans, announces and commits now; what did not get through is in `dropped`, should this raise too.
+        Raises `PlanRejected`, `ClaimLost`, `BatchAborted`, `UnavailableError`, `LogChanged`.
         """
-        self._check_heartbeats()
-        if self._may_process or not self.ranges:
-            return
-        self._check_claims()
-        if self.mode is DeliveryMode.AT_MOST_ONCE:
-            self._commit_before_processing()
-        self._may_process = True
+        self._take_permission()
+        self._is_read = True
 
     def read(self, spark: "SparkSession") -> "DataFrame":
         """Give a frame over exactly the ranges: key, value, topic, partition, offset, timestamp, headers.
@@ -365,7 +407,7 @@ class ClaimedBatch:
         check_session(spark)
         if self.mode is DeliveryMode.AT_MOST_ONCE:
             check_single_execution(spark)
-        self.begin_processing()
+        self._take_permission()
         if self._spark is None:
             self._spark = spark
             self._stack.enter_context(jobs.batch_jobs(spark, self.batch_id))
@@ -374,6 +416,7 @@ class ClaimedBatch:
         offsets = {one.partition: (one.first_readable, one.end) for one in self.ranges}
         frame = reading.read_ranges(spark, self._delivery.connection.spark_options(), self.request.topic, offsets)
         self.phases.reading_s += time.monotonic() - began_s
+        self._is_read = True
         return frame
 
     def write(self, frame: "DataFrame") -> WriteOutcome:
@@ -407,7 +450,8 @@ class ClaimedBatch:
         if not claims:
             self.idle = self._why_idle(wanted)
             return
-        self._keep_alive()
+        if all(claim.offset is None or claim.data_topic_id is not None for claim in claims):
+            self._keep_alive()
         self._take_positions(claims, key_partition)
         self._let_go_of_rest(wanted)
         self._plan()
@@ -482,8 +526,12 @@ class ClaimedBatch:
         return kept
 
     def _keep_alive(self) -> None:
+        """Start the heartbeats; a key with an offset must have its data topic's id before (PROTOCOL.md 6)."""
+        if self._heartbeats is not None:
+            return
         self._heartbeats = Heartbeats(self._claimer, self._stop_work, reasons_to_stop=self._delivery.reasons_to_stop)
-        self._stack.enter_context(self._heartbeats)
+        self._stack.push(self._heartbeats)  # before they start: an interrupt may come in between
+        self._heartbeats.__enter__()
 
     def _take_positions(self, claims: Sequence[Claim], key_partition: int | None) -> None:
         """Read, after the claim is won, where each partition stands; choose how far each goes."""
@@ -492,6 +540,7 @@ class ClaimedBatch:
         keys = self._keys(claim.partition for claim in claims)
         self._check_incarnation(keys, extents)
         self._claimer.name_data_topic(self._topic_id)
+        self._keep_alive()
         self._check_forgotten(keys)
         starts = self._starts(keys, extents, is_first=key_partition is not None)
         self._check_incarnation({number: replace(key, offset=starts[number]) for number, key in keys.items()}, extents)
@@ -545,8 +594,8 @@ class ClaimedBatch:
         ends |= {number: at.end for number, at in fresh.items() if not at.lag and at.end > at.offset}
         claims = self._claimer.claims
         self._claimer.check(ends)
-        self.ranges = tuple(self._range(claims[number], ends[number]) for number in sorted(ends))
-        for one in self.ranges:
+        self._to_do = tuple(self._range(claims[number], ends[number]) for number in sorted(ends))
+        for one in self._to_do:
             if one.lost is not None:
                 logger.error("retention deleted %s unread: offsets %d to %d (exclusive) are lost", one, *one.lost)
 
@@ -570,11 +619,11 @@ class ClaimedBatch:
         if self.request.entire_topic:
             return
         most = self.request.max_claims
-        mine = [one for one in self.ranges if one.partition in wanted]
+        mine = [one for one in self._to_do if one.partition in wanted]
         if most is not None and len(mine) > most:
             mine = sorted(mine, key=lambda one: -one.width)[:most]
-        self.ranges = tuple(sorted(mine, key=lambda one: one.partition))
-        kept = {one.partition for one in self.ranges}
+        self._to_do = tuple(sorted(mine, key=lambda one: one.partition))
+        kept = {one.partition for one in self._to_do}
         unused = [number for number in self._claimer.claims if number not in kept]
         if unused:
             self._claimer.release(unused)
@@ -588,56 +637,112 @@ class ClaimedBatch:
         except PlanRejected:
             if self._claimer.paused_until_s() is None:
                 raise
-            self.ranges = ()
+            self._to_do = ()
             self.idle = Idle(IdleReason.PAUSED, self._paused_text())
 
     def _ask_sink(self) -> None:
         """Ask the sink which ranges it has: those are only committed."""
-        if self._sink is None or not self.ranges:
+        if self._sink is None or not self._to_do:
             return
-        verdicts = self._sink.verdicts(self.ranges)
-        self.skipped = tuple(one for one in self.ranges if verdicts[one] is Verdict.SKIP)
-        self.ranges = tuple(one for one in self.ranges if verdicts[one] is not Verdict.SKIP)
+        ranges = self._to_do
+        verdicts = self._sink.verdicts(ranges)
+        self._to_do = tuple(one for one in ranges if verdicts[one] is not Verdict.SKIP)
+        self.skipped = tuple(one for one in ranges if verdicts[one] is Verdict.SKIP)
 
     # Processing and leaving
 
+    def _take_permission(self) -> None:
+        self._check_heartbeats()
+        if self._may_process or not self.ranges:
+            return
+        self._check_claims()
+        if self.mode is DeliveryMode.AT_MOST_ONCE:
+            self._commit_before_processing()
+        self._may_process = True
+
     def _commit_before_processing(self) -> None:
-        ends = {one.partition: one.end for one in self.ranges}
+        """Commit; however this ends, `dropped` has what may be in the log and may not be processed here."""
+        ends = {one.partition: one.end for one in self._to_do}
         self.check()
         self._claimer.plan(ends)
-        self._delivery.announce(self.ranges)
-        allowed = self._claimer.commit_before_processing(ends)
-        self.dropped = tuple(one for one in self.ranges if one.partition not in allowed)
-        self.ranges = tuple(one for one in self.ranges if one.partition in allowed)
-        if self.dropped:
-            logger.error("dropped, as at most once must: %s", ", ".join(str(one) for one in self.dropped))
-        self.committed = bool(self.ranges)
+        self._delivery.announce(self._to_do)
+        self._committing = self._claimer.claims
+        self._permitted = self._claimer.commit_before_processing(ends)
+        self.committed = bool(self._permitted)
+        self._tell_dropped()
+
+    def _is_dropped(self, one: ClaimedRange) -> bool:
+        claim = self._committing.get(one.partition)
+        if claim is None or claim.highest_sent < one.end:
+            return False
+        return one.partition not in self._permitted or (self._is_left and not self._is_done)
+
+    def _how_dropped(self, one: ClaimedRange) -> str:
+        """Say whether a dropped range is committed for sure and untouched for sure."""
+        if one.partition in self._permitted:
+            return "possibly dropped" if self._is_read else "dropped"
+        return "dropped" if self._committing[one.partition].offset == one.end else "possibly dropped"
+
+    def _tell_dropped(self) -> None:
+        """Log what was dropped, each range once."""
+        untold = [one for one in self.dropped if one not in self._told]
+        self._told.update(untold)
+        for how in ("dropped", "possibly dropped"):
+            ranges = ", ".join(str(one) for one in untold if self._how_dropped(one) == how)
+            if ranges:
+                logger.error("%s, as at most once must: %s", how, ranges)
+
+    def _end_block(self, error: BaseException | None) -> None:
+        """Commit what a clean block has done, or end the work of another; tell Kafka, while this is still the owner."""
+        if error is None:
+            self._finish()
+            self._is_done = self._is_read
+        elif self._spark is not None:
+            jobs.cancel(self._spark, self.batch_id, f"the batch was left: {type(error).__name__}")
+        if self.committed and (error is None or isinstance(error, Exception)):  # an interrupt waits for no broker
+            self._tell_kafka()
 
     def _finish(self) -> None:
         if self.idle is not None:
             return
         self._check_heartbeats()
         if self.mode is DeliveryMode.AT_MOST_ONCE:
-            if not self._may_process:
+            if not self._committing:
                 logger.warning("the batch was left without being read: nothing was processed, nothing was committed")
             return
-        if self._sink is not None and self.ranges and self.outcome is None:
-            raise BatchAborted("the block ended without batch.write(...): nothing was written, so nothing is committed")
+        self._require_work()
         self.check()
         done = self.all_ranges
         self._claimer.commit({one.partition: one.end for one in done})
         self.committed = True
 
+    def _require_work(self) -> None:
+        """Refuse to commit what nobody has processed."""
+        if self._sink is not None and self._to_do and self.outcome is None:
+            raise BatchAborted("the block ended without batch.write(...): nothing was written, so nothing is committed")
+        if self._sink is None and not self._is_read:
+            raise BatchAborted(
+                "the block ended without batch.read(...): nothing was read, so nothing is committed. Read the batch, "
+                "or call batch.begin_processing() before you read its ranges with a reader of your own"
+            )
+
     def _leave(self) -> None:
-        """Stop heartbeats and release; what fails here goes stale by itself, and undoes nothing that was committed."""
+        """Stop heartbeats and release; what fails here goes stale by itself, and undoes nothing that was committed.
+
+        To be called again after an interrupt, which may come anywhere in here; otherwise the second call does nothing.
+        """
+        if self._has_left:
+            return
+        if self._is_leaving and self._heartbeats is not None:
+            self._stack.push(self._heartbeats)  # the stack may have been about to end them when it was interrupted
+        self._is_leaving = True
         try:
             self._stack.close()
         except Exception:
             logger.warning("batch %s did not end cleanly", self.batch_id, exc_info=True)
         finally:
             self._claimer.release()
-        if self.committed:
-            self._tell_kafka()
+        self._has_left = True
 
     def _stop_work(self, error: MarshalError) -> None:
         """End the Spark jobs of a batch whose claim is no longer sure; called from the heartbeat thread."""
@@ -648,8 +753,17 @@ class ClaimedBatch:
         jobs.cancel(spark, self.batch_id)
 
     def _tell_kafka(self) -> None:
-        """Let lag tools see the offsets; best effort."""
-        offsets = {one.partition: one.end for one in self.all_ranges if one not in self.dropped}
+        """Let lag tools see the offsets that are surely in the log; best effort.
+
+        Before the release, while heartbeats go on: afterwards a successor's may be there, and would be set back.
+        """
+        held, now_ms = self._claimer.claims, self._claimer.clock.lease_ms()
+        sure = self._permitted if self.mode is DeliveryMode.AT_MOST_ONCE else held.keys()
+        offsets = {
+            one.partition: one.end
+            for one in self.all_ranges
+            if one.partition in sure and one.partition in held and held[one.partition].lease.holds(now_ms)
+        }
         problem = self._delivery.data.commit_group_offsets(self._delivery.group, self.request.topic, offsets)
         if problem is not None:
             logger.warning("the group's offsets in Kafka were not updated (only lag tools read them): %s", problem)
@@ -741,15 +855,46 @@ class ClaimedBatch:
         extents, keys = self._extents(wanted), self._keys(wanted)
         free, worn = self._free(wanted)
         todo = [n for n, key in keys.items() if n not in worn and _advised_lag(key, extents[n])]
-        given_up = self._given_up_text(worn) if worn else ""
         if todo and not (worn and self.request.entire_topic):
-            owners = sorted({owner.client for n, key in keys.items() if n not in free and (owner := key.owner)})
-            held = f": all are held by {', '.join(owners)}" if owners else ""
-            text = f"no partition of topic {topic!r} that has something to read can be claimed{held}"
-            return Idle(IdleReason.HELD, f"{text}. {given_up}" if worn else text)
+            taken = set(wanted if self.request.entire_topic else todo).difference(free)
+            idle = self._held({n: key for n, key in keys.items() if n in taken}, is_all=len(taken) >= len(todo))
+            return replace(idle, text=f"{idle.text}. {self._given_up_text(worn)}") if worn else idle
         if worn:
-            return Idle(IdleReason.GIVEN_UP, given_up)
+            return Idle(IdleReason.GIVEN_UP, self._given_up_text(worn))
         return Idle(IdleReason.DRAINED, f"topic {topic!r} has nothing to read beyond what was done")
+
+    def _held(self, taken: Mapping[int, Key], *, is_all: bool) -> Idle:
+        """Say who holds the partitions `taken`, which are or are not all of those that have something to read."""
+        owners = {number: owner for number, key in taken.items() if (owner := key.owner) is not None}
+        clients = ", ".join(sorted({owner.client for owner in owners.values()}))
+        text = f"no partition of topic {self.request.topic!r} that has something to read can be claimed"
+        if self.request.entire_topic and owners:
+            held = ", ".join(f"{owner.client} holds partition {number}" for number, owner in sorted(owners.items()))
+            text = f"topic {self.request.topic!r} is claimed whole or not at all: {held}"
+        elif owners:
+            text = f"{text}: {'all' if is_all else 'some'} are held by {clients}"
+        ours = {n: owner for n, owner in owners.items() if _run_of(owner) == self._delivery.run_id}
+        if not ours:
+            return Idle(IdleReason.HELD, text)
+        stale_in_s = self._stale_in_s(taken[number] for number in ours)
+        instances = ", ".join(sorted({repr(owner.instance) for owner in ours.values()}))
+        return Idle(
+            IdleReason.HELD,
+            f"{text}. Of this very run is instance {instances}: a process of it that died, and is stale in "
+            f"{stale_in_s:.1f} s, or one that works on",
+            stale_in_s,
+        )
+
+    def _stale_in_s(self, keys: Iterable[Key]) -> float:
+        """Give the seconds until the owners of `keys` are stale if they send nothing more."""
+        claimer = self._claimer
+        with claimer.rationalizer.lock:
+            log_time_ms = claimer.rationalizer.world.partition_of(self.request.topic).log_time_ms or 0
+            settings = claimer.group.settings
+        patience_ms = GO_EXTRA_PATIENCE_MS if settings.rule_set is RuleSet.GO else 0
+        now_ms = max(log_time_ms, claimer.clock.wall_ms()) - patience_ms
+        last_ms = max(key.last_beat_ms for key in keys)
+        return max(0.0, last_ms + 2 * settings.heartbeat_interval_ms - now_ms) / 1_000
 
     def _given_up_text(self, worn: Mapping[int, Key]) -> str:
         plans = ", ".join(f"partition {number} [{key.offset}, {key.plan_end})" for number, key in worn.items())
@@ -764,6 +909,11 @@ def _advised_lag(key: Key, extent: Extent) -> int:
     if key.offset is None or key.plan_end is not None:
         return max(1, extent.end - (key.offset or extent.start))
     return max(0, extent.end - key.offset)
+
+
+def _run_of(owner: Owner) -> str:
+    """Give the run id in front of the owner's instance id."""
+    return owner.instance.rpartition(".")[0]
 
 
 def parent_ended() -> ReasonToStop:

@@ -1,6 +1,7 @@
 """The op that claims, processes and commits, batch after batch in one Spark session."""
 
 import copy
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from dagster import (
 )
 from pydantic import Field, create_model
 
+from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, Idle, PartitionReport
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.protocol.messages import DeliveryMode, is_topic
@@ -43,6 +45,10 @@ if TYPE_CHECKING:
 
 PROGRESS_EVERY_S: Final = 5.0
 """Seconds between two looks at how far Spark is; a line is logged when something has changed."""
+
+_SLACK_INTERVALS: Final = 0.1
+_LONGEST_WAIT_INTERVALS: Final = 3
+"""Heartbeat intervals: how much longer than need be a run waits for its own claims, and how long at most."""
 
 
 class Process(Protocol):
@@ -133,6 +139,15 @@ class DrainedBatches:
     batch_ids: tuple[str, ...]
     offsets: int
     lag: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Nothing:
+    """Why there is no further batch; `stale_in_s` as in `marshal_dagster.delivery.Idle`."""
+
+    outcome: Outcome
+    text: str
+    stale_in_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,9 +274,9 @@ class _Work:
         """Work until drained or at a limit; give the output unless there was nothing to do."""
         self._tag({GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
         idle = self._drain()
-        outcome = Outcome.DONE if self.done or idle is None else idle[0]
+        outcome = Outcome.DONE if self.done or idle is None else idle.outcome
         self._tag({OUTCOME_TAG: outcome.value})
-        text = "" if idle is None else idle[1]
+        text = "" if idle is None else idle.text
         if idle is not None:
             self.context.log.info(text)
         if not self.done:
@@ -280,9 +295,35 @@ class _Work:
 
     # Working
 
-    def _drain(self) -> tuple[Outcome, str] | None:
-        """Work batch after batch; say why there was nothing more, or None at a limit."""
+    def _drain(self) -> _Nothing | None:
+        """Work batch after batch; say why there was nothing more, or None at a limit.
+
+        What another process of this run holds, which died if this step is tried again, is waited for until it is stale;
+        while that sends heartbeats it is a holder like any other.
+        """
         sink = self.spec.sink(self.context) if callable(self.spec.sink) else self.spec.sink
+        idle = self._work_through(sink)
+        waited_s = 0.0
+        while idle is not None and not self.done and (idle.stale_in_s == 0 or (idle.stale_in_s and not waited_s)):
+            waited_s += self._wait_for_own_claims(idle, waited_s)
+            idle = self._work_through(sink)
+        return idle
+
+    def _wait_for_own_claims(self, idle: _Nothing, waited_s: float) -> float:
+        """Wait until what this run's other process holds should be stale; fail where that takes too long."""
+        interval_s = self.claimer.settings.heartbeat_interval_ms / 1_000
+        longest_s = min(_LONGEST_WAIT_INTERVALS * interval_s, self.config.time_budget_s or math.inf)
+        wait_s = (idle.stale_in_s or 0.0) + _SLACK_INTERVALS * interval_s
+        if waited_s + wait_s > longest_s:
+            self._tag({OUTCOME_TAG: idle.outcome.value})
+            raise Failure(f"nothing was done: {idle.text}", metadata=self._idle_metadata(idle.outcome, idle.text))
+        self.context.log.info("waiting for %.1f s: %s", wait_s, idle.text)
+        clock = self.claimer.open_delivery(self.context).clock or SystemClock()
+        clock.sleep_ms(wait_s * 1_000)
+        return wait_s
+
+    def _work_through(self, sink: Sink | None) -> _Nothing | None:
+        """Work batch after batch; say why there was nothing more, or None at a limit."""
         config = self.config
         batches = self.claimer.batches(
             self.context,
@@ -311,21 +352,24 @@ class _Work:
         partitions = self.config.partitions
         return None if partitions is None or self.spec.entire_topic else tuple(partitions)
 
-    def _work_on(self, batch: ClaimedBatch) -> tuple[Outcome, str] | None:
+    def _work_on(self, batch: ClaimedBatch) -> _Nothing | None:
         """Claim, process and commit one batch; give why there was nothing to do."""
         starting_before_s = self.starting_spark_s
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(batch)
-            except TopicMissing:
-                missing = self._missing_topic()
-                if missing is None:
-                    raise
-                return Outcome.TOPIC_MISSING, missing
-            if batch.idle is None:
-                self._process(batch)
+        try:
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(batch)
+                except TopicMissing:
+                    missing = self._missing_topic()
+                    if missing is None:
+                        raise
+                    return _Nothing(Outcome.TOPIC_MISSING, missing)
+                if batch.idle is None:
+                    self._process(batch)
+        finally:
+            self._observe_dropped(batch)
         if batch.idle is not None:
-            return _outcome_of(batch.idle), batch.idle.text
+            return _Nothing(_outcome_of(batch.idle), batch.idle.text, batch.idle.stale_in_s)
         self._record(batch, self.starting_spark_s - starting_before_s)
         return None
 
@@ -348,11 +392,7 @@ class _Work:
         if not batch.ranges:
             return
         with _progress_lines(self.context, spark, batch.batch_id):
-            try:
-                rows = self.spec.process(self.context, batch, frame)
-            except BaseException:
-                self._tell_dropped(batch)
-                raise
+            rows = self.spec.process(self.context, batch, frame)
             if self.spec.sink is not None and rows is not None:
                 batch.write(rows)
             elif rows is not None:
@@ -360,11 +400,6 @@ class _Work:
                     f"the function of op {self.context.op.name!r} returned rows, but there is no sink to take them, so "
                     "nothing was committed: write them in the function and return None, or give the op a sink"
                 )
-
-    def _tell_dropped(self, batch: ClaimedBatch) -> None:
-        if batch.mode is DeliveryMode.AT_MOST_ONCE:
-            ranges = ", ".join(str(one) for one in batch.ranges)
-            self.context.log.error("possibly dropped, as at most once must: %s", ranges)
 
     def _session(self, mode: DeliveryMode) -> "SparkSession":
         if self.spark is None:
@@ -418,8 +453,29 @@ class _Work:
             )
         )
 
-    def _tell_idle(self, outcome: Outcome, text: str) -> None:
-        """Say in the metadata that there was nothing to do and why; fail if that is what was asked for."""
+    def _observe_dropped(self, batch: ClaimedBatch) -> None:
+        """Note what at most once has dropped, however the batch ended; the lines in the log are the batch's own."""
+        dropped = set(batch.dropped)
+        if not dropped:
+            return
+        reports = [report for report in batch.report() if report.range in dropped]
+        try:
+            self.context.log_event(
+                AssetObservation(
+                    topic_asset_key(self.spec.topic),
+                    description="At most once: committed, and never processed, or possibly not.",
+                    metadata={
+                        "dropped": _table(reports),
+                        "dropped_offsets": sum(report.range.width for report in reports),
+                        "batch_id": batch.batch_id,
+                        "group": self.claimer.group,
+                    },
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - the batch's own error is the one to tell
+            self.context.log.warning("what was dropped could not be written into the run's events: %s", error)
+
+    def _idle_metadata(self, outcome: Outcome, text: str) -> dict[str, Any]:
         metadata: dict[str, Any] = {
             "state": outcome.value,
             "reason": text,
@@ -428,6 +484,11 @@ class _Work:
         }
         if self.config.seen:
             metadata["seen"] = _seen_table(self.config.seen)
+        return metadata
+
+    def _tell_idle(self, outcome: Outcome, text: str) -> None:
+        """Say in the metadata that there was nothing to do and why; fail if that is what was asked for."""
+        metadata = self._idle_metadata(outcome, text)
         self.context.log_event(
             AssetObservation(topic_asset_key(self.spec.topic), description=f"Nothing to do: {text}", metadata=metadata)
         )

@@ -640,14 +640,21 @@ class Claimer:
 
     def _why_lost(self, partitions: Sequence[int]) -> str:
         whys = [
-            f"{self.topic}/{number}: {self._tenure.left.get(number, 'it was never won, or was released')}; by the log "
-            f"as last read it is held by {_holder(self.key(number).owner)}"
+            f"{self.topic}/{number}: {self._tenure.left.get(number, 'it was never won, or was released')}; "
+            f"{self._holder(number)}"
             for number in partitions[:_MOST_NAMED]
         ]
         return (
             f"group {self.member.group!r} does not hold {_listed(whys, len(partitions))}. What was committed stays, "
             "the next run takes over the rest"
         )
+
+    def _holder(self, partition: int) -> str:
+        owner = self.key(partition).owner
+        if owner is not None and owner.instance == self.member.instance:
+            return "the log as last read still shows this very instance as owner, until that goes stale"
+        held_by = f"client {owner.client!r}, instance {owner.instance!r}, epoch {owner.epoch}" if owner else "nobody"
+        return f"by the log as last read it is held by {held_by}"
 
     def _named(self, partitions: Iterable[int]) -> str:
         numbers = sorted(partitions)
@@ -656,12 +663,6 @@ class Claimer:
 
 def _reason(outcome: Outcome | None) -> str:
     return "not acknowledged" if outcome is None else str(outcome.verdict.reason)
-
-
-def _holder(owner: Owner | None) -> str:
-    if owner is None:
-        return "nobody"
-    return f"client {owner.client!r}, instance {owner.instance!r}, epoch {owner.epoch}"
 
 
 def _listed(words: Sequence[str], count: int | None = None, separator: str = "; ") -> str:

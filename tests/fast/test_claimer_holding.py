@@ -95,6 +95,23 @@ def test_no_heartbeat_for_what_is_not_held(site: Site) -> None:
     assert site.values() == before
 
 
+def test_a_lost_lease_is_not_told_as_held_by_oneself(site: Site) -> None:
+    """Past its lease a member holds nothing, though the log shows it as owner until it is stale, or another's."""
+    member = site.owner_of(0)
+    site.clock.advance(2 * HI_MS)
+    with pytest.raises(ClaimLost) as lost:
+        member.check([0])
+    assert "its lease ended" in str(lost.value)
+    assert "the log as last read still shows this very instance as owner, until that goes stale" in str(lost.value)
+    assert "held by" not in str(lost.value)
+
+    site.clock.advance(1)
+    successor = site.owner_of(0)
+    member.rationalizer.catch_up()
+    with pytest.raises(ClaimLost, match=f"held by client '.*', instance '{successor.member.instance}'"):
+        member.check([0])
+
+
 def test_the_lease_counts_from_sending(site: Site) -> None:
     """A lease runs from the sending of the last accepted heartbeat, not from when its acknowledgement came."""
     member = site.owner_of(0)

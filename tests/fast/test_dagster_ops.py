@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -14,12 +14,13 @@ from marshal_dagster.delivery import ClaimedBatch, Delivery
 from marshal_dagster.errors import ClaimLost, ConfigurationError, TopicMissing
 from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.ops import ClaimedBatchConfig, DrainedBatches, Outcome, SeenKey, build_claimed_batch_op
-from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RevokingClaim
+from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, Heartbeat, RevokingClaim
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
-from marshal_dagster.runs import announced, announcer
+from marshal_dagster.runs import announced, announcer, forwarded_logs
 from marshal_dagster.spark import jobs as spark_jobs
 from marshal_dagster.spark import reading
-from tests.delivering import GROUP, TOPIC, MemorySink, Scene
+from tests.delivering import GROUP, HI_MS, TOPIC, MemorySink, Scene
+from tests.faulty_log import Fault, FaultyLog, Interrupted, of_type
 
 AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
 
@@ -33,7 +34,9 @@ class Stand:
     process: Callable[[dg.OpExecutionContext, ClaimedBatch, Any], Any]
     mode: DeliveryMode = EFFECTIVELY_ONCE
     sessions: int = 0
-    on_session: Callable[[], None] = lambda: None
+    on_session: Callable[[], object] = lambda: None
+    log: FaultyLog | None = None
+    """The log of the op's delivery, if it is to fail."""
     seen: list[Any] = field(default_factory=list)
 
     def claimer(self) -> ClaimerResource:
@@ -42,9 +45,13 @@ class Stand:
 
         class SceneClaimer(ClaimerResource):
             def open_delivery(self, context: Any) -> Delivery:  # noqa: ANN401 - of an op or an asset
-                opened = self._open.get("delivery") or stand.scene.delivery(stand.mode)
-                opened.announce = announcer(context)
-                self._open["delivery"] = opened
+                opened = self._open.get("delivery")
+                if opened is None:
+                    stack = ExitStack()
+                    stack.enter_context(forwarded_logs(context))
+                    opened = stand.scene.delivery(stand.mode, log=stand.log)
+                    opened.announce = announcer(context)
+                    self._open.update(delivery=opened, stack=stack)
                 return cast("Delivery", opened)
 
         return SceneClaimer(
@@ -342,6 +349,56 @@ def test_a_missing_coordination_topic_is_no_reason_to_skip(stand: Stand) -> None
     assert "__marshal" in _error(result)
 
 
+def _die_in_the_run_of_the_next(stand: Stand) -> None:
+    """Leave what a dead process of the very run holds that the next member of the scene works for."""
+    dead = stand.scene.delivery(stand.mode)
+    dead.run_id = f"run{stand.scene._members + 1}"
+    batch = stand.scene.batch(dead)
+    batch.__enter__()
+    batch._stack.close()
+
+
+def test_what_a_dead_process_of_the_same_run_held_is_waited_for(stand: Stand) -> None:
+    """A step that is tried again finds its own claims: it waits until they are stale, and works."""
+    _die_in_the_run_of_the_next(stand)
+    began_ms = stand.scene.clock.wall_ms()
+    result = stand.run()
+    assert result.success
+    assert stand.scene.sink.counts() == dict.fromkeys(stand.scene.data.all_messages(), 1)
+    assert stand.tags(result)["marshal/outcome"] == "done"
+    assert 2 * HI_MS < stand.scene.clock.wall_ms() - began_ms < 3 * HI_MS
+    assert any("Of this very run is instance 'run2." in line for line in stand.lines(result))
+
+
+def test_what_the_same_run_works_on_is_held(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another step of the run that goes on sending heartbeats is a holder like any other."""
+    _die_in_the_run_of_the_next(stand)
+    sleep_ms = stand.scene.clock.sleep_ms
+
+    def sleep_while_it_beats(duration_ms: float) -> None:
+        sleep_ms(duration_ms / 2)
+        for partition in range(3):
+            owner = stand.scene.key(partition).owner
+            assert owner is not None
+            stand.scene.about(Heartbeat, owner.instance, partition, offset=0)
+        sleep_ms(duration_ms / 2)
+
+    monkeypatch.setattr(stand.scene.clock, "sleep_ms", sleep_while_it_beats)
+    began_ms = stand.scene.clock.wall_ms()
+    result = stand.run()
+    assert (result.success, stand.tags(result)["marshal/outcome"]) == (True, "held")
+    assert stand.scene.clock.wall_ms() - began_ms < 3 * HI_MS
+
+
+def test_a_run_that_may_not_wait_for_its_own_claims_fails(stand: Stand) -> None:
+    """Where the time budget is shorter than the wait, the step fails, to be tried again, instead of succeeding."""
+    _die_in_the_run_of_the_next(stand)
+    result = stand.run(ClaimedBatchConfig(time_budget_s=5))
+    assert (result.success, stand.tags(result)["marshal/outcome"]) == (False, "held")
+    assert "nothing was done: no partition" in _error(result)
+    assert "Of this very run is instance 'run2." in _error(result)
+
+
 # Trouble
 
 
@@ -441,7 +498,77 @@ def test_a_failing_at_most_once_run_says_what_it_dropped(stand: Stand) -> None:
     result = stand.run()
     assert not result.success
     assert f"possibly dropped, as at most once must: {TOPIC}/0 [0, 10)" in "\n".join(stand.lines(result))
+    assert _told_dropped(stand, result) == [(n, 0, 10, "possibly dropped") for n in range(3)]
     assert stand.run().success
+    assert len(stand.seen) == 1
+
+
+def _told_dropped(stand: Stand, result: dg.ExecuteInProcessResult) -> list[tuple[object, ...]]:
+    """Give what a run observed to be dropped, after checking that it told of it once."""
+    events = stand.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION)
+    observed = [each.dagster_event.asset_observation_data.asset_observation for each in events if each.dagster_event]
+    told = [each.metadata for each in observed if "dropped" in each.metadata]
+    assert len(told) <= 1
+    rows = [row.data for each in told for row in cast("dg.TableMetadataValue", each["dropped"]).records]
+    offsets = sum(cast("int", row["offsets"]) for row in rows)
+    assert [each["dropped_offsets"].value for each in told] == ([offsets] if told else [])
+    return [(row["partition"], row["start"], row["end"], row["state"]) for row in rows]
+
+
+@pytest.mark.parametrize("interrupt", [Interrupted(), KeyboardInterrupt()], ids=repr)
+def test_a_drop_is_told_when_the_commit_is_interrupted(stand: Stand, interrupt: BaseException) -> None:
+    """An interrupt between the commit and the processing: the offsets moved, nothing was processed, the run says so."""
+    stand.mode = AT_MOST_ONCE
+    log = FaultyLog(stand.scene.log())
+    stand.log = log
+
+    def raise_once() -> None:
+        if log.types()[-1] == "Heartbeat" and stand.scene.key().offset == 10:
+            log.after_append = lambda: None
+            raise interrupt
+
+    log.after_append = raise_once
+    result = stand.run()
+    assert not result.success
+    assert stand.seen == []
+    assert [stand.scene.key(n).offset for n in range(3)] == [10, 10, 10]
+    assert _told_dropped(stand, result) == [(n, 0, 10, "possibly dropped") for n in range(3)]
+    assert f"possibly dropped, as at most once must: {TOPIC}/0 [0, 10)" in "\n".join(stand.lines(result))
+
+
+def test_a_drop_is_told_when_the_frame_cannot_be_made(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Committed, then reading fails: nothing was processed."""
+    stand.mode = AT_MOST_ONCE
+    monkeypatch.setattr(reading, "read_ranges", lambda *_: 1 / 0)
+    result = stand.run()
+    assert "ZeroDivisionError" in _error(result)
+    assert _told_dropped(stand, result) == [(n, 0, 10, "dropped") for n in range(3)]
+
+
+def test_a_drop_is_told_when_the_run_goes_on(stand: Stand) -> None:
+    """One partition's acknowledgement is lost: the others are processed, and the run succeeds with both told."""
+    stand.mode = AT_MOST_ONCE
+    stand.process = lambda *_: None
+    log = FaultyLog(stand.scene.log())
+    stand.log = log
+    stand.on_session = lambda: log.fail(Fault.LOST_ACK, of_type("Heartbeat", partition=2), times=1)
+    result = stand.run()
+    assert result.success
+    assert _told_dropped(stand, result) == [(2, 0, 10, "dropped")]
+    assert {partition for partition, _ in stand.seen[0]} == {0, 1}
+    (record,) = stand.materializations(result)
+    states = [row.data["state"] for row in cast("dg.TableMetadataValue", record.metadata["ranges"]).records]
+    assert states == ["committed", "committed", "dropped"]
+
+
+def test_nothing_is_told_where_nothing_was_dropped(stand: Stand) -> None:
+    """An at-most-once run that ends well, and one whose session does not start."""
+    stand.mode = AT_MOST_ONCE
+    stand.process = lambda *_: None
+    stand.on_session = lambda: 1 / 0
+    assert _told_dropped(stand, stand.run()) == []
+    stand.on_session = lambda: None
+    assert _told_dropped(stand, stand.run()) == []
     assert len(stand.seen) == 1
 
 

@@ -3,11 +3,12 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import pytest
 
+from marshal_dagster.coordination.heartbeats import Heartbeats
 from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason
 from marshal_dagster.errors import (
     BatchAborted,
@@ -28,7 +29,7 @@ from marshal_dagster.protocol.messages import (
 )
 from marshal_dagster.protocol.state import Owner
 from tests.delivering import GROUP, HI_MS, TOPIC, Scene
-from tests.faulty_log import FaultyLog
+from tests.faulty_log import Fault, FaultyLog, of_type
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
 
 ALL_MODES = list(DeliveryMode)
@@ -136,11 +137,77 @@ def test_a_batch_in_hand_is_finished_in_a_pause(scene: Scene, mode: DeliveryMode
 
 def test_what_others_hold_is_told_with_who_holds_it(scene: Scene) -> None:
     """A batch that finds everything held says so, and by whom."""
-    with scene.batch(scene.delivery()):
+    with scene.batch(scene.delivery()) as other:
+        other.begin_processing()
         reason, text = why_idle(scene.work(scene.delivery()))
 
     assert reason == "held"
     assert "held by client1" in text
+
+
+def test_only_who_holds_something_to_read_is_named(scene: Scene) -> None:
+    """Owners of drained partitions, and dead ones of plans that are left alone, are in nobody's way."""
+    scene.drain(scene.delivery())
+    for partition in (0, 2):
+        scene.data.append(partition, 3)
+    for _ in range(3):
+        die_planned(scene, partitions=(2,))
+    scene.about(ClaimingPartition, "bystander.1", 1)
+    with pytest.raises(ZeroDivisionError), scene.batch(scene.delivery(), partitions=(0,)):
+        reason, text = why_idle(scene.work(scene.delivery(), max_attempts=2))
+        raise ZeroDivisionError
+
+    assert reason == "held"
+    assert "all are held by client5. plans" in text
+    assert "partition 2 [5, 8)" in text
+
+
+def test_who_keeps_the_entire_topic_from_being_claimed_is_named(scene: Scene) -> None:
+    """A partition with nothing to read is in the way too when all or nothing is wanted."""
+    scene.drain(scene.delivery())
+    scene.data.append(0, 3)
+    scene.about(ClaimingPartition, "bystander.1", 1)
+
+    reason, text = why_idle(scene.work(scene.delivery(), entire_topic=True))
+
+    assert reason == "held"
+    assert "is claimed whole or not at all: bystander.1's client holds partition 1" in text
+
+
+def test_some_that_are_held_are_not_all(scene: Scene) -> None:
+    """Claims that did not come through, beside a partition that another holds."""
+    scene.work(scene.delivery(), max_records=3)
+    log = FaultyLog(scene.log())
+    log.fail(Fault.FAILED, of_type("ClaimingPartition"))
+    with pytest.raises(ZeroDivisionError), scene.batch(scene.delivery(), partitions=(0,)):
+        reason, text = why_idle(scene.work(scene.delivery(log=log)))
+        raise ZeroDivisionError
+
+    assert reason == "held"
+    assert "some are held by client2" in text
+
+
+def test_what_the_own_run_holds_is_told_as_such(scene: Scene) -> None:
+    """A process of the same run that died has not released: the batch says whose it is, and for how long."""
+    dead = scene.delivery(log=KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages")))
+    with pytest.raises(Killed):
+        scene.work(dead)
+    scene.clock.advance(HI_MS)
+    again = scene.delivery()
+    again.run_id = dead.run_id
+
+    batch = scene.work(again)
+
+    reason, text = why_idle(batch)
+    assert batch.idle is not None
+    owner = scene.key().owner
+    assert owner is not None
+    assert reason == "held"
+    assert f"Of this very run is instance {owner.instance!r}: a process of it that died, and is stale in 10.0 s" in text
+    assert batch.idle.stale_in_s == HI_MS / 1_000
+    other = scene.work(scene.delivery())
+    assert other.idle is not None
+    assert other.idle.stale_in_s is None
 
 
 def test_drained_is_never_said_while_others_have_work_in_hand(scene: Scene) -> None:
@@ -211,7 +278,7 @@ def test_a_lost_claim_at_commit_names_who_holds_it(scene: Scene, mode: DeliveryM
 def test_a_batch_past_its_lease_commits_nothing(scene: Scene) -> None:
     """Nobody else has claimed yet; still a member whose lease ended stops by itself."""
     batch = scene.batch(scene.delivery())
-    with pytest.raises(ClaimLost, match="its lease ended"), batch:
+    with pytest.raises(ClaimLost, match=r"its lease ended: .* this very instance as owner"), batch:
         scene.process(batch)
         scene.clock.advance(1.9 * HI_MS)
 
@@ -316,6 +383,7 @@ def test_a_worn_out_plan_is_told_of_beside_what_others_hold(scene: Scene) -> Non
     for _ in range(3):
         fail_once(scene, scene.delivery(), partitions=(1,), max_attempts=2)
     with scene.batch(scene.delivery(), partitions=(0, 2)) as other:
+        other.begin_processing()
         assert len(other.ranges) == 2
         reason, text = why_idle(scene.work(scene.delivery(), max_attempts=2))
 
@@ -347,6 +415,7 @@ def test_the_entire_topic_or_nothing(scene: Scene, held: int) -> None:
     """While another holds any partition of it, none is taken."""
     scene.work(scene.delivery(), max_records=3)
     with scene.batch(scene.delivery(), partitions=(held,)) as other:
+        other.begin_processing()
         assert len(other.ranges) == 1
         batch = scene.work(scene.delivery(), entire_topic=True)
         assert why_idle(batch)[0] == "held"
@@ -364,6 +433,7 @@ def test_a_rival_between_look_and_claim_takes_the_entire_topic_away(scene: Scene
 
     assert why_idle(scene.work(scene.delivery(log=log), entire_topic=True))[0] == "held"
     assert [scene.key(n).owner is None for n in range(3)] == [n not in rivals for n in range(3)]
+    other.begin_processing()
     other.__exit__(None, None, None)
 
 
@@ -421,11 +491,76 @@ def test_an_error_on_the_way_in_releases_at_once(scene: Scene, step: str, error:
             raise error
 
     setattr(scene.data, step, fail_once_claimed)
-    with pytest.raises(type(error)), scene.batch(scene.delivery()):
+    batch = scene.batch(scene.delivery())
+    with pytest.raises(type(error)), batch:
         pytest.fail("entered")
 
     assert [scene.key(n).owner for n in range(3)] == [None, None, None]
-    assert not any(thread.name.startswith("_keep_beating") for thread in threading.enumerate())
+    assert batch._heartbeats is not None
+    assert heartbeat_threads(batch) == []
+
+
+def heartbeat_threads(batch: ClaimedBatch) -> list[str]:
+    """Name the threads that keep the batch's claims alive."""
+    return [each.name for each in batch._heartbeats._threads if each.is_alive()] if batch._heartbeats else []
+
+
+def _interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, *, after: bool = False) -> None:
+    """Let the next call of a method be interrupted at its entry, or just before it returns."""
+    method = getattr(owner, name)
+
+    def interrupted(*args: object) -> None:
+        monkeypatch.setattr(owner, name, method)
+        if after:
+            method(*args)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+@pytest.mark.parametrize("place", ["_leave", "_stack.close", "heartbeats"])
+def test_an_interrupt_on_the_way_out_leaves_nothing_running(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Heartbeats that went on would hold the partitions for as long as the process lives."""
+    batch = scene.batch(scene.delivery())
+    with pytest.raises(KeyboardInterrupt), batch:
+        assert len(heartbeat_threads(batch)) == 2
+        batch.begin_processing()
+        if place == "_leave":
+            _interrupt_once(monkeypatch, batch, "_leave")
+        elif place == "_stack.close":
+            _interrupt_once(monkeypatch, batch._stack, "close")
+        else:  # the stack has forgotten them by then
+            assert batch._heartbeats is not None
+            batch._stack.pop_all()
+            batch._stack.callback(_raise_interrupt)
+
+    assert heartbeat_threads(batch) == []
+    assert [scene.key(n).owner for n in range(3)] == [None, None, None]
+    assert batch.committed
+
+
+def _raise_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("place", ["heartbeats", "_leave"])
+def test_an_interrupt_on_the_way_in_leaves_nothing_running(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """It may come just when the heartbeats have begun, or on the way out after another error."""
+    batch = scene.batch(scene.delivery())
+    if place == "heartbeats":
+        _interrupt_once(monkeypatch, Heartbeats, "__enter__", after=True)
+    else:
+        _interrupt_once(monkeypatch, batch, "_leave")
+        monkeypatch.setattr(batch, "_plan", lambda: 1 / 0)
+    with pytest.raises(KeyboardInterrupt), batch:
+        pytest.fail("entered")
+
+    assert heartbeat_threads(batch) == []
+    assert [scene.key(n).owner for n in range(3)] == [None, None, None]
 
 
 @pytest.mark.parametrize("mode", [AT_LEAST_ONCE, EFFECTIVELY_ONCE])
@@ -466,6 +601,48 @@ def test_commits_show_in_kafkas_group_offsets(scene: Scene, mode: DeliveryMode) 
     assert scene.data.committed == {(GROUP, TOPIC): {0: 3, 1: 2, 2: 2}}
     scene.drain(scene.delivery(mode))
     assert scene.data.committed == {(GROUP, TOPIC): {0: 5, 1: 5, 2: 5}}
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_kafkas_group_offsets_are_set_while_the_partitions_are_held(scene: Scene, mode: DeliveryMode) -> None:
+    """Set after the release they could set back what a successor has committed by then."""
+    holders: list[str] = []
+    tell = scene.data.commit_group_offsets
+
+    def noted(group: str, topic: str, offsets: Mapping[int, int], metadata: str = "") -> str | None:  # noqa: ARG001
+        holders.extend(owner.instance for n in range(3) if (owner := scene.key(n).owner) is not None)
+        return tell(group, topic, offsets)
+
+    delivery = scene.delivery(mode)
+    delivery.data.commit_group_offsets = noted  # type: ignore[method-assign]
+    batch = scene.work(delivery)
+
+    assert holders == [batch.batch_id] * 3
+    assert scene.data.committed == {(GROUP, TOPIC): {0: 5, 1: 5, 2: 5}}
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(ValueError("x"), {0: 5, 1: 5, 2: 5}), (KeyboardInterrupt(), {})], ids=repr
+)
+def test_an_interrupted_batch_waits_for_no_group_offsets(
+    scene: Scene, error: BaseException, told: dict[int, int]
+) -> None:
+    """At most once has committed when its work fails: Kafka is told, unless an interrupt wants it to end at once."""
+    with pytest.raises(type(error)), scene.batch(scene.delivery(AT_MOST_ONCE)) as batch:
+        batch.begin_processing()
+        raise error
+
+    assert scene.data.committed.get((GROUP, TOPIC), {}) == told
+
+
+def test_kafkas_group_offsets_are_not_set_by_who_lost_the_claim(scene: Scene) -> None:
+    """At most once committed, then its lease ended: who has the partitions by now may be further."""
+    with pytest.raises(ValueError, match="x"), scene.batch(scene.delivery(AT_MOST_ONCE)) as batch:
+        batch.begin_processing()
+        scene.clock.advance(1.9 * HI_MS)
+        raise ValueError("x")
+
+    assert scene.data.committed.get((GROUP, TOPIC), {}) == {}
 
 
 # Heartbeats and reasons to stop
@@ -649,6 +826,7 @@ def test_two_topics_in_turn(scene: Scene) -> None:
 
     for topic in (TOPIC, "payments", TOPIC, "payments"):
         with delivery.claimed_batch(BatchRequest(topic=topic, max_records=5)) as batch:
+            batch.begin_processing()
             assert {one.topic for one in batch.ranges} == {topic}
 
     assert [scene.key(n, "payments").offset for n in range(2)] == [4, 4]
@@ -666,6 +844,7 @@ def test_two_topics_at_once(scene: Scene) -> None:
         delivery.claimed_batch(BatchRequest(topic="refunds")) as three,
     ):
         for batch in (one, two, three):
+            batch.begin_processing()
             batch.check()
 
     assert all(batch.committed for batch in (one, two, three))
@@ -679,8 +858,8 @@ def test_each_batch_reads_only_what_is_new_in_the_log(scene: Scene) -> None:
     scene.data.make("payments", partitions=2, messages=4)
     delivery = scene.delivery()
     for topic in (TOPIC, "payments") * 3:
-        with delivery.claimed_batch(BatchRequest(topic=topic, max_records=1)):
-            pass
+        with delivery.claimed_batch(BatchRequest(topic=topic, max_records=1)) as batch:
+            batch.begin_processing()
 
     followed = delivery._followed
     assert followed is not None

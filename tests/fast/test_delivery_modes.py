@@ -3,17 +3,23 @@
 
 import logging
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import nullcontext, suppress
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from marshal_dagster.errors import BatchAborted, ClaimLost, MarshalError, PlanRejected, SinkRefused
+from marshal_dagster import delivery as delivery_module
+from marshal_dagster.errors import BatchAborted, ClaimLost, MarshalError, PlanRejected, SinkRefused, UnavailableError
 from marshal_dagster.protocol.messages import ClaimingMessages, DataTopic, DeliveryMode, Heartbeat
+from marshal_dagster.spark import jobs, reading
 from tests.delivering import GROUP, HI_MS, TOPIC, Place, Scene
-from tests.faulty_log import Fault, FaultyLog, of_type
+from tests.faulty_log import Fault, FaultyLog, Interrupted, of_type
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from marshal_dagster.delivery import ClaimedBatch
 
 ALL_MODES = list(DeliveryMode)
@@ -216,6 +222,181 @@ def test_at_most_once_that_was_never_read_commits_nothing(scene: Scene, caplog: 
     assert not batch.committed
     assert "nothing was processed, nothing was committed" in caplog.text
     assert [scene.key(n).offset for n in range(4)] == [0, 0, 0, 0]
+
+
+def states(batch: "ClaimedBatch") -> set[str]:
+    """Give what became of the batch's ranges."""
+    return {report.state for report in batch.report()}
+
+
+def after_the_commit(log: FaultyLog, befall: Callable[[], object]) -> None:
+    """Let `befall` be called when the next heartbeats are in the log and nobody has heard of it."""
+
+    def appended() -> None:
+        if log.types()[-1] == "Heartbeat":
+            log.after_append = lambda: None
+            befall()
+
+    log.after_append = appended
+
+
+def interrupt() -> None:
+    """Interrupt whatever is under way."""
+    raise Interrupted
+
+
+@pytest.mark.parametrize("is_interrupt", [False, True])
+def test_an_at_most_once_commit_that_ends_in_an_error_is_told_as_dropped(
+    scene: Scene, caplog: pytest.LogCaptureFixture, is_interrupt: bool
+) -> None:
+    """The commit was sent when the log went down, or an interrupt came: nobody will process these ranges any more."""
+    log = FaultyLog(scene.log())
+    batch = scene.batch(scene.delivery(AT_MOST_ONCE, log=log))
+    with pytest.raises((UnavailableError, Interrupted)), batch:
+        after_the_commit(log, interrupt if is_interrupt else lambda: setattr(log, "is_down", True))
+        try:
+            scene.process(batch)
+        finally:
+            log.recover()
+
+    assert [scene.key(n).offset for n in range(4)] == [5, 5, 5, 5]
+    assert (batch.ranges, batch.committed) == ((), False)
+    assert [str(one) for one in batch.dropped] == [f"orders/{n} [0, 5)" for n in range(4)]
+    assert states(batch) == {"possibly dropped"}
+    assert caplog.text.count("possibly dropped, as at most once must: orders/0 [0, 5), orders/1 [0, 5)") == 1
+    assert scene.data.committed == {}
+
+
+def test_a_commit_whose_error_was_caught_is_not_tried_again(scene: Scene) -> None:
+    """A block that goes on after it has nothing to process, and what it left is told as dropped."""
+    log = FaultyLog(scene.log())
+    with scene.batch(scene.delivery(AT_MOST_ONCE, log=log)) as batch:
+        after_the_commit(log, lambda: setattr(log, "is_down", True))
+        with pytest.raises(UnavailableError):
+            batch.begin_processing()
+        log.recover()
+        scene.process(batch)
+
+    assert len(batch.dropped) == 4
+    assert not scene.processed
+
+
+def test_at_most_once_that_did_not_come_to_commit_drops_nothing(scene: Scene) -> None:
+    """A lease that ends before the commit is sent: the next run processes the plan."""
+    delivery = scene.delivery(AT_MOST_ONCE)
+    delivery.announce = lambda _: scene.clock.advance(1.9 * HI_MS)
+    batch = scene.batch(delivery)
+    with pytest.raises(ClaimLost), batch:
+        scene.process(batch)
+
+    assert batch.dropped == ()
+    assert states(batch) == {"not committed"}
+    scene.wait_until_stale()
+    scene.drain(scene.delivery(AT_MOST_ONCE))
+    assert scene.processed == once(scene)
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()], ids=repr)
+def test_at_most_once_work_that_fails_is_possibly_dropped(
+    scene: Scene, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    """What the block has processed of its ranges only it can know."""
+    batch = scene.batch(scene.delivery(AT_MOST_ONCE))
+    with pytest.raises(type(error)), batch:
+        batch.begin_processing()
+        assert (len(batch.ranges), batch.dropped) == (4, ())
+        raise error
+
+    assert (batch.ranges, len(batch.dropped)) == ((), 4)
+    assert states(batch) == {"possibly dropped"}
+    assert caplog.text.count("possibly dropped, as at most once must: orders/0 [0, 5)") == 1
+
+
+def test_at_most_once_whose_claim_was_lost_meanwhile_is_possibly_dropped(scene: Scene) -> None:
+    """Left cleanly, but after the heartbeats had ended: the work may have been cancelled."""
+    batch = scene.batch(scene.delivery(AT_MOST_ONCE))
+    with pytest.raises(BatchAborted), batch:
+        scene.process(batch)
+        assert batch._heartbeats is not None
+        batch._heartbeats.error = BatchAborted("told")
+
+    assert states(batch) == {"possibly dropped"}
+
+
+def test_at_most_once_work_that_ends_well_drops_nothing(scene: Scene) -> None:
+    """Every range is committed and stays among those of the batch."""
+    batch = scene.work(scene.delivery(AT_MOST_ONCE))
+
+    assert (len(batch.ranges), batch.dropped, states(batch)) == (4, (), {"committed"})
+
+
+@pytest.fixture
+def no_spark(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Let batches read without a session; a test says where that fails."""
+    monkeypatch.setattr(delivery_module, "check_session", lambda _: None)
+    monkeypatch.setattr(delivery_module, "check_single_execution", lambda _: None)
+    monkeypatch.setattr(jobs, "batch_jobs", lambda *_: nullcontext())
+    monkeypatch.setattr(jobs, "interruptible_calls", lambda _: nullcontext())
+    monkeypatch.setattr(jobs, "cancel", lambda *_: None)
+    monkeypatch.setattr(reading, "read_ranges", lambda *_: [])
+    return monkeypatch
+
+
+def read(batch: "ClaimedBatch") -> None:
+    """Read with what stands for a session."""
+    batch.read(cast("SparkSession", object()))
+
+
+@pytest.mark.parametrize("is_caught", [False, True])
+@pytest.mark.parametrize("step", ["batch_jobs", "read_ranges"])
+def test_at_most_once_that_could_not_be_read_is_dropped(
+    scene: Scene, no_spark: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str, is_caught: bool
+) -> None:
+    """Committed, and then the frame could not be made: nothing was processed, and nothing will be."""
+    no_spark.setattr(jobs if step == "batch_jobs" else reading, step, lambda *_: 1 / 0)
+    batch = scene.batch(scene.delivery(AT_MOST_ONCE))
+    with suppress(ZeroDivisionError), batch:
+        try:
+            read(batch)
+        except ZeroDivisionError:
+            if not is_caught:
+                raise
+
+    assert [scene.key(n).offset for n in range(4)] == [5, 5, 5, 5]
+    assert (len(batch.dropped), states(batch)) == (4, {"dropped"})
+    assert any(line.startswith("dropped, as at most once must: orders/0 [0, 5)") for line in caplog.messages)
+
+
+def test_at_least_once_that_could_not_be_read_commits_nothing(scene: Scene, no_spark: pytest.MonkeyPatch) -> None:
+    """A block that caught the reader's error has read nothing."""
+    no_spark.setattr(reading, "read_ranges", lambda *_: 1 / 0)
+    batch = scene.batch(scene.delivery(AT_LEAST_ONCE))
+    with pytest.raises(BatchAborted, match="nothing was read"), batch, suppress(ZeroDivisionError):
+        read(batch)
+
+    assert [scene.key(n).offset for n in range(4)] == [0, 0, 0, 0]
+
+
+def test_at_least_once_that_was_read_is_committed(scene: Scene, no_spark: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    """Having the frame is enough."""
+    with scene.batch(scene.delivery(AT_LEAST_ONCE)) as batch:
+        read(batch)
+
+    assert batch.committed
+    assert [scene.key(n).offset for n in range(4)] == [5, 5, 5, 5]
+
+
+def test_at_least_once_that_was_never_read_commits_nothing(scene: Scene) -> None:
+    """An early return out of the block would else lose these messages; the error says what to do."""
+    batch = scene.batch(scene.delivery(AT_LEAST_ONCE))
+    with pytest.raises(BatchAborted, match=r"Read the batch, or call batch\.begin_processing\(\)"), batch:
+        pass
+
+    assert not batch.committed
+    assert states(batch) == {"not committed"}
+    assert [(scene.key(n).offset, scene.key(n).owner) for n in range(4)] == [(0, None)] * 4
+    scene.drain(scene.delivery(AT_LEAST_ONCE))
+    assert scene.processed == once(scene)
 
 
 @pytest.mark.parametrize("mode", ALL_MODES)

@@ -2,6 +2,7 @@
 """Where a claimed batch starts, and what it takes: positions, retention, topics made anew, limits (PROTOCOL.md 6)."""
 
 import logging
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from marshal_dagster.protocol.messages import (
     DeliveryMode,
     Heartbeat,
     ReleasingPartition,
+    Settings,
 )
 from marshal_dagster.protocol.positions import StartPolicy
 from tests.delivering import GROUP, HI_MS, TOPIC, Scene
@@ -543,6 +545,31 @@ def test_a_topic_made_anew_just_after_the_claim_is_noticed(scene: Scene) -> None
         scene.work(scene.delivery(log=log))
 
     assert scene.key().offset == 5
+
+
+def test_a_position_gets_its_data_topic_before_the_first_heartbeat(scene: Scene) -> None:
+    """A key that has an offset and no data topic's id: however long the cluster takes, no heartbeat comes before it."""
+    scene.data.make(partitions=2, messages=5)
+    settings = Settings(50)
+    scene.work(scene.delivery(settings=settings), partitions=(0,), max_records=1)
+    for kind, tail in ((ClaimingPartition, {}), (Heartbeat, {"offset": 0}), (ReleasingPartition, {"offset": 0})):
+        scene.about(kind, "old.1", 2, **tail)
+    scene.data.grow(3)
+    scene.data.append(2, 5)
+    assert (scene.key(2).offset, scene.key(2).data_topic_id) == (0, None)
+
+    def be_slow() -> None:
+        if scene.key(2).owner is not None:
+            scene.data.before_offsets = lambda: None
+            scene.clock.advance(45)
+            threading.Event().wait(0.2)  # what would beat has been due for long by then
+
+    scene.data.before_offsets = be_slow
+    batch = scene.work(scene.delivery(settings=settings), partitions=(2,))
+
+    own = [value.split("/")[0] for value in scene.values() if f"/{batch.batch_id}/" in value]
+    assert own[:3] == [ClaimingPartition.__name__, DataTopic.__name__, Heartbeat.__name__]
+    assert batch.committed
 
 
 def test_the_position_is_read_after_the_claim_is_won(scene: Scene) -> None:

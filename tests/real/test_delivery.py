@@ -310,6 +310,7 @@ def test_compacted_gaps(group: Group, topic: MakeTopic, kafka: str) -> None:
         end = writer.reported[0][-1] + 1
         probe = Group(group.connection, group.coordination_topic, group.topics)
         with probe.batch(probe.open(), name) as batch:
+            batch.begin_processing()
             left = [offset for _, offset in read_messages(group.connection, batch.ranges)]
         probe.close()
         if [offset for offset in left if offset < 10] == [3, 6, 7, 8, 9]:
