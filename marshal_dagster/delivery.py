@@ -335,14 +335,14 @@ class ClaimedBatch:
         began_s = time.monotonic()
         try:
             self._begin()
+            self._entered_s = time.monotonic()
+            self.phases.waiting_s = self._entered_s - began_s
         except BaseException:
             try:
                 self._leave()
-            finally:
+            finally:  # once more: the first time may have been interrupted
                 self._leave()
             raise
-        self._entered_s = time.monotonic()
-        self.phases.waiting_s = self._entered_s - began_s
         return self
 
     def __exit__(
@@ -353,9 +353,9 @@ class ClaimedBatch:
         Raises `BatchAborted` where a block that was left cleanly has not read, or not written, what it would commit.
         """
         began_s = time.monotonic()
-        self.phases.processing_s += began_s - self._entered_s - self.phases.reading_s
-        self._is_left = True
         try:
+            self._is_left = True
+            self.phases.processing_s += began_s - self._entered_s - self.phases.reading_s
             self._end_block(error)
         finally:
             try:
