@@ -9,13 +9,14 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any, Final, Literal, Required, Self, TypedDict, Unpack
 
 from dagster import Config, ConfigurableResource, EnvVar, InitResourceContext
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
-from marshal_dagster.errors import ConfigurationError, RightMissing
+from marshal_dagster.errors import ConfigurationError, LogChanged, RightMissing, UnavailableError
 from marshal_dagster.kafka.connection import LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
 from marshal_dagster.protocol.messages import (
     GO_HEARTBEAT_INTERVAL_MS,
@@ -32,7 +33,7 @@ from marshal_dagster.runs import DeadRuns, announcer, forwarded_logs, run_is_ove
 
 if TYPE_CHECKING:
     from marshal_dagster.coordination.heartbeats import ReasonToStop
-    from marshal_dagster.coordination.log import Append
+    from marshal_dagster.coordination.log import Append, CoordinationLog
     from marshal_dagster.coordination.rationalizer import Rationalizer
     from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
     from marshal_dagster.kafka.topics import Topics
@@ -47,6 +48,9 @@ DEFAULT_HEARTBEAT_INTERVAL_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
 
+_TRIES: Final = 3
+_PAUSE_S: Final = 0.5
+"""How often a revocation is tried, and the seconds in between."""
 _SECRET: Final[dict[str, Any]] = {"dagster__is_secret": True}
 _SECRETS: Final = ("password", "ssl_key_password")
 _FILES: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
@@ -190,6 +194,34 @@ class BatchOptions(TypedDict, total=False):
     accept_new_log: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Revocation:
+    """What became of the claims of a run that is over."""
+
+    taken: "Mapping[Place, Key]"
+    """The keys that were taken from it, as they stood before."""
+    kept: "Mapping[Place, Key]"
+    """Those that it still holds, by what was read last."""
+    problem: str = ""
+    """Why, if there are any."""
+
+
+@dataclass(slots=True)
+class _Revoking:
+    """How far a revocation is."""
+
+    run_id: str
+    before: "dict[Place, Key]" = dataclass_field(default_factory=dict)
+    kept: "dict[Place, Key] | None" = None
+    """None: the log could not be read yet."""
+    problem: str = ""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run holds nothing that could be revoked."""
+        return self.kept is not None and all(key.owner is None or key.owner.epoch is None for key in self.kept.values())
+
+
 class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
     """Claims partitions in the name of a run and gives claimed batches. For ops and assets.
 
@@ -315,34 +347,79 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         opened: Delivery = self._open["delivery"]
         return opened
 
-    def revoke_run(self, run_id: str) -> "Mapping[Place, Key]":
+    def revoke_run(self, run_id: str) -> "Revocation":
         """Take from the group's members what a run held that is over (PROTOCOL.md 6, "Revoke").
 
-        Gives the keys that were taken, as they stood before. Should the run's processes still live, they are fenced.
-        Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`.
+        Should the run's processes still live, they are fenced. What is not acknowledged is tried again, three times at
+        most and within the connection's time-out. Raises `ConfigurationError`, `TopicMissing`, and `UnavailableError`
+        when it cannot even be read what the run holds.
         """
         from marshal_dagster.coordination.kafka_log import KafkaLog
-        from marshal_dagster.coordination.registry import shared_rationalizer
 
         connection = self._coordination()
-        reader = shared_rationalizer(connection, self.coordination_topic)
-        with reader.lock:
-            found = reader.catch_up().keys()
-            held = {
-                place: replace(key)
-                for name, place, _, key in found
-                if name == self.group and key.owner is not None and run_of(key.owner.instance) == run_id
-            }
-        if not held:
-            return {}
-        log = KafkaLog(connection, self.coordination_topic, self.settings.heartbeat_interval_ms)
+        deadline_s = time.monotonic() + connection.timeout_s
+        # A producer for a long interval would wait beyond a sensor's tick.
+        interval_ms = min(self.settings.heartbeat_interval_ms, round(2_000 * connection.timeout_s))
+        log = KafkaLog(connection, self.coordination_topic, interval_ms)
+        work = _Revoking(run_id)
         try:
-            log.append(self._revocations(run_id, held, reader.identity.partitions))
+            for attempt in range(_TRIES):
+                if attempt:
+                    time.sleep(_PAUSE_S)
+                try:
+                    self._revoke_held(log, work)
+                except (UnavailableError, LogChanged) as error:  # a reader that failed is replaced at its next use
+                    work.problem = str(error)
+                if work.is_done or time.monotonic() + _PAUSE_S >= deadline_s:
+                    break
         finally:
             log.close()
+        if work.kept is None:
+            raise UnavailableError(
+                f"what run {run_id} held of group {self.group!r} could not be revoked: {work.problem}. Its claims go "
+                f"stale by themselves within {2 * self.heartbeat_interval_s:g} s of its last heartbeat"
+            )
+        taken = {place: key for place, key in work.before.items() if place not in work.kept}
+        return Revocation(taken, work.kept, work.problem if work.kept else "")
+
+    def offsets(self) -> "dict[Place, int | None]":
+        """Read to the present end of the log and give the group's offsets.
+
+        Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`.
+        """
+        from marshal_dagster.coordination.registry import shared_rationalizer
+
+        reader = shared_rationalizer(self._coordination(), self.coordination_topic)
         with reader.lock:
-            world = reader.catch_up()
-            return {place: key for place, key in held.items() if world.key(self.group, *place).owner != key.owner}
+            keys = reader.catch_up().keys()
+            return {place: key.offset for name, place, _, key in keys if name == self.group}
+
+    def _revoke_held(self, log: "CoordinationLog", work: "_Revoking") -> None:
+        """Append revocations for what the run holds now, and look what became of them."""
+        held, partitions = self._held_by(work.run_id)
+        work.before = {**held, **work.before}
+        work.kept = held
+        records = self._revocations(work.run_id, held, partitions)
+        if not records:
+            work.problem = "the log no longer begins at offset 0, so it shows no epoch to revoke"
+            return
+        refused = [ack.error or "no acknowledgement came" for ack in log.append(records) if ack.offset is None]
+        work.problem = "; ".join(dict.fromkeys(refused)) or "the log does not show the revocation accepted"
+        work.kept, _ = self._held_by(work.run_id)
+
+    def _held_by(self, run_id: str) -> "tuple[dict[Place, Key], int]":
+        """Give copies of the keys that the run holds, and how many coordination partitions there are."""
+        from marshal_dagster.coordination.registry import shared_rationalizer
+
+        reader = shared_rationalizer(self._coordination(), self.coordination_topic)
+        with reader.lock:
+            keys = reader.catch_up().keys()
+            held = {
+                place: replace(key)
+                for name, place, _, key in keys
+                if name == self.group and key.owner is not None and run_of(key.owner.instance) == run_id
+            }
+            return held, reader.identity.partitions
 
     def _revocations(self, run_id: str, held: "Mapping[Place, Key]", partitions: int) -> "list[Append]":
         from marshal_dagster.coordination.claimer import new_instance_id

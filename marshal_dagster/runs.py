@@ -18,6 +18,7 @@ from dagster import (
     DagsterEventType,
     DagsterInstance,
     DagsterRunStatus,
+    EventLogEntry,
     MetadataValue,
     TableColumn,
     TableMetadataValue,
@@ -41,7 +42,10 @@ OUTCOME_TAG: Final = "marshal/outcome"
 
 FINISHED: Final = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
 _ENDING: Final = FINISHED | {DagsterRunStatus.CANCELING}
-_ANNOUNCED: Final = "announced"
+ANNOUNCED: Final = "announced"
+DROPPED: Final = "possibly_dropped"
+"""Names of tables of ranges in observations of a data topic."""
+_NOT_PROCESSED: Final = frozenset({"dropped", "possibly dropped"})
 _ASK_AGAIN_AFTER_S: Final = 1.0
 
 logger = logging.getLogger(__name__)
@@ -158,7 +162,7 @@ def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]
                 asset_key=topic_asset_key(ranges[0].topic),
                 description="At most once: about to commit these offsets before they are processed. Should the run die "
                 "now, they are possibly dropped.",
-                metadata={_ANNOUNCED: announcement_table(rows)},
+                metadata={ANNOUNCED: announcement_table(rows)},
             )
         )
         if context.instance.has_run(context.run_id) and not set(rows) <= set(
@@ -182,12 +186,37 @@ def announcement_table(rows: Sequence[Announced]) -> TableMetadataValue:
 
 def announced(instance: DagsterInstance, run_id: str) -> Iterator[Announced]:
     """Give what a run announced, oldest first; events that are not of this form are passed over."""
+    return (row for _, row in announced_at(instance, run_id))
+
+
+def announced_at(instance: DagsterInstance, run_id: str) -> Iterator[tuple[float, Announced]]:
+    """Give the same with the time of each, in unix seconds."""
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_OBSERVATION):
+        yield from ((entry.timestamp, row) for row in rows_in(entry))
+
+
+def rows_in(entry: EventLogEntry, name: str = ANNOUNCED) -> Iterator[Announced]:
+    """Give the ranges in table `name` of an observation, what was announced or (`DROPPED`) reported as dropped."""
+    event = entry.dagster_event
+    if event is None or event.event_type is not DagsterEventType.ASSET_OBSERVATION:
+        return
+    table = event.asset_observation_data.asset_observation.metadata.get(name)
+    if isinstance(table, TableMetadataValue):
+        yield from (row for record in table.records if (row := _announced(record.data)) is not None)
+
+
+def processed(instance: DagsterInstance, run_id: str, group: str) -> set[tuple[str, object, object]]:
+    """Give topic, partition and epoch of what a run recorded as done, as claimed-batch ops do behind each batch."""
+    found: set[tuple[str, object, object]] = set()
+    for entry in instance.all_logs(run_id, of_type=DagsterEventType.ASSET_MATERIALIZATION):
         event = entry.dagster_event
-        metadata: Mapping[str, object] = event.asset_observation_data.asset_observation.metadata if event else {}
-        table = metadata.get(_ANNOUNCED)
-        if isinstance(table, TableMetadataValue):
-            yield from (row for record in table.records if (row := _announced(record.data)) is not None)
+        metadata = event.step_materialization_data.materialization.metadata if event else {}
+        of_group, table = metadata.get("group"), metadata.get("ranges")
+        if of_group is None or of_group.value != group or not isinstance(table, TableMetadataValue):
+            continue
+        rows = [record.data for record in table.records if record.data.get("state") not in _NOT_PROCESSED]
+        found |= {(str(row.get("topic")), row.get("partition"), row.get("epoch")) for row in rows}
+    return found
 
 
 def _announced(data: Mapping[str, object]) -> Announced | None:

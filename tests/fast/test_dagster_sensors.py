@@ -3,24 +3,33 @@
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import dagster as dg
 import pytest
+from dagster._core.events import AssetObservationData, StepMaterializationData
 
+from marshal_dagster import delivery as delivery_module
+from marshal_dagster.coordination.log import Ack, Append
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.delivery import ClaimedBatch, Delivery
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs import build_reprocess_job
 from marshal_dagster.ops import SeenKey, build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode
+from marshal_dagster.protocol.state import Place
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
-from marshal_dagster.runs import Announced, announcement_table
+from marshal_dagster.runs import Announced, announced, announcement_table, topic_asset_key
 from marshal_dagster.sensors import Grouping, StaleClaimCursor, build_dead_run_sensors, build_stale_claim_sensor
-from marshal_dagster.testing import ManualClock
+from marshal_dagster.spark import jobs as spark_jobs
+from marshal_dagster.spark import reading
+from marshal_dagster.testing import ManualClock, MemoryLog
 from tests.delivering import GROUP, HI_MS, TOPIC, Scene
+from tests.fast.test_dagster_ops import Stand
 
 OP = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
 JOB = build_reprocess_job(OP, name="redo")
@@ -89,12 +98,70 @@ class Watch:
         """End the heartbeats of a batch and nothing else."""
         batch._stack.close()
 
-    def was_asked(self, request: dg.RunRequest, status: dg.DagsterRunStatus, outcome: str | None = None) -> None:
-        """Let the run that was asked for be in `status`."""
+    def was_asked(self, request: dg.RunRequest, status: dg.DagsterRunStatus, outcome: str | None = None) -> str:
+        """Let the run that was asked for be in `status`, and give its id."""
         outcome_tag = {"marshal/outcome": outcome} if outcome else {}
-        self.instance.create_run_for_job(
+        run = self.instance.create_run_for_job(
             JOB, run_config=request.run_config, tags={**request.tags, **outcome_tag}, status=status
         )
+        return run.run_id
+
+
+class RefusingLog(MemoryLog):
+    """A log that takes nothing: `refused` more appends are not acknowledged, and written as `written` says."""
+
+    refused = 0
+    written = False
+    appended = 0
+
+    def append(self, records: Sequence[Append]) -> Sequence[Ack]:
+        """Append, or not."""
+        RefusingLog.appended += 1
+        if RefusingLog.refused == 0:
+            return super().append(records)
+        RefusingLog.refused -= 1
+        if self.written:
+            super().append(records)
+        return [Ack(None, "Local: Message timed out") for _ in records]
+
+
+@dataclass(slots=True)
+class DeadRunWatch:
+    """The sensor for failed runs, with a claimer on the log of a scene."""
+
+    watch: Watch
+    timeout_s: float = 5
+
+    def react(self, mode: DeliveryMode = DeliveryMode.AT_LEAST_ONCE) -> dg.SensorResult | dg.SkipReason:
+        """Let the sensor see that the run `RUN` failed."""
+        instance = self.watch.instance
+        run = cast("dg.DagsterRun", instance.get_run_by_id(RUN))
+        sensor, _ = build_dead_run_sensors(group=GROUP)
+        connection = KafkaConnectionConfig(bootstrap_servers="127.0.0.1:9", timeout_s=self.timeout_s)
+        claimer = ClaimerResource(connection=connection, group=GROUP, delivery=mode.value)
+        event = dg.DagsterEvent(dg.DagsterEventType.RUN_FAILURE.value, JOB.name)
+        with dg.build_run_status_sensor_context(
+            sensor.name, event, instance, run, resources={"claimer": claimer}
+        ) as context:
+            return cast("dg.SensorResult | dg.SkipReason", sensor(context))
+
+    def told(self) -> str:
+        """Let the sensor see it and give what it says."""
+        result = self.react()
+        reason = result if isinstance(result, dg.SkipReason) else result.skip_reason
+        return str(reason and reason.skip_message)
+
+
+@pytest.fixture
+def dead_runs(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> DeadRunWatch:
+    """Reads and writes the log of the scene instead of Kafka's."""
+    shared = Rationalizer(watch.scene.log(), clock=watch.scene.clock)
+    monkeypatch.setattr("marshal_dagster.coordination.registry.shared_rationalizer", lambda *_: shared)
+    monkeypatch.setattr("marshal_dagster.coordination.kafka_log.KafkaLog", lambda *_: RefusingLog(watch.scene.broker))
+    monkeypatch.setattr("marshal_dagster.resources._PAUSE_S", 0.01)
+    for name, value in (("refused", 0), ("written", False), ("appended", 0)):
+        monkeypatch.setattr(RefusingLog, name, value)
+    return DeadRunWatch(watch)
 
 
 @pytest.fixture
@@ -129,7 +196,8 @@ def test_a_stale_owner_is_asked_for_in_one_run(watch: Watch) -> None:
     watch.die(max_records=12)
     (request,) = watch.requests()
     assert request.job_name == "redo"
-    assert request.tags == {"marshal/group": GROUP, "marshal/topic": TOPIC, "marshal/reason": "stale claim"}
+    named = {name: request.tags[name] for name in ("marshal/group", "marshal/topic", "marshal/reason")}
+    assert named == {"marshal/group": GROUP, "marshal/topic": TOPIC, "marshal/reason": "stale claim"}
     config = _config(request)
     assert (config["partitions"], config["max_batches"]) == ([0, 1, 2], 1)
     assert [SeenKey(**seen) for seen in config["seen"]] == [
@@ -213,10 +281,101 @@ def test_a_run_that_is_under_way_is_not_asked_for_again(watch: Watch, status: dg
     assert "was asked for and is not over" in watch.skipped()
 
 
+@pytest.mark.parametrize("before_plan", [False, True])
+def test_a_run_that_died_though_dagster_says_started_blocks_nothing(watch: Watch, before_plan: bool) -> None:
+    """When the stale owner is of the very run that was asked for, another is asked for, boundedly."""
+    watch.settings = {"max_attempts": 3}
+    watch.scene.clock.advance(-600_000)
+
+    def die(run_id: str) -> None:
+        if before_plan:
+            watch.scene.about(ClaimingPartition, f"{run_id}.1")
+            watch.scene.clock.advance(130_000)  # no settings yet: the interval is a minute
+        else:
+            watch.die(run_id, partitions=(0,))
+
+    die("a-dead-run")
+    keys = set()
+    for _ in range(3):
+        (request,) = watch.requests()
+        keys.add(request.run_key)
+        die(watch.was_asked(request, dg.DagsterRunStatus.STARTED))
+    assert len(keys) == 3
+    assert "left alone after 3" in watch.skipped()
+
+
+def test_a_run_under_way_does_not_hide_a_later_death(watch: Watch) -> None:
+    """A run that was asked for at an earlier state of the partition does not block what another left since."""
+    watch.die(partitions=(0,))
+    (request,) = watch.requests()
+    watch.was_asked(request, dg.DagsterRunStatus.STARTED)
+    watch.die("another-dead-run", partitions=(0,))
+    assert len(watch.requests()) == 1
+
+
+def test_a_run_that_never_claims_blocks_for_a_bounded_time(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that died before it claimed, and that Dagster says has started, is given up; one in the queue waits."""
+    watch.die()
+    (request,) = watch.requests()
+    watch.was_asked(request, dg.DagsterRunStatus.STARTED)
+    assert "was asked for and is not over" in watch.skipped()
+    monkeypatch.setattr("marshal_dagster.sensors.asked.OPEN_RUN_PATIENCE_S", -60)
+    again = watch.requests()
+    assert [_config(each)["partitions"] for each in again] == [[0], [1], [2]]
+    assert request.run_key not in {each.run_key for each in again}
+
+
+def test_a_run_key_never_repeats_however_many_runs_there_were(watch: Watch) -> None:
+    """Dagster compares run keys with all of its history: after 201 runs for other partitions the count goes on."""
+    watch.die(partitions=(2,))
+    (first,) = watch.requests()
+    watch.was_asked(first, dg.DagsterRunStatus.FAILURE)
+    (second,) = watch.requests()
+    for number in range(201):
+        seen = [{"partition": number + 10, "generation": 0}]
+        config = {"ops": {"work": {"config": {"partitions": [number + 10], "max_batches": 1, "seen": seen}}}}
+        tags = {**first.tags, "marshal/asked": f"other {number}"}
+        watch.instance.create_run_for_job(JOB, run_config=config, tags=tags, status=dg.DagsterRunStatus.SUCCESS)
+    (third,) = watch.requests()
+    assert third.run_key not in {first.run_key, None}
+    assert third.run_key == second.run_key, "the second was never run"
+    watch.settings = {"max_attempts": 1}
+    assert "left alone after 1 runs" in watch.skipped()
+
+
+def test_the_run_key_of_a_bundle_never_repeats(watch: Watch) -> None:
+    """A bundle whose earlier runs are no longer looked at is asked for under another key too."""
+    watch.die()
+    (first,) = watch.requests()
+    watch.was_asked(first, dg.DagsterRunStatus.FAILURE)
+    for number in range(200):
+        seen = [{"partition": number + 10, "generation": 0}]
+        config = {"ops": {"work": {"config": {"partitions": [number + 10], "max_batches": 1, "seen": seen}}}}
+        tags = {**first.tags, "marshal/asked": f"other {number}"}
+        watch.instance.create_run_for_job(JOB, run_config=config, tags=tags, status=dg.DagsterRunStatus.SUCCESS)
+    assert first.run_key not in {request.run_key for request in watch.requests()}
+
+
+def test_after_a_fruitless_bundle_its_partitions_are_asked_for_one_by_one(watch: Watch) -> None:
+    """One poison message wears out its own partition; what shares the bundle with it is redone alone."""
+    watch.die()
+    (bundle,) = watch.requests()
+    assert _config(bundle)["partitions"] == [0, 1, 2]
+    watch.was_asked(bundle, dg.DagsterRunStatus.FAILURE)
+    watch.settings = {"max_runs_per_tick": 2}
+    singles = watch.requests()
+    assert [_config(request)["partitions"] for request in singles] == [[0], [1]]
+    for partition in (1, 2):
+        watch.scene.work(watch.scene.delivery(), partitions=(partition,))
+    watch.was_asked(singles[0], dg.DagsterRunStatus.FAILURE)
+    watch.was_asked(singles[1], dg.DagsterRunStatus.SUCCESS, "done")
+    assert [_config(request)["partitions"] for request in watch.requests()] == [[0]]
+
+
 @pytest.mark.parametrize("status", [dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED])
 def test_after_a_failure_it_is_asked_for_again_under_another_key(watch: Watch, status: dg.DagsterRunStatus) -> None:
     """A run that ended without success, even before it claimed anything, is followed by another."""
-    watch.die()
+    watch.die(partitions=(0,))
     keys = set()
     for _ in range(3):
         (request,) = watch.requests()
@@ -227,9 +386,10 @@ def test_after_a_failure_it_is_asked_for_again_under_another_key(watch: Watch, s
 
 def test_an_attempt_by_anybody_makes_another_key(watch: Watch) -> None:
     """When a scheduled run took the plan and died too, the plan is asked for under another key."""
-    watch.die()
+    watch.die(partitions=(0,))
     (first,) = watch.requests()
-    watch.die("another-dead-run")
+    watch.was_asked(first, dg.DagsterRunStatus.SUCCESS, "held")
+    watch.die("another-dead-run", partitions=(0,))
     (second,) = watch.requests()
     assert first.run_key != second.run_key
     assert {seen["plan_attempts"] for seen in _config(second)["seen"]} == {1}
@@ -243,15 +403,32 @@ def test_a_claim_with_nothing_behind_it_is_asked_for_once(watch: Watch) -> None:
     assert watch.skipped() == "nothing to redo"
 
 
-@pytest.mark.parametrize("outcome", ["paused", "held", "done"])
+@pytest.mark.parametrize("outcome", ["done", "given_up", "topic_missing"])
 def test_a_run_that_did_not_take_it_is_followed_by_another(watch: Watch, outcome: str) -> None:
-    """A run that found the group paused, the partition held, or others enough is followed by another, boundedly."""
+    """A run that took others only, or changed nothing, is followed by another, boundedly."""
     watch.settings = {"max_attempts": 3}
-    watch.die()
+    watch.die(partitions=(0,))
     for _ in range(3):
         (request,) = watch.requests()
         watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, outcome)
     assert "left alone after 3 runs" in watch.skipped()
+
+
+@pytest.mark.parametrize("outcome", ["paused", "held"])
+def test_a_run_that_could_not_try_wears_nothing_out(
+    watch: Watch, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that found the owner live after all, or the group paused, is no failure: this clock may be ahead."""
+    watch.settings = {"max_attempts": 2}
+    watch.die()
+    (request,) = watch.requests()
+    watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, outcome)
+    assert "asked for again in" in watch.skipped()
+    monkeypatch.setattr("marshal_dagster.sensors.asked.FIRST_WAIT_S", 0)
+    for _ in range(4):
+        (request,) = watch.requests()
+        assert _config(request)["partitions"] == [0, 1, 2]
+        watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, outcome)
 
 
 def test_a_success_elsewhere_does_not_hide_a_new_death(watch: Watch) -> None:
@@ -284,8 +461,8 @@ def test_runs_that_fail_before_they_claim_are_bounded_too(watch: Watch) -> None:
     watch.settings = {"max_attempts": 2}
     watch.die()
     for _ in range(2):
-        (request,) = watch.requests()
-        watch.was_asked(request, dg.DagsterRunStatus.FAILURE)
+        for request in watch.requests():
+            watch.was_asked(request, dg.DagsterRunStatus.FAILURE)
     assert "left alone after 2 runs that failed" in watch.skipped()
 
 
@@ -316,36 +493,200 @@ def test_another_groups_claims_are_not_this_sensors(watch: Watch) -> None:
 # At most once
 
 
-def _announce(watch: Watch, run_id: str, epochs: dict[int, int | None], end: int) -> None:
-    """Let the run have announced partitions 0 to 2 from offset 0 on."""
-    instance = watch.instance
-    rows = [Announced(GROUP, TOPIC, n, epoch, 0, end) for n, epoch in epochs.items() if epoch is not None]
-
-    @dg.op
-    def announce(context: dg.OpExecutionContext) -> None:
-        context.log_event(dg.AssetObservation("x", metadata={"announced": announcement_table(rows)}))
-
-    @dg.job
-    def dead() -> None:
-        announce()
-
-    dead.execute_in_process(instance=instance, run_id=run_id)
+RUN = "3b8f4f0e-6c57-4d55-9a4e-7d3c1c6a1f00"
+REPLAY, UNCOMMITTED, FINE = (str(uuid.UUID(int=number)) for number in (1, 2, 3))
+STARTED, FAILURE, SUCCESS = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.SUCCESS
+TAGGED = {"marshal/group": GROUP, "marshal/topic": TOPIC}
 
 
-def test_what_a_dead_at_most_once_run_dropped_is_reported_once(watch: Watch) -> None:
-    """The ranges that it announced and committed are told and observed, once, and nothing is asked for."""
-    run_id = "3b8f4f0e-6c57-4d55-9a4e-7d3c1c6a1f00"
+def _run(
+    watch: Watch, run_id: str = RUN, status: dg.DagsterRunStatus = FAILURE, tags: dict[str, str] | None = None
+) -> None:
+    """Let Dagster know a run, by default a failed one of a claimed-batch op."""
+    watch.instance.create_run_for_job(JOB, run_id=run_id, status=status, tags=TAGGED if tags is None else tags)
+
+
+def _event(watch: Watch, run_id: str, kind: dg.DagsterEventType, data: Any) -> None:  # noqa: ANN401 - of any event
+    event = dg.DagsterEvent(kind.value, JOB.name, event_specific_data=data)
+    watch.instance.report_dagster_event(event, run_id)
+
+
+def _announce(watch: Watch, epochs: dict[int, int], end: int = 10, *, start: int = 0, run_id: str = RUN) -> None:
+    """Let the run have announced these partitions."""
+    table = announcement_table([Announced(GROUP, TOPIC, n, epoch, start, end) for n, epoch in epochs.items()])
+    observation = dg.AssetObservation(topic_asset_key(TOPIC), metadata={"announced": table})
+    _event(watch, run_id, dg.DagsterEventType.ASSET_OBSERVATION, AssetObservationData(observation))
+
+
+def _finish(watch: Watch, epochs: dict[int, int], state: str = "done", *, run_id: str = RUN) -> None:
+    """Let the run have recorded these partitions as processed, as a claimed-batch op does."""
+    schema = dg.TableSchema([dg.TableColumn("topic"), dg.TableColumn("state")])
+    rows = [dg.TableRecord({"topic": TOPIC, "partition": n, "epoch": e, "state": state}) for n, e in epochs.items()]
+    table = dg.MetadataValue.table(rows, schema)
+    done = dg.AssetMaterialization("out", metadata={"ranges": table, "group": GROUP})
+    _event(watch, run_id, dg.DagsterEventType.ASSET_MATERIALIZATION, StepMaterializationData(done, []))
+
+
+def _epochs(watch: Watch) -> dict[int, int]:
+    owners = {n: watch.scene.key(n).owner for n in range(3)}
+    return {n: owner.epoch for n, owner in owners.items() if owner is not None and owner.epoch is not None}
+
+
+def _dropped(result: dg.SensorResult) -> list[int]:
+    return [cast("int", event.metadata["possibly_dropped_offsets"].value) for event in result.asset_events]
+
+
+def _partitions(result: dg.SensorResult) -> list[object]:
+    tables = [cast("dg.TableMetadataValue", event.metadata["possibly_dropped"]) for event in result.asset_events]
+    return [record.data["partition"] for table in tables for record in table.records]
+
+
+def _die_at_most_once(watch: Watch, status: dg.DagsterRunStatus = FAILURE, tags: dict[str, str] | None = None) -> None:
+    """Let a run commit all ten messages of each partition, and die before it processed them."""
     watch.mode = DeliveryMode.AT_MOST_ONCE
-    watch.die(run_id)
-    epochs = {n: owner.epoch for n in range(3) if (owner := watch.scene.key(n).owner) is not None}
-    _announce(watch, run_id, epochs, end=10)
+    watch.die(RUN)
+    _run(watch, status=status, tags=tags)
+    _announce(watch, _epochs(watch))
+
+
+def _take_over(watch: Watch) -> None:
+    """Let the next scheduled run take the partitions, before any tick."""
+    for partition in range(3):
+        watch.scene.data.append(partition, 1)
+    watch.scene.work(watch.scene.delivery(watch.mode))
+
+
+@pytest.mark.parametrize("status", [STARTED, FAILURE])
+def test_what_a_dead_at_most_once_run_dropped_is_reported_once(watch: Watch, status: dg.DagsterRunStatus) -> None:
+    """The ranges that it announced and committed are told and observed, once, and nothing is asked for."""
+    _die_at_most_once(watch, status)
     result = watch.tick()
     assert not result.run_requests
     assert result.skip_reason is not None
-    assert f"{TOPIC}/1: possibly dropped [0, 10): run {run_id} died" in str(result.skip_reason.skip_message)
-    assert [event.metadata["possibly_dropped_offsets"].value for event in result.asset_events] == [10, 10, 10]
+    assert f"{TOPIC}/1: possibly dropped [0, 10)" in str(result.skip_reason.skip_message)
+    assert f"run {RUN} ({status.value})" in str(result.skip_reason.skip_message)
+    assert _dropped(result) == [10, 10, 10]
     again = watch.tick()
     assert (again.asset_events, again.skip_reason) == ([], dg.SkipReason("nothing to redo"))
+
+
+@pytest.mark.parametrize("status", [FAILURE, dg.DagsterRunStatus.CANCELED])
+@pytest.mark.parametrize("tags", [TAGGED, {}])
+def test_drops_are_reported_though_others_took_the_partitions_over(
+    watch: Watch, status: dg.DagsterRunStatus, tags: dict[str, str]
+) -> None:
+    """Whoever holds the partitions by the time of the tick, what the dead run announced and did not finish is told."""
+    _die_at_most_once(watch, status, tags)
+    _take_over(watch)
+    assert _dropped(watch.tick()) == [10, 10, 10]
+    assert _dropped(watch.tick()) == []
+
+
+def test_drops_of_a_run_that_vanished_are_reported_though_it_lost_its_claims(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run of which Dagster says STARTED and that holds nothing is given time to record its batch, then reported."""
+    _die_at_most_once(watch, STARTED)
+    _take_over(watch)
+    assert _dropped(watch.tick()) == []
+    monkeypatch.setattr("marshal_dagster.sensors.drops.TIME_TO_RECORD_S", 0)
+    assert _dropped(watch.tick()) == [10, 10, 10]
+    assert _dropped(watch.tick()) == []
+
+
+def test_a_run_at_work_has_dropped_nothing_yet(watch: Watch) -> None:
+    """While a run holds a live claim nothing of it is told, and it is still looked at when it has died."""
+    watch.mode = DeliveryMode.AT_MOST_ONCE
+    watch.scene.clock.advance(60_000)
+    delivery = watch.scene.delivery(watch.mode)
+    delivery.run_id = RUN
+    batch = watch.scene.batch(delivery)
+    batch.__enter__()
+    batch.begin_processing()
+    _run(watch, status=STARTED)
+    _announce(watch, _epochs(watch))
+    assert _dropped(watch.tick()) == []
+    watch.silence(batch)
+    watch.scene.wait_until_stale()
+    watch.scene.pause(-60)
+    watch.instance.report_run_failed(cast("dg.DagsterRun", watch.instance.get_run_by_id(RUN)))
+    assert _dropped(watch.tick()) == [10, 10, 10]
+
+
+@pytest.mark.parametrize("status", [FAILURE, SUCCESS])
+def test_what_a_run_finished_was_not_dropped(watch: Watch, status: dg.DagsterRunStatus) -> None:
+    """Of a run that failed later, or had a step that was retried, only the ranges without a record are told."""
+    _die_at_most_once(watch, status)
+    epochs = _epochs(watch)
+    _take_over(watch)
+    _finish(watch, {0: epochs[0]})
+    _finish(watch, {1: epochs[1]}, "dropped")
+    result = watch.tick()
+    assert _partitions(result) == [1, 2]
+
+
+def test_a_plan_that_a_successor_replayed_was_not_dropped(watch: Watch) -> None:
+    """Announced and never committed: a later owner announced the same offsets, so they were processed by it."""
+    _die_at_most_once(watch)
+    _run(watch, REPLAY, SUCCESS)
+    _announce(watch, {n: epoch + 100 for n, epoch in _epochs(watch).items() if n != 2}, run_id=REPLAY)
+    _finish(watch, {n: epoch + 100 for n, epoch in _epochs(watch).items()}, run_id=REPLAY)
+    _take_over(watch)
+    result = watch.tick()
+    assert _partitions(result) == [2]
+
+
+def test_what_was_announced_and_not_committed_was_not_dropped(watch: Watch) -> None:
+    """A range beyond the group's offset was never committed: the next owner replays it."""
+    _die_at_most_once(watch)
+    _take_over(watch)
+    _run(watch, UNCOMMITTED)
+    _announce(watch, {0: 10_000}, 20, start=11, run_id=UNCOMMITTED)
+    assert _dropped(watch.tick()) == [10, 10, 10]
+
+
+def test_an_op_of_ones_own_is_told_by_its_last_range(watch: Watch) -> None:
+    """A run without records of its batches can only have died in the last of each partition; success drops nothing."""
+    _die_at_most_once(watch, tags={})
+    epochs = _epochs(watch)
+    _take_over(watch)
+    _announce(watch, {0: epochs[0] + 100}, 11, start=10)
+    _run(watch, FINE, SUCCESS, {})
+    _announce(watch, {1: epochs[1]}, 11, start=10, run_id=FINE)
+    assert _dropped(watch.tick()) == [1, 10, 10]
+
+
+def test_what_the_other_sensor_told_is_not_told_again(watch: Watch, dead_runs: DeadRunWatch) -> None:
+    """Drops that the sensor for failed runs has observed are known to the one for stale claims."""
+    _die_at_most_once(watch)
+    _take_over(watch)
+    told = dead_runs.react(DeliveryMode.AT_MOST_ONCE)
+    assert isinstance(told, dg.SensorResult)
+    assert _dropped(told) == [10, 10, 10]
+    for event in told.asset_events:
+        watch.instance.report_runless_asset_event(event)
+    assert _dropped(watch.tick()) == []
+    again = dead_runs.react(DeliveryMode.AT_MOST_ONCE)
+    assert isinstance(again, dg.SkipReason)
+
+
+def test_what_announced_runs_there_are_is_read_bit_by_bit(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick reads and judges so many and no more; the cursor remembers where it was, and nothing is missed."""
+    monkeypatch.setattr("marshal_dagster.sensors.drops.OBSERVATIONS_A_TICK", 4)
+    monkeypatch.setattr("marshal_dagster.sensors.drops.RUNS_A_TICK", 3)
+    watch.mode = DeliveryMode.AT_MOST_ONCE
+    watch.die("of-elsewhere")
+    runs = [str(uuid.uuid4()) for _ in range(9)]
+    for number, run_id in enumerate(runs):
+        _run(watch, run_id)
+        _announce(watch, {0: 100 + number}, number + 1, start=number, run_id=run_id)
+    found: list[str] = []
+    for _ in range(5):
+        result = watch.tick()
+        assert len(result.asset_events) <= 3
+        found += [str(event.metadata["run"].value) for event in result.asset_events]
+        assert len(watch.cursor or "") < 1_000
+    assert sorted(found) == sorted(runs)
 
 
 def test_a_dead_at_most_once_run_of_elsewhere_is_told(watch: Watch) -> None:
@@ -357,10 +698,9 @@ def test_a_dead_at_most_once_run_of_elsewhere_is_told(watch: Watch) -> None:
 
 def test_an_at_most_once_run_that_died_before_its_commit_dropped_nothing(watch: Watch) -> None:
     """A stale claim of a known run that announced nothing is told as such."""
-    run_id = "3b8f4f0e-6c57-4d55-9a4e-7d3c1c6a1f01"
     watch.mode = DeliveryMode.AT_MOST_ONCE
-    watch.die(run_id, before_plan=True)
-    _announce(watch, run_id, {}, end=0)
+    watch.die(RUN, before_plan=True)
+    _run(watch)
     assert "nothing was dropped, it died before it committed" in watch.skipped()
 
 
@@ -381,6 +721,138 @@ def test_an_uncommitted_at_most_once_plan_may_be_run(watch: Watch) -> None:
     watch.scene.wait_until_stale()
     (request,) = watch.requests()
     assert [seen["plan_end"] for seen in _config(request)["seen"]] == [10, 10, 10]
+
+
+def test_runs_that_never_end_are_not_watched_without_end(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond so many the oldest is given up, and named; a run that Dagster has deleted is forgotten."""
+    monkeypatch.setattr("marshal_dagster.sensors.drops.MOST_WATCHED", 2)
+    watch.mode = DeliveryMode.AT_MOST_ONCE
+    watch.die("of-elsewhere")
+    runs = [str(uuid.uuid4()) for _ in range(3)]
+    for number, run_id in enumerate(runs):
+        _run(watch, run_id, STARTED, {})
+        _announce(watch, {0: 100 + number}, number + 1, start=number, run_id=run_id)
+    told = [watch.skipped() for _ in range(3)]
+    assert f"run {runs[0]} is not over and too many came after it" in told[1]
+    assert list(StaleClaimCursor.read(watch.cursor).watched) == runs[1:]
+    watch.instance.delete_run(runs[1])
+    assert watch.skipped() == "nothing to redo"
+    assert list(StaleClaimCursor.read(watch.cursor).watched) == runs[2:]
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+def test_what_an_op_records_is_what_the_sensor_compares(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
+    """Of a real run of the op that succeeded nothing is told; of one whose function raised, all that it committed."""
+
+    def process(*_: object) -> None:
+        if not is_done:
+            raise ZeroDivisionError
+
+    for name in ("check_session", "check_single_execution"):
+        monkeypatch.setattr(delivery_module, name, lambda _: None)
+    monkeypatch.setattr(reading, "read_ranges", lambda *_: [])
+    monkeypatch.setattr(spark_jobs, "batch_jobs", lambda *_: nullcontext())
+    monkeypatch.setattr(spark_jobs, "progress", lambda *_: None)
+    watch.mode = DeliveryMode.AT_MOST_ONCE
+    result = Stand(watch.scene, watch.instance, process, DeliveryMode.AT_MOST_ONCE).run()
+    assert result.success == is_done
+    assert watch.scene.key().offset == 10
+    assert sorted(announced(watch.instance, result.run_id), key=lambda row: row.partition)[2].end == 10
+    assert _dropped(watch.tick()) == ([] if is_done else [10, 10, 10])
+
+
+# What a dead run holds
+
+
+def _owners(watch: Watch) -> list[bool]:
+    return [watch.scene.key(n).owner is not None for n in range(3)]
+
+
+def test_what_a_failed_run_held_is_revoked(watch: Watch, dead_runs: DeadRunWatch) -> None:
+    """All of it, once; of a run that held nothing it says so."""
+    watch.die(RUN)
+    _run(watch)
+    assert dead_runs.told().startswith(f"revoked what run {RUN} held: {TOPIC}/0: plan [0, 10)")
+    assert _owners(watch) == [False] * 3
+    assert dead_runs.told() == f"run {RUN} held nothing of group '{GROUP}'"
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_revocation_without_an_answer_is_tried_again(watch: Watch, dead_runs: DeadRunWatch, written: bool) -> None:
+    """Dagster tells of a failed run once only, so the sensor itself goes on until the log shows the claims gone."""
+    watch.die(RUN)
+    _run(watch)
+    RefusingLog.refused, RefusingLog.written = 2, written
+    assert dead_runs.told().startswith(f"revoked what run {RUN} held: ")
+    assert _owners(watch) == [False] * 3
+    assert RefusingLog.appended == (1 if written else 3)
+
+
+def test_what_cannot_be_revoked_is_named(watch: Watch, dead_runs: DeadRunWatch) -> None:
+    """After a few tries it is said which claims stay, why, and that they go stale by themselves."""
+    watch.die(RUN, partitions=(1, 2))
+    _run(watch)
+    RefusingLog.refused = 100
+    told = dead_runs.told()
+    assert told.startswith(f"could not revoke what run {RUN} holds: {TOPIC}/1: plan [0, 10)")
+    assert "Local: Message timed out" in told
+    assert "go stale by themselves within 20 s" in told
+    assert RefusingLog.appended == 3
+
+
+def test_revoking_ends_within_the_time_out(watch: Watch, dead_runs: DeadRunWatch) -> None:
+    """With no time left there is no second try."""
+    watch.die(RUN)
+    _run(watch)
+    dead_runs.timeout_s = 0.001
+    RefusingLog.refused = 100
+    assert "could not revoke" in dead_runs.told()
+    assert RefusingLog.appended == 1
+
+
+def test_a_claim_that_is_only_observed_is_named(watch: Watch, dead_runs: DeadRunWatch) -> None:
+    """Where retention has cut the log there is no epoch to revoke: it is said, and not tried again."""
+    watch.die(RUN)
+    _run(watch)
+    for partition in range(4):
+        watch.scene.broker.retain_from(partition, 1)
+    assert "no epoch to revoke" in dead_runs.told()
+    assert RefusingLog.appended == 0
+
+
+def test_a_log_that_cannot_be_read_fails_the_tick_with_what_to_expect(
+    watch: Watch, dead_runs: DeadRunWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When nobody can tell what the run holds, the tick's error says that its claims go stale by themselves."""
+    watch.die(RUN)
+    _run(watch)
+    asked = []
+
+    def down(*_: object) -> Rationalizer:
+        asked.append(1)
+        raise UnavailableError("Kafka at 127.0.0.1:9 cannot be reached")
+
+    monkeypatch.setattr("marshal_dagster.coordination.registry.shared_rationalizer", down)
+    with pytest.raises(UnavailableError, match=r"could not be revoked: Kafka at .* go stale by themselves within 20 s"):
+        dead_runs.react()
+    assert len(asked) == 3
+
+
+def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
+    watch: Watch, dead_runs: DeadRunWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the log cannot be read any more for the offsets, what was revoked is told all the same."""
+
+    def down(_: ClaimerResource) -> dict[Place, int | None]:
+        raise UnavailableError("Kafka is down")
+
+    _die_at_most_once(watch)
+    monkeypatch.setattr(ClaimerResource, "offsets", down)
+    told = dead_runs.told()
+    assert told.startswith(f"revoked what run {RUN} held: ")
+    assert told.endswith("cannot be said now, the stale-claim sensor tells it later: Kafka is down")
 
 
 # Cursor

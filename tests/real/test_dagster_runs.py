@@ -259,6 +259,7 @@ def test_an_unsafe_coordination_topic_is_refused_unless_told(site: Site, topic: 
     def claim(context: dg.OpExecutionContext, claimer: ClaimerResource) -> None:
         with claimer.claimed_batch(context, topic=site.topic) as batch:
             assert batch.ranges
+            batch.begin_processing()
 
     @dg.job
     def work() -> None:

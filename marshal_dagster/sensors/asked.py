@@ -1,0 +1,178 @@
+"""The runs that a stale-claim sensor asked for before, by Dagster's run storage."""
+
+import hashlib
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Final
+
+from dagster import DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
+from pydantic import ValidationError
+
+from marshal_dagster.ops import Outcome, SeenKey
+from marshal_dagster.runs import FINISHED, GROUP_TAG, OUTCOME_TAG, TOPIC_TAG
+from marshal_dagster.sensors.left import Left
+
+REASON_TAG: Final = "marshal/reason"
+STALE_CLAIM: Final = "stale claim"
+ASKED_TAG: Final = "marshal/asked"
+"""What a run was asked for, as a digest: all runs that were asked for the same, ever, are found by it."""
+ASKED_AT_TAG: Final = "marshal/asked_at"
+"""When, in unix seconds by the clock of the code server that asked."""
+
+OPEN_RUN_PATIENCE_S: Final = 600.0
+"""After so long a run that left its partition untouched, and is not queued, no longer keeps others from it."""
+FIRST_WAIT_S: Final = 30.0
+LONGEST_WAIT_S: Final = 3_600.0
+"""After runs that could not even try, the next one is asked for after so long: doubled each time, up to an hour."""
+
+_RUNS_LOOKED_AT: Final = 200
+_DIGESTS_AT_ONCE: Final = 200
+_COULD_NOT_TRY: Final = frozenset({Outcome.HELD, Outcome.PAUSED})
+_NOT_LAUNCHED: Final = frozenset({DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED})
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One partition of one run."""
+
+    record: RunRecord
+    seen: SeenKey
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self.record.dagster_run.run_id
+
+    @property
+    def status(self) -> DagsterRunStatus:
+        """What Dagster says of the run."""
+        return self.record.dagster_run.status
+
+    @property
+    def outcome(self) -> str | None:
+        """What the op said of itself."""
+        return self.record.dagster_run.tags.get(OUTCOME_TAG)
+
+    @property
+    def asked_at_s(self) -> float:
+        """When it was asked for: by the code server's clock, or by Dagster's where that was not noted."""
+        noted = self.record.dagster_run.tags.get(ASKED_AT_TAG, "")
+        return float(noted) if noted.isdecimal() else self.record.create_timestamp.timestamp()
+
+    def saw(self, left: Left) -> bool:
+        """Tell whether nobody has claimed the partition since."""
+        return (self.seen.epoch, self.seen.plan_attempts) == (left.epoch, left.plan_attempts)
+
+    def is_awaited(self, left: Left, now_s: float) -> bool:
+        """Tell whether the run may still redo what is left: it is not over, and has not shown itself dead.
+
+        Dagster alone cannot say so: without run monitoring a run whose host died stays STARTED for ever.
+        """
+        if self.status in FINISHED or not self.saw(left) or left.run_id == self.run_id:
+            return False
+        return self._may_begin(now_s)
+
+    def could_not_try(self, left: Left) -> bool:
+        """Tell whether the run saw what is there now, and found it held after all, or the group paused."""
+        return self.status is DagsterRunStatus.SUCCESS and self.outcome in _COULD_NOT_TRY and self.saw(left)
+
+    def is_fruitless(self, left: Left, now_s: float) -> bool:
+        """Tell whether the run failed, died, or changed nothing of what it saw."""
+        if self.status in _NOT_LAUNCHED:
+            return not self._may_begin(now_s)
+        if self.status not in FINISHED:
+            return not self.is_awaited(left, now_s)
+        if self.status is not DagsterRunStatus.SUCCESS:
+            return True
+        return self.saw(left) and not self.could_not_try(left)
+
+    def _may_begin(self, now_s: float) -> bool:
+        """Tell whether a run that is not over may still come to its claim: it waits in the queue, or it is young."""
+        changed_s = max(self.asked_at_s, self.record.update_timestamp.timestamp())
+        return self.status is DagsterRunStatus.QUEUED or now_s - changed_s <= OPEN_RUN_PATIENCE_S
+
+
+@dataclass(slots=True)
+class Asked:
+    """What was asked for before, as far as it matters for what is left now."""
+
+    instance: DagsterInstance
+    now_s: float
+    _asks: defaultdict[tuple[int, int, int | None], dict[str, Ask]] = field(default_factory=lambda: defaultdict(dict))
+    """For each partition, generation and offset the runs by their ids."""
+
+    def add(self, records: Sequence[RunRecord], op_name: str) -> None:
+        """Take what these runs of op `op_name` were told."""
+        for record in records:
+            for seen in _seen_in(record.dagster_run.run_config, op_name):
+                self._asks[seen.partition, seen.generation, seen.offset][record.dagster_run.run_id] = Ask(record, seen)
+
+    def awaited(self, left: Left) -> str | None:
+        """Give the id of a run that was asked for and may still redo it."""
+        return next((ask.run_id for ask in self._of(left) if ask.is_awaited(left, self.now_s)), None)
+
+    def fruitless(self, left: Left) -> int:
+        """Count the runs that were asked for it at the same offset and failed, died, or changed nothing."""
+        return sum(ask.is_fruitless(left, self.now_s) for ask in self._of(left))
+
+    def wait_s(self, left: Left) -> float:
+        """Give for how long it is not asked for, after runs that could not try: their sensor's clock may be ahead."""
+        vain = [ask.asked_at_s for ask in self._of(left) if ask.could_not_try(left)]
+        if not vain:
+            return 0.0
+        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(len(vain) - 1, 16))
+        return max(vain) + wait_s - self.now_s
+
+    def is_settled(self, left: Left) -> bool:
+        """Tell whether a run that saw what is there now has found nothing to redo."""
+        return any(ask.outcome == Outcome.DRAINED and ask.saw(left) for ask in self._of(left))
+
+    def count(self, digest: str) -> int:
+        """Count all runs that were ever asked for this: Dagster compares run keys with all of its history too."""
+        return self.instance.get_runs_count(RunsFilter(tags={ASKED_TAG: digest}))
+
+    def _of(self, left: Left) -> Sequence[Ask]:
+        return list(self._asks[left.partition, left.generation, left.offset].values())
+
+
+def asked_before(
+    instance: DagsterInstance, group: str, *, job: str, op_name: str, found: Sequence[Left], now_s: float | None = None
+) -> Asked:
+    """Look up what runs of `job` were asked for: the newest 200, and all that were asked for one of `found` alone."""
+    asked = Asked(instance, time.time() if now_s is None else now_s)
+    if not found:
+        return asked
+    tags = {GROUP_TAG: group, TOPIC_TAG: found[0].topic, REASON_TAG: STALE_CLAIM}
+    asked.add(instance.get_run_records(RunsFilter(job_name=job, tags=tags), limit=_RUNS_LOOKED_AT), op_name)
+    digests = iter([digest_of(group, [one]) for one in found])
+    while some := list(islice(digests, _DIGESTS_AT_ONCE)):
+        # Not limited: the attempts of each are, and an older one that were left out would be tried again.
+        asked.add(instance.get_run_records(RunsFilter(job_name=job, tags={ASKED_TAG: some})), op_name)
+    return asked
+
+
+def place_of(one: Left) -> str:
+    """Name partition, generation and offset."""
+    return f"{one.partition}.{one.generation}.{one.offset}"
+
+
+def digest_of(group: str, bundle: Sequence[Left]) -> str:
+    """Name what a run is asked for, the same for ever: group, topic, and each partition, generation and offset.
+
+    Not the epoch: how often redoing a place has been tried is counted over all of its owners.
+    """
+    parts = [group, bundle[0].topic, *(place_of(one) for one in bundle)]
+    return hashlib.sha256("/".join(parts).encode()).hexdigest()[:24]
+
+
+def _seen_in(run_config: Mapping[str, Any], op_name: str) -> Iterator[SeenKey]:
+    """Give what a run was told; what an older version wrote otherwise is passed over."""
+    config = run_config.get("ops", {}).get(op_name, {}).get("config", {})
+    for each in config.get("seen") or []:
+        try:
+            yield SeenKey(**each)
+        except (TypeError, ValidationError):
+            continue

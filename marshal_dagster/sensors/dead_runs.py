@@ -1,0 +1,115 @@
+"""Sensors that revoke what a run held, as soon as Dagster says that it failed or was canceled."""
+
+from collections.abc import Mapping, Sequence
+
+from dagster import (
+    AssetObservation,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    JobDefinition,
+    RunStatusSensorContext,
+    RunStatusSensorDefinition,
+    SensorDefinition,
+    SensorResult,
+    SkipReason,
+)
+
+from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.protocol.messages import is_name
+from marshal_dagster.protocol.state import Key, Place
+from marshal_dagster.resources import ClaimerResource, Revocation
+from marshal_dagster.sensors.drops import RunDrops, possibly_dropped
+from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, Left, left, listed
+from marshal_dagster.sensors.names import as_name
+
+
+def build_dead_run_sensors(
+    *,
+    group: str,
+    name: str | None = None,
+    monitored_jobs: Sequence[JobDefinition] | None = None,
+    monitor_all_code_locations: bool = False,
+    minimum_interval_s: int = DEFAULT_INTERVAL_S,
+    claimer_key: str = "claimer",
+    default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
+) -> tuple[SensorDefinition, SensorDefinition]:
+    """Build the two sensors that revoke what a run held, as soon as Dagster says that it failed or was canceled.
+
+    Others can then claim at once instead of waiting until the claim is stale. Should processes of the run still
+    live, they are fenced: their next heartbeat or commit is refused. In at most once it is also reported what the
+    run possibly dropped, whoever holds the partitions by then. They watch `monitored_jobs`, by default all of their
+    code location. The claimer of resource `claimer_key` says of which group and log; it writes, which takes WRITE
+    on the coordination topic. Default names: `<group>_failed_runs` and `<group>_canceled_runs`. Raises
+    `ConfigurationError`.
+    """
+    if not is_name(group):
+        raise ConfigurationError(f"group {group!r} cannot be a name: use 1 to 255 characters, no '/', no control ones")
+
+    def revoke(context: RunStatusSensorContext, **_resources: object) -> SensorResult | SkipReason:
+        """Revoke what the run held."""
+        return _revoke_run(context, group, getattr(context.resources, claimer_key))
+
+    def build(status: DagsterRunStatus, word: str) -> SensorDefinition:
+        return RunStatusSensorDefinition(
+            name=f"{name or as_name(group)}_{word}_runs",
+            run_status=status,
+            run_status_sensor_fn=revoke,
+            minimum_interval_seconds=minimum_interval_s,
+            description=f"Revokes what a {word} run held of group {group!r}, so that others can claim it at once.",
+            monitored_jobs=monitored_jobs,
+            monitor_all_code_locations=monitor_all_code_locations,
+            default_status=default_status,
+            required_resource_keys={claimer_key},
+        )
+
+    return build(DagsterRunStatus.FAILURE, "failed"), build(DagsterRunStatus.CANCELED, "canceled")
+
+
+def _revoke_run(context: RunStatusSensorContext, group: str, claimer: object) -> SensorResult | SkipReason:
+    if not isinstance(claimer, ClaimerResource) or claimer.group != group:
+        raise ConfigurationError(f"the claimer of a dead-run sensor must be a ClaimerResource of group {group!r}")
+    run_id = context.dagster_run.run_id
+    revocation = claimer.revoke_run(run_id)
+    told = _told(run_id, revocation, claimer)
+    observations: list[AssetObservation] = []
+    try:
+        drops = _drops(context, claimer)
+    except UnavailableError as error:
+        told.append(f"what the run possibly dropped cannot be said now, the stale-claim sensor tells it later: {error}")
+    else:
+        told += [drops.told()] if drops.rows else []
+        observations += drops.observations()
+    if not told:
+        return SkipReason(f"run {run_id} held nothing of group {group!r}")
+    log = context.log.error if revocation.kept else context.log.info
+    log("; ".join(told))
+    return SensorResult(skip_reason="; ".join(told), asset_events=observations)
+
+
+def _told(run_id: str, revocation: Revocation, claimer: ClaimerResource) -> list[str]:
+    told = []
+    if revocation.taken:
+        told.append(f"revoked what run {run_id} held: {listed(_dead(revocation.taken))}")
+    if revocation.kept:
+        told.append(
+            f"could not revoke what run {run_id} holds: {listed(_dead(revocation.kept))}: {revocation.problem}. "
+            f"Unless the run's processes live, these claims go stale by themselves within "
+            f"{2 * claimer.heartbeat_interval_s:g} s of its last heartbeat"
+        )
+    return told
+
+
+def _dead(keys: Mapping[Place, Key]) -> list[Left]:
+    return [left(topic, partition, key, key.last_beat_ms) for (topic, partition), key in sorted(keys.items())]
+
+
+def _drops(context: RunStatusSensorContext, claimer: ClaimerResource) -> RunDrops:
+    """Give what the run possibly dropped; the log is read only if it announced something."""
+    offsets: dict[Place, int | None] = {}
+
+    def offset_of(place: Place) -> int | None:
+        if not offsets:
+            offsets.update(claimer.offsets())
+        return offsets.get(place)
+
+    return possibly_dropped(context.instance, claimer.group, context.dagster_run, offset_of)

@@ -1,0 +1,224 @@
+"""What at-most-once runs possibly dropped: what they announced and committed, but for what they recorded as processed.
+
+Announcements are observations of the data topic in Dagster's event log (PROTOCOL.md 6, "At most once"), so they are
+found whoever holds the partitions by now. Reports are observations too, so that no sensor repeats another's.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from dagster import (
+    AssetObservation,
+    AssetRecordsFilter,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    EventLogEntry,
+    MetadataValue,
+    RunsFilter,
+)
+
+from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
+from marshal_dagster.protocol.messages import RuleSet
+from marshal_dagster.protocol.state import Place
+from marshal_dagster.protocol.world import World
+from marshal_dagster.runs import (
+    DROPPED,
+    FINISHED,
+    GROUP_TAG,
+    Announced,
+    announced_at,
+    announcement_table,
+    processed,
+    rows_in,
+    run_of,
+    topic_asset_key,
+)
+from marshal_dagster.sensors.left import MOST_TOLD
+
+OBSERVATIONS_A_TICK: Final = 500
+RUNS_A_TICK: Final = 20
+MOST_WATCHED: Final = 200
+TIME_TO_RECORD_S: Final = 60
+"""For so long a run that goes on may hold nothing before it is taken for vanished: it records a batch behind it."""
+_PAGE: Final = 200
+_MOST_PAGES: Final = 10
+
+OffsetOf = Callable[[Place], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class RunDrops:
+    """What one run possibly dropped."""
+
+    run: DagsterRun
+    rows: Sequence[Announced]
+
+    def told(self) -> str:
+        """Say it in one line."""
+        ranges = [f"{row.topic}/{row.partition}: possibly dropped [{row.start}, {row.end})" for row in self.rows]
+        more = f" and {len(ranges) - MOST_TOLD} more" if len(ranges) > MOST_TOLD else ""
+        return (
+            f"{', '.join(ranges[:MOST_TOLD])}{more}: run {self.run.run_id} ({self.run.status.value}) committed and has "
+            "no record of having processed it"
+        )
+
+    def observations(self) -> list[AssetObservation]:
+        """Give what shows it in the data topic's timeline, one for each partition."""
+        places = dict.fromkeys((row.topic, row.partition) for row in self.rows)
+        return [self._observation([row for row in self.rows if (row.topic, row.partition) == at]) for at in places]
+
+    def _observation(self, rows: Sequence[Announced]) -> AssetObservation:
+        return AssetObservation(
+            topic_asset_key(rows[0].topic),
+            description="At most once: committed, and possibly never processed.",
+            metadata={
+                DROPPED: announcement_table(rows),
+                "possibly_dropped_offsets": sum(row.end - row.start for row in rows),
+                "group": rows[0].group,
+                "run": MetadataValue.dagster_run(self.run.run_id),
+            },
+        )
+
+
+def possibly_dropped(
+    instance: DagsterInstance, group: str, run: DagsterRun, offset_of: OffsetOf, topics: Collection[str] | None = None
+) -> RunDrops:
+    """Give what `run`, which is over, announced and possibly committed (by the group's offsets), and did not process.
+
+    Claimed-batch ops record each batch behind it. An op of one's own records nothing: of it only the last range of each
+    partition counts, and none if it succeeded. Left out is what a later owner announced anew, for then it was not
+    committed, and what was reported before.
+    """
+    rows = [(at_s, row) for at_s, row in announced_at(instance, run.run_id) if row.group == group]
+    if GROUP_TAG not in run.tags:
+        last = {(row.topic, row.partition): (at_s, row) for at_s, row in rows}
+        rows = [] if run.status is DagsterRunStatus.SUCCESS else list(last.values())
+    done = processed(instance, run.run_id, group) if rows else set()
+    found: dict[str, list[tuple[float, Announced]]] = {}
+    for at_s, row in rows:
+        if (row.topic, row.partition, row.epoch) in done or (topics is not None and row.topic not in topics):
+            continue
+        offset = offset_of((row.topic, row.partition))
+        if offset is not None and row.end <= offset:
+            found.setdefault(row.topic, []).append((at_s, row))
+    lost = [row for topic, of_topic in found.items() for row in _not_settled(instance, topic, of_topic)]
+    return RunDrops(run, lost)
+
+
+def _not_settled(instance: DagsterInstance, topic: str, rows: Sequence[tuple[float, Announced]]) -> list[Announced]:
+    """Leave out what the topic's later observations show as begun anew, or reported."""
+    lost = {row: None for _, row in rows}
+    for entry in _observations(instance, topic, min(at_s for at_s, _ in rows)):
+        for reported in rows_in(entry, DROPPED):
+            lost.pop(reported, None)
+        for later in rows_in(entry):
+            for row in [row for row in lost if _is_begun_anew(row, later)]:
+                del lost[row]
+        if not lost:
+            break
+    return list(lost)
+
+
+def _is_begun_anew(row: Announced, later: Announced) -> bool:
+    same = (row.group, row.topic, row.partition) == (later.group, later.topic, later.partition)
+    return same and later.epoch > row.epoch and later.start < row.end
+
+
+def _observations(instance: DagsterInstance, topic: str, after_s: float) -> Iterator[EventLogEntry]:
+    """Give up to 2,000 observations of a topic from a time on, oldest first."""
+    wanted = AssetRecordsFilter(topic_asset_key(topic), after_timestamp=after_s)
+    cursor = None
+    for _ in range(_MOST_PAGES):
+        page = instance.fetch_observations(wanted, _PAGE, cursor, ascending=True)
+        yield from (record.event_log_entry for record in page.records)
+        if not page.has_more:
+            return
+        cursor = page.cursor
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """What the log says of a group's keys at one moment, kept beyond the world state's lock."""
+
+    offsets: dict[Place, int | None]
+    live: set[str]
+    """Runs that hold a live claim."""
+    stale: set[str]
+    """Runs that hold a stale one."""
+
+    @classmethod
+    def of(cls, world: World, group: str, wall_ms: int) -> "GroupView":
+        """Look at all keys of `group`; live and stale as `partitions_left` judges."""
+        view = cls({}, set(), set())
+        for name, place, state, key in world.keys():  # noqa: SIM118 - it is no dict
+            if name != group:
+                continue
+            view.offsets[place] = key.offset
+            if key.owner is not None:
+                patience_ms = GO_EXTRA_PATIENCE_MS if state.settings.rule_set is RuleSet.GO else 0
+                now_ms = max(world.partition_of(place[0]).log_time_ms or 0, wall_ms) - patience_ms
+                (view.live if state.is_live(key, now_ms) else view.stale).add(run_of(key.owner.instance))
+        return view
+
+
+@dataclass(slots=True)
+class DropWatch:
+    """Follows the runs of a group that announce, tick by tick, until each has been judged once."""
+
+    instance: DagsterInstance
+    group: str
+    looked_at: dict[str, int]
+    """For each data topic, up to which of its observations (Dagster's storage id) announcements were looked for."""
+    watched: dict[str, int]
+    """Runs that announced and are not judged yet, and since when (unix seconds, 0: not yet) they hold nothing."""
+    given_up: list[str] = field(default_factory=list)
+    """Runs that are watched no more though they are not over: too many others came after them."""
+
+    def look(self, topics: Sequence[str], view: GroupView) -> list[RunDrops]:
+        """Take what was announced since the last tick, and judge up to 20 runs that are over or have vanished."""
+        for topic in topics:
+            self._find_announcements(topic)
+        found = []
+        for run in self._over(view)[:RUNS_A_TICK]:
+            del self.watched[run.run_id]
+            drops = possibly_dropped(self.instance, self.group, run, view.offsets.get, topics)
+            if drops.rows:
+                found.append(drops)
+        while len(self.watched) > MOST_WATCHED:
+            oldest = next(iter(self.watched))
+            del self.watched[oldest]
+            self.given_up.append(oldest)
+        return found
+
+    def _find_announcements(self, topic: str) -> None:
+        room = min(OBSERVATIONS_A_TICK, max(1, MOST_WATCHED - len(self.watched)))
+        wanted = AssetRecordsFilter(topic_asset_key(topic), after_storage_id=self.looked_at.get(topic))
+        for record in self.instance.fetch_observations(wanted, room, ascending=True).records:
+            self.looked_at[topic] = record.storage_id
+            entry = record.event_log_entry
+            if entry.run_id and any(row.group == self.group for row in rows_in(entry)):
+                self.watched.setdefault(entry.run_id, 0)
+
+    def _over(self, view: GroupView) -> list[DagsterRun]:
+        """Give the watched runs that are over; forget those that Dagster has deleted, their announcements too."""
+        if not self.watched:
+            return []
+        known = {run.run_id: run for run in self.instance.get_runs(RunsFilter(run_ids=list(self.watched)))}
+        self.watched = {run_id: since_s for run_id, since_s in self.watched.items() if run_id in known}
+        return [known[run_id] for run_id in list(self.watched) if self._is_over(known[run_id], view)]
+
+    def _is_over(self, run: DagsterRun, view: GroupView) -> bool:
+        """Tell whether nothing of the run goes on: Dagster says so, or (it may not know of a death) the log does."""
+        if run.run_id in view.live:
+            self.watched[run.run_id] = 0
+            return False
+        if run.status in FINISHED or run.run_id in view.stale:
+            return True
+        if GROUP_TAG not in run.tags:
+            return False
+        now_s = int(time.time())
+        self.watched[run.run_id] = self.watched[run.run_id] or now_s
+        return now_s - self.watched[run.run_id] >= TIME_TO_RECORD_S

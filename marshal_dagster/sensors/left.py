@@ -1,0 +1,98 @@
+"""What dead members left, by the world state."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Final
+
+from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
+from marshal_dagster.ops import SeenKey
+from marshal_dagster.protocol.messages import RuleSet
+from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.world import World
+from marshal_dagster.runs import run_of
+
+DEFAULT_INTERVAL_S: Final = 30
+MOST_TOLD: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """A partition that a dead member left: its owner is stale, or its plan is open and nobody holds it."""
+
+    topic: str
+    partition: int
+    offset: int | None
+    plan_end: int | None
+    plan_attempts: int
+    generation: int
+    instance: str | None
+    client: str | None
+    epoch: int | None
+    silent_s: float | None
+    """Seconds since the owner's last heartbeat; as the other three None when nobody holds it."""
+
+    def __str__(self) -> str:
+        """Say what was left, for the log of a tick."""
+        plan = "no plan" if self.plan_end is None else f"plan [{self.offset}, {self.plan_end})"
+        held = "held by nobody" if self.silent_s is None else f"client {self.client!r} silent for {self.silent_s:.0f} s"
+        return f"{self.topic}/{self.partition}: {plan}, {held}"
+
+    @property
+    def run_id(self) -> str:
+        """The run in front of the stale owner's instance id."""
+        return run_of(self.instance or "")
+
+    @property
+    def seen(self) -> SeenKey:
+        """The same as run config."""
+        return SeenKey(
+            partition=self.partition,
+            generation=self.generation,
+            offset=self.offset,
+            plan_end=self.plan_end,
+            plan_attempts=self.plan_attempts,
+            epoch=self.epoch,
+            instance=self.instance,
+        )
+
+
+def partitions_left(world: World, group: str, topic: str, wall_ms: int) -> list[Left]:
+    """Give the partitions of `topic` whose owner in `group` is stale, or whose plan is open without a live owner.
+
+    Stale by the larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records is
+    (PROTOCOL.md 2).
+    """
+    state = world.group_of(group, topic)
+    now_ms = max(world.partition_of(topic).log_time_ms or 0, wall_ms)
+    patience_ms = GO_EXTRA_PATIENCE_MS if state.settings.rule_set is RuleSet.GO else 0
+    found = []
+    for (of_topic, partition), key in sorted(state.keys.items(), key=itemgetter(0)):
+        if of_topic != topic or state.is_live(key, now_ms - patience_ms):
+            continue
+        if key.owner is not None or key.plan_end is not None:
+            found.append(left(topic, partition, key, now_ms))
+    return found
+
+
+def left(topic: str, partition: int, key: Key, now_ms: int) -> Left:
+    """Describe a key whose owner, if it has one, is dead."""
+    owner = key.owner
+    return Left(
+        topic=topic,
+        partition=partition,
+        offset=key.offset,
+        plan_end=key.plan_end,
+        plan_attempts=key.plan_attempts,
+        generation=key.generation,
+        instance=None if owner is None else owner.instance,
+        client=None if owner is None else owner.client,
+        epoch=None if owner is None else owner.epoch,
+        silent_s=None if owner is None else (now_ms - key.last_beat_ms) / 1_000,
+    )
+
+
+def listed(found: Sequence[Left]) -> str:
+    """Name the first ten, and how many more there are."""
+    more = f" and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
+    return "; ".join(str(one) for one in found[:MOST_TOLD]) + more

@@ -1,0 +1,351 @@
+"""The sensor that finds what dead members left and asks for runs that redo it."""
+
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, Literal, Self
+
+from dagster import (
+    AssetObservation,
+    DefaultSensorStatus,
+    JobDefinition,
+    RunRequest,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+)
+from pydantic import BaseModel, Field, ValidationError
+
+from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.jobs import claimed_batch_ops
+from marshal_dagster.protocol.messages import DeliveryMode, is_name
+from marshal_dagster.protocol.world import World
+from marshal_dagster.resources import RationalizerResource
+from marshal_dagster.runs import GROUP_TAG, TOPIC_TAG, announced
+from marshal_dagster.sensors.asked import (
+    ASKED_AT_TAG,
+    ASKED_TAG,
+    REASON_TAG,
+    STALE_CLAIM,
+    Asked,
+    asked_before,
+    digest_of,
+    place_of,
+)
+from marshal_dagster.sensors.drops import DropWatch, GroupView
+from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, MOST_TOLD, Left, listed, partitions_left
+from marshal_dagster.sensors.names import as_name
+
+_MOST_REPORTED: Final = 1_000
+
+
+class Grouping(StrEnum):
+    """What one run is asked for."""
+
+    TOPIC = "topic"
+    PARTITION = "partition"
+
+
+class StaleClaimCursor(BaseModel):
+    """What the sensor remembers from tick to tick; all else stands in the log and in Dagster's runs."""
+
+    version: Literal[1] = 1
+    reported: dict[str, int] = Field(default_factory=dict)
+    """For `topic/partition`: the epoch of the dead at-most-once owner of which was told last."""
+    looked_at: dict[str, int] = Field(default_factory=dict)
+    """For each topic: up to which of its observations (Dagster's storage id) announcements were looked for."""
+    watched: dict[str, int] = Field(default_factory=dict)
+    """At most 200 runs that announced what they were about to commit, and are not over: see `DropWatch`."""
+
+    @classmethod
+    def read(cls, text: str | None) -> Self:
+        """Read a cursor; one of another shape or version is begun anew."""
+        try:
+            return cls.model_validate_json(text or "{}")
+        except ValidationError:
+            return cls()
+
+    def report(self, left: Sequence[Left]) -> None:
+        """Remember `left` as reported too, the oldest forgotten beyond 1,000."""
+        found = self.reported | {f"{one.topic}/{one.partition}": one.epoch for one in left if one.epoch is not None}
+        self.reported = dict(list(found.items())[-_MOST_REPORTED:])
+
+    def has_reported(self, one: Left) -> bool:
+        """Tell whether this very owner was told of."""
+        return self.reported.get(f"{one.topic}/{one.partition}") == one.epoch
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """The job and its op that redo a topic's partitions."""
+
+    job: str
+    op: str
+    topic: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spec:
+    group: str
+    targets: Sequence[_Target]
+    grouping: Grouping
+    max_runs_per_tick: int
+    max_attempts: int
+    rationalizer_key: str
+
+
+def build_stale_claim_sensor(
+    jobs: JobDefinition | Sequence[JobDefinition],
+    *,
+    group: str,
+    name: str | None = None,
+    grouping: Grouping | str = Grouping.TOPIC,
+    max_runs_per_tick: int = 10,
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    minimum_interval_s: int = DEFAULT_INTERVAL_S,
+    rationalizer_key: str = "rationalizer",
+    default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
+) -> SensorDefinition:
+    """Build the sensor that finds what dead members of `group` left, and asks for runs of `jobs` that redo it.
+
+    It watches the topics of the jobs' claimed-batch ops (`build_reprocess_job`) for partitions whose owner is stale, or
+    that have an open plan and no live owner, and asks for one run a topic, or one a partition. A success moves the
+    offset and is never asked for twice; after a failure it asks again, now for each partition alone, until a plan has
+    been tried `max_attempts` times or as many runs for it have failed: such ones are left alone and named in the tick.
+    In at most once nothing that was committed is redone: what a run that is over, or has vanished, possibly dropped is
+    reported instead, in the tick's log and as an observation of the topic. Default name: `<group>_stale_claims`, with
+    `_` for what Dagster does not allow in a name. Raises `ConfigurationError`.
+    """
+    if not is_name(group):
+        raise ConfigurationError(f"group {group!r} cannot be a name: use 1 to 255 characters, no '/', no control ones")
+    for field_name, value in (("max_runs_per_tick", max_runs_per_tick), ("max_attempts", max_attempts)):
+        if value < 1:
+            raise ConfigurationError(f"{field_name} is {value}; it must be at least 1")
+    wanted = [jobs] if isinstance(jobs, JobDefinition) else list(jobs)
+    spec = _Spec(
+        group=group,
+        targets=_targets(wanted),
+        grouping=_grouping(grouping),
+        max_runs_per_tick=max_runs_per_tick,
+        max_attempts=max_attempts,
+        rationalizer_key=rationalizer_key,
+    )
+
+    # Dagster hands over resources by keyword too when a test calls the sensor directly.
+    def stale_claims(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
+        """Find what dead members left, and ask for runs that redo it."""
+        return _Tick(spec, context).run()
+
+    return SensorDefinition(
+        name=name or f"{as_name(group)}_stale_claims",
+        evaluation_fn=stale_claims,
+        jobs=wanted,
+        minimum_interval_seconds=minimum_interval_s,
+        required_resource_keys={rationalizer_key},
+        default_status=default_status,
+        description=f"Finds what dead members of group {group!r} left, and asks for runs that redo it.",
+    )
+
+
+def _targets(jobs: Sequence[JobDefinition]) -> list[_Target]:
+    targets: dict[str, _Target] = {}
+    for each in jobs:
+        found = claimed_batch_ops(each)
+        if not found:
+            raise ConfigurationError(f"job {each.name!r} has no claimed-batch op: make it with build_reprocess_job")
+        for topic, op_name in found.items():
+            if topic in targets:
+                raise ConfigurationError(f"jobs {targets[topic].job!r} and {each.name!r} both work on topic {topic!r}")
+            targets[topic] = _Target(each.name, op_name, topic)
+    return list(targets.values())
+
+
+def _grouping(grouping: Grouping | str) -> Grouping:
+    try:
+        return Grouping(grouping)
+    except ValueError:
+        raise ConfigurationError(f"grouping is {grouping!r}; it must be one of {', '.join(Grouping)}") from None
+
+
+# A tick
+
+
+@dataclass(slots=True)
+class _Tick:
+    """One evaluation of the sensor."""
+
+    spec: _Spec
+    context: SensorEvaluationContext
+    requests: list[RunRequest] = field(default_factory=list)
+    observations: list[AssetObservation] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    """Why something that was left is not asked for."""
+
+    def run(self) -> SensorResult:
+        """Look at every topic."""
+        cursor = StaleClaimCursor.read(self.context.cursor)
+        wall_ms = time.time_ns() // 1_000_000
+        left: dict[_Target, list[Left]] = {}
+        group = self.spec.group
+        with self._rationalizer.world() as world:
+            for target in self.spec.targets:
+                if self._may_ask(world, target.topic, wall_ms):
+                    left[target] = partitions_left(world, group, target.topic, wall_ms)
+            at_most_once = {
+                target.topic
+                for target in self.spec.targets
+                if world.group_of(group, target.topic).settings.delivery is DeliveryMode.AT_MOST_ONCE
+            }
+            announcing = sorted(at_most_once | cursor.looked_at.keys() & {target.topic for target in self.spec.targets})
+            view = GroupView.of(world, group, wall_ms) if announcing else None
+        if view is not None:
+            self._report_drops(cursor, announcing, view)
+        for target, found in left.items():
+            if target.topic in at_most_once:
+                committed = [one for one in found if one.plan_end is None]
+                self._report_dead(cursor, [one for one in committed if not cursor.has_reported(one)])
+                self._ask(target, [one for one in found if one.plan_end is not None])
+            else:
+                self._ask(target, found)
+        skip = None if self.requests else SkipReason(self._why_skipped())
+        return SensorResult(
+            run_requests=self.requests,
+            skip_reason=skip,
+            cursor=cursor.model_dump_json(),
+            asset_events=self.observations,
+        )
+
+    @property
+    def _rationalizer(self) -> RationalizerResource:
+        found = getattr(self.context.resources, self.spec.rationalizer_key)
+        if not isinstance(found, RationalizerResource):
+            raise ConfigurationError(
+                f"resource {self.spec.rationalizer_key!r} is a {type(found).__name__}, not a RationalizerResource"
+            )
+        return found
+
+    def _say(self, reason: str, level: int = logging.INFO) -> None:
+        self.reasons.append(reason)
+        self.context.log.log(level, reason)
+
+    def _why_skipped(self) -> str:
+        told = "; ".join(self.reasons[:MOST_TOLD]) or "nothing to redo"
+        more = len(self.reasons) - MOST_TOLD
+        return f"{told}; and {more} more in the log of this tick" if more > 0 else told
+
+    def _may_ask(self, world: World, topic: str, wall_ms: int) -> bool:
+        part = world.partition_of(topic)
+        if not part.certain:
+            self._say(
+                f"the coordination partition of topic {topic!r} no longer begins at offset 0: it is only observed, and "
+                "nobody can claim from it (see `marshal-dagster recover`)"
+            )
+            return False
+        group = world.group_of(self.spec.group, topic)
+        now_ms = max(part.log_time_ms or 0, wall_ms)
+        if group.paused_until_s is not None and group.is_paused(now_ms):
+            left_s = group.paused_until_s - now_ms / 1_000
+            self._say(f"group {self.spec.group!r} is paused by {group.paused_by!r}, for {left_s:.0f} s more: no runs")
+            return False
+        return True
+
+    def _report_drops(self, cursor: StaleClaimCursor, topics: Sequence[str], view: GroupView) -> None:
+        """Say once what each at-most-once run possibly dropped, whoever holds the partitions by now."""
+        watch = DropWatch(self.context.instance, self.spec.group, dict(cursor.looked_at), dict(cursor.watched))
+        for drops in watch.look(topics, view):
+            self._say(drops.told(), logging.WARNING)
+            self.observations += drops.observations()
+        for run_id in watch.given_up:
+            self._say(f"run {run_id} is not over and too many came after it: what it drops will not be told")
+        cursor.looked_at, cursor.watched = watch.looked_at, watch.watched
+
+    def _report_dead(self, cursor: StaleClaimCursor, dead: Sequence[Left]) -> None:
+        """Say once of dead at-most-once owners why nothing is asked for; drops are told for the run as a whole."""
+        announced_by: dict[str, set[tuple[str, int, int]]] = {}
+        for one in dead:
+            if not one.run_id or not self.context.instance.has_run(one.run_id):
+                told = f"{one}: its run {one.run_id or '(none)'} is not known here, so what it dropped cannot be said"
+                self._say(told, logging.WARNING)
+                continue
+            if one.run_id not in announced_by:
+                rows = announced(self.context.instance, one.run_id)
+                announced_by[one.run_id] = {(row.topic, row.partition, row.epoch) for row in rows}
+            if (one.topic, one.partition, one.epoch) not in announced_by[one.run_id]:
+                self._say(f"{one}: nothing was dropped, it died before it committed", logging.WARNING)
+        cursor.report(dead)
+
+    def _ask(self, target: _Target, found: Sequence[Left]) -> None:
+        """Ask for runs that redo `found`, but for those that a run is under way for, or that are left alone."""
+        if not found:
+            return
+        asked = asked_before(self.context.instance, self.spec.group, job=target.job, op_name=target.op, found=found)
+        under_way: defaultdict[str, list[Left]] = defaultdict(list)
+        for one in found:
+            under_way[asked.awaited(one) or ""].append(one)
+        wanted = [one for one in under_way.pop("", []) if self._is_wanted(one, asked)]
+        for run_id, waiting in under_way.items():
+            self._say(f"run {run_id} was asked for and is not over: {listed(waiting)}")
+        for bundle in self._bundles(wanted, asked):
+            if len(self.requests) >= self.spec.max_runs_per_tick:
+                self._say(f"{len(bundle)} partitions of {target.topic!r} wait for the next tick")
+                continue
+            self.requests.append(self._request(target, bundle, asked))
+            self.context.log.info("asking for a run for %s", listed(bundle))
+
+    def _bundles(self, wanted: Sequence[Left], asked: Asked) -> list[list[Left]]:
+        """Say which are asked for together: none whose run was fruitless, which may have been another's fault."""
+        together: list[Left] = []
+        alone: list[list[Left]] = []
+        for one in wanted:
+            if self.spec.grouping is Grouping.TOPIC and not asked.fruitless(one):
+                together.append(one)
+            else:
+                alone.append([one])
+        return [together, *alone] if together else alone
+
+    def _is_wanted(self, one: Left, asked: Asked) -> bool:
+        if one.plan_end is not None and one.plan_attempts >= self.spec.max_attempts:
+            self._say(
+                f"{one}: left alone after {one.plan_attempts} attempts. Mend what fails and run the job with "
+                "one_more_attempt, or set the position past the plan"
+            )
+        elif asked.fruitless(one) >= self.spec.max_attempts:
+            self._say(
+                f"{one}: left alone after {asked.fruitless(one)} runs that failed or changed nothing. Look at the last "
+                "one, mend what fails and run the job by hand"
+            )
+        elif asked.wait_s(one) > 0:
+            self._say(f"{one}: found held or paused by the last run, asked for again in {asked.wait_s(one):.0f} s")
+        elif not asked.is_settled(one):
+            return True
+        return False
+
+    def _request(self, target: _Target, bundle: Sequence[Left], asked: Asked) -> RunRequest:
+        config = {
+            "partitions": [one.partition for one in bundle],
+            "max_batches": 1,
+            "seen": [one.seen.model_dump(exclude_none=True) for one in bundle],
+        }
+        digest = digest_of(self.spec.group, bundle)
+        return RunRequest(
+            run_key=self._run_key(bundle, digest, asked.count(digest)),
+            job_name=target.job,
+            run_config={"ops": {target.op: {"config": config}}},
+            tags={
+                GROUP_TAG: self.spec.group,
+                TOPIC_TAG: target.topic,
+                REASON_TAG: STALE_CLAIM,
+                ASKED_TAG: digest,
+                ASKED_AT_TAG: str(int(asked.now_s)),
+            },
+        )
+
+    def _run_key(self, bundle: Sequence[Left], digest: str, attempt: int) -> str:
+        """Name what is asked for and for the how many-th time: Dagster never runs an equal key twice."""
+        what = place_of(bundle[0]) if len(bundle) == 1 else f"{len(bundle)} partitions/{digest}"
+        return f"{self.spec.group}/{bundle[0].topic}/{what}.{attempt}"
