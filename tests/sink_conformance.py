@@ -298,6 +298,55 @@ class ReplacingConformance:
             rows_of("old", part(0, 0, 3), part(0, 5, 7), part(0, 9, 10)) + rows_of("new", part(0, 3, 5), part(0, 7, 9))
         )
 
+    def test_an_offset_compacted_while_its_row_is_written_is_replaced(self, output: Output) -> None:
+        """The offsets are read after the rows: one that compaction takes in between has its new row, and only that."""
+        deliver(output, "old", part(0, 0, 9), part(1, 0, 3))
+        newer = [part(0, 0, 8, generation=20, epoch=21), part(1, 0, 2, generation=20, epoch=22)]
+        left = rows_of("new", *newer, without=(1, 4, 5))
+        written = [row for row in rows_of("new", *newer) if row[1] not in {3, 5}]
+        output.sink().write(output.frame(written), newer, lambda: intervals(left))
+        kept = [(0, 5, "old"), (0, 8, "old"), (1, 2, "old")]
+        assert output.rows() == sorted(written + kept)
+
+    def test_rows_at_offsets_beyond_their_range_replace_nothing_there(self, output: Output) -> None:
+        """A column `offset` that is no message's of the range takes away no row of others."""
+        deliver(output, "old", part(0, 0, 10))
+        newer = part(0, 2, 6, generation=20, epoch=21, readable=3)
+        written = [(0, offset, "new") for offset in (1, 4, 6, 2**63 - 1, -(2**63))]
+        output.sink().write(output.frame(written), [newer], lambda: {0: [(4, 6)]})
+        assert output.rows() == sorted(rows_of("old", part(0, 0, 4), part(0, 6, 10)) + written)
+
+    @pytest.mark.parametrize("is_replacing", [False, True])
+    def test_the_batch_is_asked_after_kafka_was_read_for_the_last_time(
+        self, output: Output, is_replacing: bool
+    ) -> None:
+        """What the batch finds changed after the rows, or after the offsets that they replace, leaves all as it was."""
+        if is_replacing:
+            deliver(output, "old", part(0, 0, 5))
+        before = output.rows()
+        newer = part(0, 2, 4, generation=20, epoch=21)
+        read = rows_of("new", newer)
+        reads: list[str] = []
+
+        class MadeAnew(Exception):
+            """The topic is another."""
+
+        def offsets_read() -> Mapping[int, Sequence[tuple[int, int]]]:
+            reads.append("offsets")
+            return intervals(read)
+
+        def is_changed_after(count: int) -> Callable[[], None]:
+            def before_commit() -> None:
+                if len(reads) == count:
+                    raise MadeAnew
+
+            return before_commit
+
+        with pytest.raises(MadeAnew):
+            output.sink().write(output.frame(read), [newer], offsets_read, is_changed_after(int(is_replacing)))
+        assert output.rows() == before
+        assert len(reads) == int(is_replacing)
+
     def test_offsets_read_that_give_no_row_lose_their_old_ones(self, output: Output) -> None:
         """Code that now filters a message out removes the row that the old code made of it."""
         deliver(output, "old", part(0, 0, 6))

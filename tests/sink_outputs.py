@@ -13,7 +13,7 @@ from psycopg import sql
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from marshal_dagster.spark.sinks import FileSink, PostgresSink
-from tests.sink_conformance import Frame, Output, Row
+from tests.sink_conformance import Frame, Output, Row, intervals
 
 TYPES = {"partition": IntegerType(), "offset": LongType(), "value": StringType()}
 TABLE = "results"
@@ -77,6 +77,10 @@ class StandInFileSink(FileSink):
                 (place / f".part-{task}.json.crc").write_text("checksum")
         (folder / "_temporary").mkdir()
         (folder / "_temporary" / "left").write_text("a task's")
+
+    def _offsets_in(self, frame: Frame, paths: Sequence[Path]) -> Mapping[int, Sequence[tuple[int, int]]]:  # noqa: ARG002
+        rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+        return intervals({(row["partition"], row["offset"]) for row in rows if row["offset"] is not None})
 
 
 def hook(sink: FileSink | PostgresSink, reached: Callable[[str], None] | None) -> None:

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused, UnavailableError
+from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.spark.sinks import PostgresSink
 from tests.sink_conformance import CrashConformance, Frame, deliver, never, part, rows_of
 from tests.sink_outputs import TABLE, PostgresOutput, StandInLines, StandInPostgresSink, own_schema
@@ -103,6 +104,44 @@ def test_missing_tables_and_columns_are_named(output: PostgresOutput) -> None:
     execute(output, "DROP TABLE marshal_ranges")
     with pytest.raises(ConfigurationError, match=r"marshal_ranges.*create_tables"):
         output.sink().verdicts([part(0, 0, 2)])
+
+
+@pytest.mark.parametrize("table", [TABLE, "marshal_ranges", "marshal_taken_ranges"])
+def test_tables_that_a_crash_empties_are_refused(output: PostgresOutput, table: str) -> None:
+    """Rows and positions must be lost together, which is never."""
+    execute(output, f"ALTER TABLE {table} SET UNLOGGED")
+    with pytest.raises(ConfigurationError, match=rf"{table} is unlogged"):
+        output.sink().write(output.poison(), [part(0, 0, 2)], never)  # type: ignore[arg-type]
+    execute(output, f"ALTER TABLE {table} SET LOGGED")
+    assert deliver(output, "a", part(0, 0, 2)).taken
+
+
+class Looking(StandInPostgresSink):
+    """A sink that notes what its transaction asks of the disk."""
+
+    setting = ""
+
+    def _set_positions(self, connection: psycopg.Connection[tuple[Any, ...]], taken: Sequence[ClaimedRange]) -> None:
+        super()._set_positions(connection, taken)
+        self.setting = str(connection.execute("SHOW synchronous_commit").fetchall()[0][0])
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("off", "on"),
+        ("local", "local"),
+        ("remote_write", "remote_write"),
+        ("on", "on"),
+        ("remote_apply", "remote_apply"),
+    ],
+)
+def test_a_commit_waits_for_the_disk(output: PostgresOutput, given: str, used: str) -> None:
+    """Where the server would answer before, the sink's own transaction does not; a stronger setting stays."""
+    dsn = f"{output.dsn}&options=-c%20synchronous_commit%3D{given}"
+    sink = Looking(dsn, TABLE, schema=output.schema)
+    assert deliver(output, "a", part(0, 0, 2), sink=sink).taken
+    assert sink.setting == used
 
 
 def test_tables_can_be_made_by_many_at_once_and_again(postgres: str) -> None:

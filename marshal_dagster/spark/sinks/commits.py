@@ -137,6 +137,8 @@ class CommitLog:
         self._commits = folder / "commits"
         self._checkpoints = folder / "checkpoints"
         self._view = View()
+        self._seen = 0
+        self._held = 0
         self._checkpoint = 0
 
     def refresh(self) -> View:
@@ -144,23 +146,34 @@ class CommitLog:
 
         Raises `SinkRefused` for files that are missing, damaged, or of a newer version.
         """
-        known = self._view.number
-        newest = known or max(_numbers(self._commits), default=0)
-        if not known:
-            self._load_checkpoint()
-        while (found := _read(self._commits / _name(self._view.number + 1))) is not None:
-            self._view.add(_commit_from(found, self._commits / _name(self._view.number + 1)))
-        if self._view.number < newest:
+        view = self._take_view()
+        _ask_anew(self._commits)
+        newest = self._seen or max(_numbers(self._commits), default=0)
+        if not view.number:
+            self._load_checkpoint(view)
+        while (found := _read(self._commits / _name(view.number + 1))) is not None:
+            view.add(_commit_from(found, self._commits / _name(view.number + 1)))
+        if self._seen and not (self._commits / _name(self._seen)).exists():
             raise SinkRefused(
-                f"commit file {self._commits / _name(self._view.number + 1)} is missing, but there are later ones: "
+                f"commit file {self._commits / _name(self._seen)} was there and is gone: the output was removed or set "
+                "back while this process used it; restore it, or start anew"
+            )
+        if view.number < newest:
+            raise SinkRefused(
+                f"commit file {self._commits / _name(view.number + 1)} is missing, but there are later ones: "
                 "restore it; until then nothing is written"
             )
-        if known and not (self._commits / _name(known)).exists():
-            raise SinkRefused(
-                f"commit file {self._commits / _name(known)} was there and is gone: the output was removed or set back "
-                "while this process used it; restore it, or start anew"
-            )
-        return self._view
+        self._keep_view(view)
+        return view
+
+    def settled(self) -> View:
+        """Do as `refresh`, and have the storage hold what is returned.
+
+        A writer may have died between its commit and seeing to that; what is decided by the commit must not outlive it.
+        """
+        view = self.refresh()
+        self._hold(view.number)
+        return view
 
     def append(self, commit: Commit, scratch: Path) -> bool:
         """Make `commit` the next one after those read, or return False if another writer was first.
@@ -186,8 +199,10 @@ class CommitLog:
                         "made: use another"
                     ) from error
                 raise
-        sync(self._commits)
-        self._view.add(commit)
+        self._hold(number)
+        view = self._take_view()
+        view.add(commit)
+        self._keep_view(view)
         return True
 
     def checkpoint_if_due(self, scratch: Path) -> None:
@@ -208,13 +223,33 @@ class CommitLog:
         for older in sorted(_numbers(self._checkpoints))[:-_KEPT_CHECKPOINTS]:
             (self._checkpoints / _name(older)).unlink(missing_ok=True)
 
-    def _load_checkpoint(self) -> None:
+    def _take_view(self) -> View:
+        """Return the view to be added to: one that an interrupt leaves half-way is not kept, all is read anew."""
+        view, self._view = self._view, View()
+        return view
+
+    def _keep_view(self, view: View) -> None:
+        self._view = view
+        self._seen = view.number
+
+    def _hold(self, number: int) -> None:
+        """Have the storage hold the commits up to `number`, and the folders that lead to them."""
+        if number <= self._held:
+            return
+        sync(self._commits)
+        if not self._held:
+            for folder in _above(self._commits):
+                with contextlib.suppress(PermissionError):  # may be passed through, not read
+                    sync(folder)
+        self._held = number
+
+    def _load_checkpoint(self, view: View) -> None:
         for number in sorted(_numbers(self._checkpoints), reverse=True):
             path = self._checkpoints / _name(number)
             found = _read(path)
             if found is not None:  # else removed in favour of a newer one
                 for commit in _checkpoint_from(found, path):
-                    self._view.add(commit)
+                    view.add(commit)
                 self._checkpoint = number
                 return
 
@@ -290,6 +325,22 @@ def _written(folder: Path, document: Mapping[str, Any]) -> Iterator[Path]:
 
 def _key(wanted: ClaimedRange) -> _Key:
     return wanted.group, wanted.topic, wanted.partition
+
+
+def _above(folder: Path) -> list[Path]:
+    """Return the folders above `folder` on its file system, any of which its first writer may have made."""
+    found: list[Path] = []
+    below = folder.resolve()
+    while not below.is_mount():
+        below = below.parent
+        found.append(below)
+    return found
+
+
+def _ask_anew(folder: Path) -> None:
+    """Have a network file system ask its server for what is in `folder`: it remembers until a folder is opened."""
+    with contextlib.suppress(FileNotFoundError):
+        os.close(os.open(folder, os.O_RDONLY))
 
 
 def _name(number: int) -> str:

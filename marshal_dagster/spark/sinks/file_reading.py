@@ -1,12 +1,13 @@
 """Reading a file output into Spark by its commits, without the rows that a newer generation has replaced."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark.reading import offsets_read
 from marshal_dagster.spark.sinks.commits import Entry, View
 from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _OFFSETS_PER_BUCKET = 4096
+_HIGHEST_OFFSET = 2**63 - 2
 
 
 @dataclass(slots=True)
@@ -42,6 +44,17 @@ def read_committed(spark: "SparkSession", view: View, attempts: Path, options: M
     for each in frames[1:]:
         whole = whole.unionByName(each)
     return whole
+
+
+def offsets_in(
+    spark: "SparkSession", files: Sequence[Path], format_name: str, options: Mapping[str, str], schema: "StructType"
+) -> dict[int, list[tuple[int, int]]]:
+    """Return the offsets at which there are rows in `files`, as `offsets_read` does."""
+    from pyspark.sql import functions as f
+
+    rows = spark.read.format(format_name).options(**options).schema(schema).load([str(path) for path in files])
+    # Numbers that no message can have would overflow there.
+    return offsets_read(rows.where(f.col(OFFSET_COLUMN).between(0, _HIGHEST_OFFSET)))
 
 
 def _parts(view: View, attempts: Path) -> list[_Part]:

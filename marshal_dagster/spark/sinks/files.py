@@ -36,12 +36,14 @@ from marshal_dagster.spark.sinks.port import (
     OFFSET_COLUMN,
     PARTITION_COLUMN,
     BeforeCommit,
+    Intervals,
     OffsetsRead,
     WriteOutcome,
     check_columns,
     check_ranges,
     judge_all,
     refuse_foreign_rows,
+    then_checked,
     unreplaceable,
 )
 
@@ -104,7 +106,7 @@ class FileSink:
         """Say what would be done with each range (`Sink.verdicts`)."""
         check_ranges(ranges)
         with self._lock:
-            return self._judge(self._log.refresh(), ranges)
+            return self._judge(self._log.settled(), ranges)
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
         """Return None if a new generation could replace what is there, else why not (`Sink.can_replace`)."""
@@ -131,7 +133,7 @@ class FileSink:
         check_ranges(ranges)
         with self._lock:
             self._sweep_quietly()
-            verdicts = self._judge(self._log.refresh(), ranges)
+            verdicts = self._judge(self._log.settled(), ranges)
         wanted = tuple(each for each in ranges if verdicts[each] is not Verdict.SKIP)
         if not wanted:
             return WriteOutcome(taken=(), skipped=tuple(ranges), rows={})
@@ -144,7 +146,8 @@ class FileSink:
             self._reached("rows written")
             written = self._collect(folder, wanted)
             before_commit()
-            taken = self._commit(attempt, frame, wanted, written=written, offsets_read=offsets_read)
+            replaced = self._replaced(frame, folder, written, then_checked(offsets_read, before_commit))
+            taken = self._commit(attempt, frame, wanted, written=written, offsets_replaced=replaced)
         finally:
             with self._lock, contextlib.suppress(OSError):
                 self._clear(attempt, self._log.refresh())
@@ -270,23 +273,23 @@ class FileSink:
         wanted: Sequence[ClaimedRange],
         *,
         written: Mapping[int, _Written],
-        offsets_read: OffsetsRead,
+        offsets_replaced: OffsetsRead,
     ) -> tuple[ClaimedRange, ...]:
         """Add a commit with the ranges of `wanted` that are not done meanwhile, and return these."""
         schema = frame.schema.json()
         has_offsets = OFFSET_COLUMN in frame.columns
-        read: Mapping[int, Sequence[tuple[int, int]]] | None = None
+        replaced: Mapping[int, Intervals] | None = None
         while True:
             with self._lock:
-                view = self._log.refresh()
+                view = self._log.settled()
                 verdicts = self._judge(view, wanted)
                 taken = tuple(each for each in wanted if verdicts[each] is not Verdict.SKIP)
                 if not taken:
                     return ()
                 over_older = {each for each in taken if view.at_offsets_of(each, below_generation=each.generation)}
-                if read is not None or not over_older:
+                if replaced is not None or not over_older:
                     entries = tuple(
-                        _entry(each, written, read or {}, has_offsets=has_offsets, replaces=each in over_older)
+                        _entry(each, written, replaced or {}, has_offsets=has_offsets, replaces=each in over_older)
                         for each in taken
                     )
                     self._reached("judged")
@@ -295,7 +298,29 @@ class FileSink:
                         self._log.checkpoint_if_due(self._scratch(attempt))
                         return taken
                     continue
+            replaced = offsets_replaced()
+
+    def _replaced(
+        self, frame: "DataFrame", folder: Path, written: Mapping[int, _Written], offsets_read: OffsetsRead
+    ) -> OffsetsRead:
+        """Return what works out at which offsets older rows give way.
+
+        Kafka is read anew for it, when compaction may have taken what a written row comes from.
+        """
+
+        def offsets_replaced() -> Mapping[int, Intervals]:
+            paths = [folder / name for each in written.values() for name in each.files]
+            own = self._offsets_in(frame, paths) if paths and OFFSET_COLUMN in frame.columns else {}
             read = offsets_read()
+            return {number: (*read.get(number, ()), *own.get(number, ())) for number in read.keys() | own.keys()}
+
+        return offsets_replaced
+
+    def _offsets_in(self, frame: "DataFrame", paths: Sequence[Path]) -> Mapping[int, Intervals]:
+        """Work out at which offsets of each partition these files have rows."""
+        from marshal_dagster.spark.sinks.file_reading import offsets_in
+
+        return offsets_in(frame.sparkSession, paths, self.format, self.options, frame.schema)
 
     def _scratch(self, attempt: str) -> Path:
         return self._attempts / attempt
@@ -308,10 +333,11 @@ class FileSink:
             _logger.warning("attempts below %s were not swept: %s", self._attempts, error)
 
     def _sweep(self) -> int:
-        # In this order: an attempt found without its note was cleared before, so the commits read now tell of it.
+        # In this order: an attempt found without its note was cleared before, so the commits read now tell of it, on
+        # other hosts too, as `refresh` asks the server for them anew.
         folders = {path.name for path in _entries(self._attempts) if path.suffix != ".json"}
         notes = {path.stem for path in _entries(self._attempts) if path.suffix == ".json" and path.stem[:1] != "."}
-        view = self._log.refresh()
+        view = self._log.settled()
         swept = 0
         for attempt in sorted(folders | notes):
             if attempt in notes:
@@ -352,7 +378,7 @@ def _of(written: Mapping[int, _Written], taken: ClaimedRange) -> _Written:
 def _entry(
     taken: ClaimedRange,
     written: Mapping[int, _Written],
-    read: Mapping[int, Sequence[tuple[int, int]]],
+    replaced: Mapping[int, Intervals],
     *,
     has_offsets: bool,
     replaces: bool,
@@ -363,8 +389,22 @@ def _entry(
         files=found.files,
         rows=found.rows,
         has_offsets=has_offsets,
-        replaces=tuple((start, end) for start, end in read.get(taken.partition, ())) if replaces else (),
+        replaces=_within(taken, replaced.get(taken.partition, ())) if replaces else (),
     )
+
+
+def _within(taken: ClaimedRange, offsets: Intervals) -> tuple[tuple[int, int], ...]:
+    """Return those of `offsets` that `taken` could read, as rising intervals that do not meet."""
+    found: list[tuple[int, int]] = []
+    for first, behind in sorted(offsets):
+        start, end = max(first, taken.first_readable), min(behind, taken.end)
+        if start >= end:
+            continue
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return tuple(found)
 
 
 def _local_path(path: str | os.PathLike[str]) -> Path:

@@ -18,7 +18,7 @@ OffsetsRead = Callable[[], Mapping[int, Intervals]]
 """Works out which offsets of each partition a batch has read; a Spark job, so asked only where needed."""
 
 BeforeCommit = Callable[[], None]
-"""Called once the rows are worked out, before any of them counts; what it raises leaves nothing written."""
+"""Called each time that Kafka was read, before any row counts; what it raises leaves nothing written."""
 
 PARTITION_COLUMN = "partition"
 OFFSET_COLUMN = "offset"
@@ -60,7 +60,8 @@ class Sink(Protocol):
     ) -> WriteOutcome:
         """Write the rows of each range, in one step, in place of what older generations hold at the offsets read.
 
-        A row belongs to the range of its column `partition`; its column `offset`, if there is one, is that of the
+        Those of the rows themselves are among them, though compaction may have taken one since the rows were worked
+        out. A row belongs to the range of its column `partition`; its column `offset`, if there is one, is that of the
         message it comes from, by which a newer generation can replace it. Ranges that are found done, by now or before,
         are left out. A range without rows is taken too. `before_commit` is how the batch makes sure, after Kafka was
         read and before the output is touched, that its claims hold and the topic is the same.
@@ -109,6 +110,17 @@ def refuse_foreign_rows(partitions: Collection[object], ranges: Sequence[Claimed
             f"the result has rows of partition {', '.join(foreign)}, which this batch did not read: nothing was "
             f"written; leave the column {PARTITION_COLUMN!r} as it was read"
         )
+
+
+def then_checked(offsets_read: OffsetsRead, before_commit: BeforeCommit) -> OffsetsRead:
+    """Return `offsets_read` with `before_commit` behind it: the topic read may be another than that of the rows."""
+
+    def read() -> Mapping[int, Intervals]:
+        found = offsets_read()
+        before_commit()
+        return found
+
+    return read
 
 
 def judge_all(

@@ -29,6 +29,7 @@ from marshal_dagster.spark.sinks.port import (
     check_ranges,
     judge_all,
     refuse_foreign_rows,
+    then_checked,
     unreplaceable,
 )
 
@@ -234,7 +235,7 @@ class PostgresSink:
             refuse_foreign_rows(["null" if each is None else each for each in lines.counts], judged.open)
             self._reached("evaluated")
             before_commit()
-            taken = self._take(judged.open, columns, lines, offsets_read)
+            taken = self._take(judged.open, columns, lines, then_checked(offsets_read, before_commit))
         return WriteOutcome(
             taken=taken,
             skipped=tuple(each for each in ranges if each not in taken),
@@ -276,7 +277,10 @@ class PostgresSink:
         if judged.over_older:
             if read is None:
                 raise _OffsetsNeeded
-            self._replace(connection, judged.over_older, read)
+            self._note_offsets(connection, judged.over_older, read)
+            if OFFSET_COLUMN in columns:
+                self._note_own_offsets(connection, judged.over_older)
+            self._replace(connection, judged.over_older)
             self._reached("replaced")
         self._move(connection, columns, [ids[each.partition] for each in judged.open])
         self._reached("moved")
@@ -443,8 +447,10 @@ class PostgresSink:
             (list(ids),),
         )
 
-    def _replace(self, connection: "Connection", wanted: Sequence[ClaimedRange], read: Mapping[int, Intervals]) -> None:
-        """Delete what older generations hold at the very offsets that were read."""
+    def _note_offsets(
+        self, connection: "Connection", wanted: Sequence[ClaimedRange], read: Mapping[int, Intervals]
+    ) -> None:
+        """Put the offsets that were read into a temporary table."""
         connection.execute(
             "CREATE TEMPORARY TABLE marshal_offsets (partition integer, first_offset bigint, end_offset bigint) "
             "ON COMMIT DROP"
@@ -453,6 +459,25 @@ class PostgresSink:
             for each in wanted:
                 for start, end in read.get(each.partition, ()):
                     copy.write_row((each.partition, start, end))
+
+    def _note_own_offsets(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
+        """Add those of the rows to be written: the offsets were read after them, and compaction may have taken some."""
+        connection.execute(
+            "INSERT INTO pg_temp.marshal_offsets SELECT kafka_partition, min(kafka_offset), max(kafka_offset) + 1 "
+            "FROM (SELECT r.kafka_partition, r.kafka_offset, r.kafka_offset - dense_rank() OVER "
+            "(PARTITION BY r.kafka_partition ORDER BY r.kafka_offset) AS run FROM pg_temp.marshal_rows AS r "
+            "JOIN unnest(%s::integer[], %s::bigint[], %s::bigint[]) AS w (partition, first_readable, end_offset) "
+            "ON r.kafka_partition = w.partition AND r.kafka_offset >= w.first_readable "
+            "AND r.kafka_offset < w.end_offset) AS own GROUP BY kafka_partition, run",
+            (
+                [each.partition for each in wanted],
+                [each.first_readable for each in wanted],
+                [each.end for each in wanted],
+            ),
+        )
+
+    def _replace(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> None:
+        """Delete what older generations hold at the very offsets noted."""
         connection.execute(
             self._named(
                 "WITH gone AS MATERIALIZED ("
@@ -520,6 +545,21 @@ class PostgresSink:
             )
         if missing:
             raise ConfigurationError(f"table: {self._output} lacks the columns {', '.join(missing)}: add them")
+        self._check_logged(connection)
+
+    def _check_logged(self, connection: "Connection") -> None:
+        """Refuse tables that PostgreSQL empties after a crash: rows would be gone whose ranges count as taken."""
+        found = connection.execute(
+            "SELECT c.relname FROM pg_catalog.pg_class AS c "
+            "JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace "
+            "WHERE n.nspname = %s AND c.relname = ANY(%s) AND c.relpersistence = 'u'",
+            (self.schema, [self.table, _POSITIONS, _TAKEN]),
+        )
+        for (name,) in found:
+            raise ConfigurationError(
+                f"table: {self.schema}.{name} is unlogged, so a crash of the server empties it: ALTER TABLE ... SET "
+                "LOGGED first"
+            )
 
     def _create_rows(self, connection: "Connection", rows: "StructType") -> None:
         from psycopg import sql
@@ -570,6 +610,11 @@ class PostgresSink:
                 ):
                     milliseconds = max(1, round(seconds * 1000))
                     connection.execute("SELECT set_config(%s, %s, true)", (name, f"{milliseconds}ms"))
+                # What is taken by one's word that it is there must not be lost with the power: off would let it.
+                connection.execute(
+                    "SELECT set_config('synchronous_commit', 'on', true) "
+                    "WHERE current_setting('synchronous_commit') = 'off'"
+                )
                 yield connection
                 self._reached("committing")
                 connection.commit()

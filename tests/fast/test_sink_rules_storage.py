@@ -1,0 +1,317 @@
+"""The file sink when it is interrupted, when power is lost, and when a host's file system answers from a cache."""
+
+import errno
+import linecache
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from marshal_dagster.errors import SinkRefused
+from marshal_dagster.protocol.ranges import Verdict
+from marshal_dagster.spark.sinks import FileSink, commits, files
+from tests.sink_conformance import deliver, intervals, part, rows_of
+from tests.sink_outputs import FileOutput, StandInFileSink, hook
+
+Place = tuple[str, int]
+"""A line of the sink's code."""
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> FileOutput:
+    """An empty folder, whose own folder is not there yet."""
+    return FileOutput(tmp_path / "made" / "output")
+
+
+def commits_of(output: FileOutput) -> Path:
+    """The folder of the commit files."""
+    return output.path / "_marshal" / "commits"
+
+
+# Interrupts
+
+SINK = {str(files.__file__), str(commits.__file__)}
+
+
+@contextmanager
+def watched(at_line: Callable[[Place], None]) -> Iterator[None]:
+    """Call `at_line` before each line of the sink's code.
+
+    Not at a `with`: a signal is not handled between a block's end and its clearing up, a trace would be.
+    """
+
+    def within(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ANN401 - as `sys.settrace` has it
+        place = (frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not linecache.getline(*place).lstrip().startswith("with "):
+            at_line(place)
+        return within
+
+    def entered(frame: FrameType, _event: str, _: Any) -> Any:  # noqa: ANN401
+        return within if frame.f_code.co_filename in SINK else None
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+OLD = [part(0, 0, 6), part(1, 0, 6)]
+NEW = [part(0, 2, 4, generation=20, epoch=21), part(1, 6, 8)]
+AGAIN = [part(0, 2, 4, generation=20, epoch=22), part(1, 6, 8, epoch=22)]
+EXPECTED = sorted(rows_of("old", part(0, 0, 2), part(0, 4, 6), OLD[1]) + rows_of("new", *NEW))
+
+
+def written_until(output: FileOutput, sink: FileSink, count: int | None) -> list[Place]:
+    """Replace old rows, and be interrupted at the `count`-th line that has to do with commits; return those passed."""
+    read = rows_of("new", *NEW)
+    passed: list[Place] = []
+    steps: list[str] = []
+
+    def at_line(place: Place) -> None:
+        if "judged" in steps or place[0] == commits.__file__:
+            passed.append(place)
+            if len(passed) == count:
+                raise KeyboardInterrupt
+
+    hook(sink, steps.append)
+    with watched(at_line):
+        sink.write(output.frame(read), NEW, lambda: intervals(read))  # type: ignore[arg-type]
+    return passed
+
+
+def test_an_interrupt_at_any_line_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever a write is interrupted, what it committed stays, and the same process and another read the same."""
+    monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr(commits, "sync", lambda _: None)
+    old, whole = FileOutput(tmp_path / "old"), FileOutput(tmp_path / "whole")
+    deliver(old, "old", *OLD)
+    deliver(old, "beside", part(2, 0, 1))
+    shutil.copytree(old.path, whole.path)
+    passed = written_until(whole, whole.sink(), None)
+    last = {place: count for count, place in enumerate(passed, start=1)}
+    assert len(last) > 100
+    for place, count in last.items():
+        output = FileOutput(tmp_path / str(count))
+        shutil.copytree(old.path, output.path)
+        sink = output.sink()
+        with pytest.raises(KeyboardInterrupt):
+            written_until(output, sink, count)
+        assert all(file.exists() for file in output.sink().committed_files()), place
+        deliver(output, "new", *AGAIN, sink=sink)
+        sink.sweep()
+        assert [row for row in output.rows() if row[0] != 2] == EXPECTED, place
+        assert sink.committed_files() == output.sink().committed_files(), place
+
+
+# Power
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """What was synced, in order."""
+    found: list[Path] = []
+    real = commits.sync
+
+    def noted(path: Path) -> None:
+        real(path)
+        found.append(path)
+
+    monkeypatch.setattr(commits, "sync", noted)
+    return found
+
+
+class TestPower:
+    """A commit counts for others as soon as it is linked, and for a power loss only when its folders were synced."""
+
+    @staticmethod
+    def dies_unsynced(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Deliver in a process that links its commit and gets no further."""
+
+        def dies(path: Path) -> None:
+            if path == commits_of(output):
+                raise OSError(errno.EIO, "the process dies")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(commits, "sync", dies)
+            with pytest.raises(OSError, match="dies"):
+                deliver(output, "a", part(0, 0, 3))
+
+    @pytest.mark.parametrize("asks", ["verdicts", "write"])
+    def test_a_commit_of_another_is_synced_before_it_is_trusted(
+        self, output: FileOutput, synced: list[Path], monkeypatch: pytest.MonkeyPatch, asks: str
+    ) -> None:
+        """Who passes over a range commits its offset: the storage must hold it by then, once for each commit."""
+        self.dies_unsynced(output, monkeypatch)
+        synced.clear()
+        sink, again = output.sink(), [part(0, 0, 3, epoch=20)]
+        if asks == "verdicts":
+            assert set(sink.verdicts(again).values()) == {Verdict.SKIP}
+        else:
+            assert sink.write(output.poison(), again, dict).skipped == tuple(again)  # type: ignore[arg-type]
+        folders = [commits_of(output), output.path / "_marshal", output.path, output.path.parent]
+        assert {*folders, output.path.parent.parent} <= set(synced)
+        synced.clear()
+        sink.verdicts(again)
+        assert synced == []
+        deliver(output, "b", part(0, 3, 4, epoch=20))
+        synced.clear()
+        sink.verdicts([part(0, 3, 4, epoch=20)])
+        assert synced == [commits_of(output)]
+
+    def test_what_cannot_be_synced_is_not_trusted(self, output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where the storage fails, nothing is passed over, now or at the next call."""
+        self.dies_unsynced(output, monkeypatch)
+        sink = output.sink()
+
+        def fails(_: Path) -> None:
+            raise OSError(errno.EIO, "no disk")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(commits, "sync", fails)
+            for _ in range(2):
+                with pytest.raises(OSError, match="no disk"):
+                    sink.verdicts([part(0, 0, 3, epoch=20)])
+        assert set(sink.verdicts([part(0, 0, 3, epoch=20)]).values()) == {Verdict.SKIP}
+
+    def test_folders_that_may_not_be_read_hinder_nothing(
+        self, output: FileOutput, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Those above the output may be closed to its writers; the commits' own folder may not."""
+        closed, real = {output.path.parent.parent}, commits.sync
+
+        def refuses(path: Path) -> None:
+            if path in closed:
+                raise PermissionError(errno.EACCES, "closed")
+            real(path)
+
+        monkeypatch.setattr(commits, "sync", refuses)
+        assert deliver(output, "a", part(0, 0, 3)).taken
+        closed.add(commits_of(output))
+        with pytest.raises(PermissionError):
+            output.sink().verdicts([part(0, 0, 3)])
+
+    def test_a_batch_done_meanwhile_is_synced_too(self, output: FileOutput, synced: list[Path]) -> None:
+        """What another adds while a writer has its rows ready is synced before the writer passes over it."""
+        mine = part(0, 0, 3)
+        seen: list[str] = []
+
+        def reached(step: str) -> None:
+            if step == "rows written" and not seen:
+                seen.append(step)
+                deliver(output, "b", mine, sink=output.sink())
+                synced.clear()
+
+        assert deliver(output, "a", mine, sink=output.sink(reached)).skipped == (mine,)
+        assert commits_of(output) in synced
+
+    def test_the_folders_made_are_held_by_theirs(self, output: FileOutput, synced: list[Path]) -> None:
+        """The first commit of an output is there after a loss of power, with all folders that lead to it."""
+        held: list[Path] = []
+
+        def reached(step: str) -> None:
+            if step == "linked":
+                held.extend(synced)
+
+        deliver(output, "a", part(0, 0, 3), sink=output.sink(reached))
+        attempts = output.path / "_marshal" / "attempts"
+        made = [commits_of(output), attempts, output.path / "_marshal", output.path, output.path.parent]
+        assert {folder.parent for folder in made} | {commits_of(output), attempts} <= set(held)
+
+    def test_nothing_is_swept_for_a_commit_that_may_vanish(
+        self, output: FileOutput, synced: list[Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An attempt goes only by commits that the storage holds."""
+        self.dies_unsynced(output, monkeypatch)
+        synced.clear()
+        output.sink().sweep()
+        assert commits_of(output) in synced
+
+    def test_readers_sync_nothing(self, output: FileOutput, synced: list[Path]) -> None:
+        """Reading an output asks nothing of its storage."""
+        deliver(output, "a", part(0, 0, 3))
+        synced.clear()
+        assert output.sink().committed_files()
+        assert output.sink().can_replace([part(0, 0, 3)]) is None
+        assert synced == []
+
+
+# Other hosts
+
+
+class Host:
+    """A host whose file system remembers which commit files there were not until it opens their folder again."""
+
+    def __init__(self, output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._output, self._monkeypatch = output, monkeypatch
+        self._absent: set[Path] = set()
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Have this process see what the host sees."""
+        read, opened, scanned = commits._read, os.open, os.scandir
+
+        def remembered(path: Path) -> dict[str, Any] | None:
+            found = None if path in self._absent else read(path)
+            if found is None:
+                self._absent.add(path)
+            return found
+
+        def forgets(path: Any) -> None:  # noqa: ANN401 - as `os` has it
+            if path == commits_of(self._output):
+                self._absent.clear()
+
+        def opens(path: Any, *others: Any) -> int:  # noqa: ANN401
+            forgets(path)
+            return opened(path, *others)
+
+        def lists(path: Any = ".") -> Any:  # noqa: ANN401
+            forgets(path)
+            return scanned(path)
+
+        with self._monkeypatch.context() as patch:
+            patch.setattr(commits, "_read", remembered)
+            patch.setattr(os, "open", opens)
+            patch.setattr(os, "scandir", lists)
+            yield
+
+
+def test_another_hosts_commit_is_not_swept_by_a_stale_cache(
+    output: FileOutput, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that found no next commit a moment ago looks again before it takes an attempt for a left-over."""
+    host, sink = Host(output, monkeypatch), StandInFileSink(output.path)
+    deliver(output, "a", part(0, 0, 3))
+    with host.at_work():
+        sink.verdicts([part(0, 3, 5)])
+    deliver(output, "b", part(0, 3, 5))
+    with host.at_work():
+        assert sink.sweep() == 0
+        assert sink.verdicts([part(0, 3, 5)]) == {part(0, 3, 5): Verdict.SKIP}
+    assert output.rows() == rows_of("a", part(0, 0, 3)) + rows_of("b", part(0, 3, 5))
+
+
+# Gaps
+
+
+def test_a_gap_is_refused_again_and_again(output: FileOutput) -> None:
+    """A sink that found a commit missing writes nothing into its place, however often it is asked."""
+    for start in (0, 2, 4):
+        deliver(output, "a", part(0, start, start + 2))
+    middle = sorted(commits_of(output).iterdir())[1]
+    middle.rename(middle.with_suffix(".aside"))
+    sink: FileSink = output.sink()
+    for _ in range(2):
+        with pytest.raises(SinkRefused, match="is missing, but there are later ones"):
+            sink.verdicts([part(0, 2, 3)])
+        with pytest.raises(SinkRefused, match="is missing, but there are later ones"):
+            sink.write(output.poison(), [part(0, 2, 3)], dict)  # type: ignore[arg-type]
+    middle.with_suffix(".aside").rename(middle)
+    assert sink.verdicts([part(0, 4, 6)]) == {part(0, 4, 6): Verdict.SKIP}
