@@ -98,6 +98,7 @@ class Batches:
         )
         with delivery.claimed_batch(BatchRequest(topic=TOPIC, max_records=self.partitions)) as batch:
             _require_work(batch)
+            batch.begin_processing()
         return delivery
 
     def _bare_frame(self, consumer: Mapping[str, str]) -> "DataFrame":
