@@ -69,11 +69,10 @@ class Ask:
     def is_awaited(self, left: Left, now_s: float) -> bool:
         """Tell whether the run may still redo what is left: it is not over, and has not shown itself dead.
 
-        Dagster alone cannot say so: without run monitoring a run whose host died stays STARTED for ever.
+        Dagster alone cannot say so: without run monitoring a run whose host died stays STARTED for ever. One that
+        claimed itself, and went stale, has left another epoch than it saw.
         """
-        if self.status in FINISHED or not self.saw(left) or left.run_id == self.run_id:
-            return False
-        return self._may_begin(now_s)
+        return self.status not in FINISHED and self.saw(left) and self._may_begin(now_s)
 
     def could_not_try(self, left: Left) -> bool:
         """Tell whether the run saw what is there now, and found it held after all, or the group paused."""

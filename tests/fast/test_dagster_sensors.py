@@ -304,13 +304,19 @@ def test_a_run_that_died_though_dagster_says_started_blocks_nothing(watch: Watch
     assert "left alone after 3" in watch.skipped()
 
 
-def test_a_run_under_way_does_not_hide_a_later_death(watch: Watch) -> None:
-    """A run that was asked for at an earlier state of the partition does not block what another left since."""
-    watch.die(partitions=(0,))
+@pytest.mark.parametrize(
+    ("status", "bundles"),
+    [(dg.DagsterRunStatus.STARTED, [[0], [1], [2]]), (dg.DagsterRunStatus.NOT_STARTED, [[0, 1, 2]])],
+)
+def test_a_run_under_way_does_not_hide_a_later_death(
+    watch: Watch, status: dg.DagsterRunStatus, bundles: list[list[int]]
+) -> None:
+    """A run that saw an earlier state blocks nothing; one that was not even launched has not failed either."""
+    watch.die()
     (request,) = watch.requests()
-    watch.was_asked(request, dg.DagsterRunStatus.STARTED)
-    watch.die("another-dead-run", partitions=(0,))
-    assert len(watch.requests()) == 1
+    watch.was_asked(request, status)
+    watch.die("another-dead-run")
+    assert [_config(each)["partitions"] for each in watch.requests()] == bundles
 
 
 def test_a_run_that_never_claims_blocks_for_a_bounded_time(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -594,8 +600,9 @@ def test_drops_of_a_run_that_vanished_are_reported_though_it_lost_its_claims(
     assert _dropped(watch.tick()) == []
 
 
-def test_a_run_at_work_has_dropped_nothing_yet(watch: Watch) -> None:
-    """While a run holds a live claim nothing of it is told, and it is still looked at when it has died."""
+def test_a_run_at_work_has_dropped_nothing_yet(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a run holds a live claim nothing of it is told, whatever Dagster says; it is when its claim is stale."""
+    monkeypatch.setattr("marshal_dagster.sensors.drops.TIME_TO_RECORD_S", 0)
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.scene.clock.advance(60_000)
     delivery = watch.scene.delivery(watch.mode)
@@ -606,10 +613,11 @@ def test_a_run_at_work_has_dropped_nothing_yet(watch: Watch) -> None:
     _run(watch, status=STARTED)
     _announce(watch, _epochs(watch))
     assert _dropped(watch.tick()) == []
+    watch.instance.report_run_failed(cast("dg.DagsterRun", watch.instance.get_run_by_id(RUN)))
+    assert _dropped(watch.tick()) == []
     watch.silence(batch)
     watch.scene.wait_until_stale()
     watch.scene.pause(-60)
-    watch.instance.report_run_failed(cast("dg.DagsterRun", watch.instance.get_run_by_id(RUN)))
     assert _dropped(watch.tick()) == [10, 10, 10]
 
 
@@ -726,6 +734,7 @@ def test_an_uncommitted_at_most_once_plan_may_be_run(watch: Watch) -> None:
 def test_runs_that_never_end_are_not_watched_without_end(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond so many the oldest is given up, and named; a run that Dagster has deleted is forgotten."""
     monkeypatch.setattr("marshal_dagster.sensors.drops.MOST_WATCHED", 2)
+    monkeypatch.setattr("marshal_dagster.sensors.drops.TIME_TO_RECORD_S", 0)
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.die("of-elsewhere")
     runs = [str(uuid.uuid4()) for _ in range(3)]
