@@ -18,7 +18,6 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from xml.sax.saxutils import quoteattr
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.spark.java import find_java
@@ -148,6 +147,8 @@ def _run_ivy(connector: str, partial: Path, timeout_s: float) -> None:
 
 
 def _module(connector: str) -> str:
+    from xml.sax.saxutils import quoteattr  # it imports an HTTP client
+
     group, name, version = map(quoteattr, connector.split(":"))
     excludes = "".join(
         f"<exclude org={quoteattr(each.split(':')[0])} module={quoteattr(each.split(':')[1])}/>" for each in EXCLUDES
