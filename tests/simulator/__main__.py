@@ -24,6 +24,9 @@ from tests.simulator.checkers import Violation
 from tests.simulator.scenario import Scenario, scenario
 from tests.simulator.world import Result, simulate
 
+TOP: Final = Path(__file__).parents[2]
+CODE: Final = ("marshal_dagster", "tests/*.py")
+"""What a result depends on, as git names it; a results file may lie beside."""
 CHUNK: Final = 100
 LONGEST_SEED_S: Final = 30
 
@@ -146,15 +149,19 @@ def report(tally: Tally, most: int = 3) -> None:
     print(tally)
 
 
-def commit() -> str:
-    """Give the commit of this tree, marked when there are changes."""
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=12", "--exclude", "*"]
-    return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+def code_version() -> str:
+    """Give the commit of the code that is run, marked when there are changes since."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=TOP, capture_output=True, text=True, check=True).stdout.strip()
+
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", *CODE)
+    return git("log", "-1", "--format=%h", "--abbrev=12", "--", *CODE) + ("-changed" if changes else "")
 
 
 def soak(first: int, seeds: int, processes: int, results: Path, block: int = 10_000) -> Tally:
     """Run what `results` does not have yet for this commit, block by block."""
-    at = commit()
+    at = code_version()
     tally = Tally()
     done = set()
     for line in results.read_text().splitlines() if results.exists() else []:
@@ -179,6 +186,7 @@ def soak(first: int, seeds: int, processes: int, results: Path, block: int = 10_
             "failed": part.failed,
             "seconds": round(time.monotonic() - began_s, 1),
         }
+        results.parent.mkdir(parents=True, exist_ok=True)
         with results.open("a") as file:
             file.write(json.dumps(row) + "\n")
         print(f"{tally.seeds:,} of {seeds:,} seeds, {len(tally.failed)} violations", flush=True)

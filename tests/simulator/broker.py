@@ -68,6 +68,8 @@ class Cluster:
         self.broker = MemoryBroker(partitions, now_ms=lambda: EPOCH_MS + int(scheduler.now_ms) + self.jump_ms)
         self.appended: Callable[[int, int, int, bytes], None] = lambda *_: None
         """Told coordination partition, offset, timestamp and value of each record as it gets into the log."""
+        self.left_queue: Callable[[Process, bytes], None] = lambda *_: None
+        """Told the process and value of each record that leaves a sender's queue late."""
         self.befallen: Counter[str] = Counter()
         self.random = random.Random(seed)
         self.appends = 0
@@ -183,19 +185,26 @@ class SimulatedLog:
         return acks
 
     def _send_later(self, records: Sequence[Append]) -> None:
-        """Let records wait in the sender's queue, from where they go unless purged; a network may have had them."""
-        cluster = self._cluster
-        queue = self._queued if cluster.random.random() < 0.5 else list[Append]()
-        queue.extend(records)
+        """Let records arrive late: from the network, or from the sender's own queue, unless that is purged."""
+        cluster, process = self._cluster, self._process
+        is_queued = cluster.random.random() < 0.5
+        waiting = self._queued if is_queued else list[Append]()
+        waiting.extend(records)
         delay_ms = cluster.heartbeat_interval_ms * cluster.random.uniform(0.3, 4)
-        network = Process(cluster.scheduler, "network")
 
         def deliver() -> None:
             cluster.scheduler.sleep(delay_ms)
-            while queue:
-                cluster.put(*queue.pop(0))
+            while waiting and is_queued and process.runs_from_ms > cluster.scheduler.now_ms:
+                cluster.scheduler.sleep(process.runs_from_ms - cluster.scheduler.now_ms)
+            if is_queued and process.is_dead:
+                return
+            while waiting:
+                record = waiting.pop(0)
+                if is_queued:
+                    cluster.left_queue(process, record.value)
+                cluster.put(*record)
 
-        network.spawn(deliver)
+        Process(cluster.scheduler, "network").spawn(deliver)
 
     def _wait(self) -> None:
         """Let some time pass; nearly always little."""

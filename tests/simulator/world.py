@@ -4,7 +4,7 @@ import logging
 import os
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -115,6 +115,7 @@ class Simulation:
         )
         self.judge = LogJudge(coordination_partitions, self._fail)
         self.cluster.appended = self.judge.read
+        self.cluster.left_queue = self._check_left_queue
         self.data.make(TOPIC, self.scenario.data_partitions, self.scenario.messages)
 
     @property
@@ -334,7 +335,8 @@ class Simulation:
     def _double(self, chance: random.Random) -> None:
         """Let a process with an owner's instance id, which knows less than the owner, say something."""
         for partition in self.data.describe(TOPIC).partitions:
-            instance, client, epoch, _, offset, *_ = self.judge.state(self.home, (GROUP, TOPIC, partition))
+            state = self.judge.state(self.home, (GROUP, TOPIC, partition))
+            instance, client, epoch, _, offset, plan_end, *_ = state
             if instance is None or offset is None:
                 continue
             tail = chance.choice((f"{max(0, int(str(offset)) - 1)}", "0", str(offset)))
@@ -342,6 +344,8 @@ class Simulation:
             kind = chance.choice(("Heartbeat", "Heartbeat", "ReleasingPartition", "RevokingClaim"))
             if kind == "RevokingClaim":
                 tail = str(int(str(epoch)) - 1)
+            if plan_end is not None and chance.random() < 0.4:
+                kind, tail = "ClaimingMessages", str(int(str(plan_end)) + chance.choice((-1, 1)))
             if kind == "ReleasingPartition" and sender.startswith(str(instance)):
                 continue
             self.cluster.put(self.home, f"{kind}/1/1700000000/{sender}/{GROUP}/{TOPIC}/{partition}/{tail}".encode())
@@ -391,13 +395,18 @@ class Simulation:
         try:
             operator = Operator(Rationalizer(self.cluster.open(process), clock=clock), GROUP, "operator", clock=clock)
             if kind is EventKind.PAUSE:
-                operator.pause(clock.wall_ms() // 1_000 + chance.randint(1, 4))
+                until_s = clock.wall_ms() // 1_000 + chance.randint(1, 4)
+                operator.pause(until_s)
+                self._check_paused(until_s)
                 self.scheduler.sleep(HI_MS * chance.uniform(0.1, 3))
                 operator.resume()
                 return
             described = self.data.describe(TOPIC)
             offsets = {n: chance.randint(0, at) for n in described.partitions[:2] if (at := self._offset(n))}
+            since = self.cluster.broker.bounds(self.home).end
             operator.set_positions(TOPIC, offsets, described.topic_id, wait_ms=4 * HI_MS, is_dead=self._is_dead)
+            if not self.is_truncated:
+                self._check_positions(offsets, since)
         except MarshalError:
             pass
 
@@ -443,6 +452,34 @@ class Simulation:
             for number, claim in batch._claimer._tenure.claims.items():
                 if claim.lease.ends_ms > lease_ms:
                     yield Belief(process.name + batch.batch_id, (GROUP, TOPIC, number), claim.epoch)
+
+    def _check_left_queue(self, process: Process, value: bytes) -> None:
+        """Nothing that waits to be sent outlives its sender's lease."""
+        _, _, _, instance, _, _, _, partition, *_ = value.decode().split("/")
+        run = self._by_process.get(process)
+        if run is None or run.batch is None or run.batch.batch_id != instance:
+            return
+        why = run.batch._claimer._tenure.left.get(int(partition), "")
+        if why.startswith("its lease ended"):
+            self._fail("nothing is sent after self-fencing", value.decode())
+
+    def _check_paused(self, until_s: int) -> None:
+        """A pause that was written stands in every coordination partition."""
+        ends = [
+            partition
+            for partition, _, _, value, _ in self.judge.records
+            if value.startswith("ReleaseGroup/") and value.endswith(f"/{until_s}")
+        ]
+        missing = set(range(self.scenario.coordination_partitions)) - set(ends)
+        if missing and not self.is_cut and not self.is_truncated:
+            self._fail("a pause is written everywhere", f"not in coordination partitions {sorted(missing)}")
+
+    def _check_positions(self, offsets: Mapping[int, int], since: int) -> None:
+        """A position that was set has been the key's offset, as of a record after log offset `since`."""
+        for partition, offset in offsets.items():
+            states = self.judge.history[self.home][GROUP, TOPIC, partition]
+            if not any(at >= since and state[4] == offset and state[7] == at for at, state in states):
+                self._fail("a position that was set counts", f"partition {partition} at {offset}")
 
     def _check_batch(self, batch: ClaimedBatch) -> None:
         """Whatever a member believes to have committed is in the log, moved there by itself."""
