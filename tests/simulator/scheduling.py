@@ -84,6 +84,8 @@ class Scheduler:
         self.failures: list[tuple[Process, BaseException]] = []
         """What ended tasks that should not have ended so."""
         self.after_step: Callable[[Process], None] = lambda _: None
+        self.is_stopped = False
+        """Set to let nothing more happen."""
         self._tasks: dict[Task, None] = {}
         self._loop = getcurrent()
         self._queue: list[tuple[float, int, int, Task]] = []
@@ -120,7 +122,7 @@ class Scheduler:
     def run(self, until_ms: float) -> None:
         """Go on until virtual time `until_ms`, or until nothing is left to do."""
         queue = self._queue
-        while queue and queue[0][0] <= until_ms:
+        while queue and queue[0][0] <= until_ms and not self.is_stopped:
             at_ms, count, ticket, task = heapq.heappop(queue)
             if ticket != task.ticket or task.is_over:
                 continue
@@ -140,6 +142,7 @@ class Scheduler:
         for task in tuple(self._tasks):
             task.process.is_dead = True
             self.wake(task)
+        self.is_stopped = False
         self.run(self.now_ms)
         assert not self._tasks
 

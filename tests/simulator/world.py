@@ -141,7 +141,7 @@ class Simulation:
             if not self._is_drained():
                 scheduler.run(CALM_MS + TAKEN_UP_MS)
                 self._check_taken_up()
-            while scheduler.now_ms < END_MS and not self._is_drained():
+            while scheduler.now_ms < END_MS and not self._is_drained() and not self.violations:
                 scheduler.run(scheduler.now_ms + HI_MS)
             self._check_end()
             scheduler.kill_all()
@@ -429,8 +429,10 @@ class Simulation:
     # What is judged
 
     def _fail(self, promise: str, text: str) -> None:
-        if not any(one.promise == promise for one in self.violations):
+        """Note the first promise that is broken: what comes after it tells nothing more."""
+        if not self.violations:
             self.violations.append(Violation(promise, f"at {self.scheduler.now_ms:.0f} ms: {text}"))
+            self.scheduler.is_stopped = True
 
     def _after_step(self, process: Process) -> None:
         """Compare what members believe; only the one that has just acted can believe anything new."""
