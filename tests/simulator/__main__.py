@@ -62,8 +62,8 @@ class Tally:
         """Say it in one line."""
         faults = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.faults.items()))
         return (
-            f"{self.seeds:,} seeds, {self.records:,} records, {self.steps:,} steps, {sum(self.faults.values()):,} faults "
-            f"({faults}), {len(self.failed)} violations"
+            f"{self.seeds:,} seeds, {self.records:,} records, {self.steps:,} steps, "
+            f"{sum(self.faults.values()):,} faults ({faults}), {len(self.failed)} violations"
         )
 
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 
 from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, LogIdentity
-from marshal_dagster.errors import UnavailableError
 from marshal_dagster.testing import MemoryBroker, MemoryLog
-from tests.simulator.scheduling import Killed, Process, Scheduler
+from tests.simulator.scheduling import Process, Scheduler
 
 EPOCH_MS = 1_700_000_000_000
 """The unix time at which virtual time begins."""
@@ -172,10 +171,15 @@ class SimulatedLog:
             acks.append(Ack(cluster.put(*record)))
             if fault is AppendFault.CRASH_WITHIN:
                 process.kill()
+        return self._answer(fault, acks, failed)
+
+    def _answer(self, fault: AppendFault, acks: list[Ack], failed: list[Ack]) -> list[Ack]:
+        """Let the sender hear of records that are in the log, or not."""
+        cluster, process = self._cluster, self._process
         if fault is AppendFault.CRASH_AFTER:
             process.kill()
         elif fault is AppendFault.PAUSE_AFTER:
-            process.stop(interval_ms * cluster.random.uniform(2, 4))
+            process.stop(cluster.heartbeat_interval_ms * cluster.random.uniform(2, 4))
         elif fault is AppendFault.LATE_ACK:
             cluster.scheduler.sleep(self.delivery_timeout_ms * cluster.random.random())
         elif fault is AppendFault.LOST_ACK:
@@ -211,6 +215,3 @@ class SimulatedLog:
         chance = self._cluster.random
         longest_ms = 2.0 if chance.random() < 0.95 else self._cluster.heartbeat_interval_ms / 8
         self._cluster.scheduler.sleep(chance.random() * longest_ms * self._slowness)
-
-
-__all__ = ["EPOCH_MS", "AppendFault", "Cluster", "Killed", "SimulatedClock", "SimulatedLog", "UnavailableError"]

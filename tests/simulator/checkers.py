@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from tests.plain_reader import PlainReader, parse
@@ -174,7 +175,7 @@ def check_attempts(judge: LogJudge, output: Output, *, at_most_once: bool) -> No
                 judge.fail("at most once", f"partition {partition}, generation {generation}: {twice} more than once")
             continue
         ranges = sorted({(one.range.start, one.range.end) for one in attempts})
-        for (start, end), (next_start, next_end) in zip(ranges, ranges[1:], strict=False):
+        for (start, end), (next_start, next_end) in pairwise(ranges):
             if next_start < end:
                 judge.fail(
                     "repeats are one uncommitted batch",

@@ -1,4 +1,4 @@
-"""What the simulated runs read and write: data topics and outputs, with other processes at work between any two steps."""
+"""What the simulated runs read and write: data topics and outputs, others being at work between any two steps."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -66,7 +66,9 @@ MUTANTS: Final = (
     Mutant(
         "a rewinding heartbeat does not refresh the claim",
         TRANSITIONS,
-        "    key.last_beat_ms = event.log_time_ms\n    if key.offset is not None and offset < key.offset:\n        return",
+        "    key.last_beat_ms = event.log_time_ms\n"
+        "    if key.offset is not None and offset < key.offset:\n"
+        "        return",
         "    if key.offset is not None and offset < key.offset:\n        return",
     ),
     Mutant(
@@ -141,7 +143,7 @@ MUTANTS: Final = (
     Mutant(
         "a lost claim is not noticed",
         CLAIMER,
-        "                self._tenure.lose(claim.partition, \"it is no longer this instance's\")",
+        '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
         "                pass",
     ),
     Mutant(
@@ -159,13 +161,17 @@ MUTANTS: Final = (
     Mutant(
         "a lease counted from a refused record",
         CLAIMER,
-        "            if outcome.accepted:\n                claim.lease = claim.lease.renewed(sent.sent_ms)\n            else:\n",
+        "            if outcome.accepted:\n"
+        "                claim.lease = claim.lease.renewed(sent.sent_ms)\n"
+        "            else:\n",
         "            claim.lease = claim.lease.renewed(sent.sent_ms)\n            if False:\n",
     ),
     Mutant(
         "a claim is won without reading back",
         CLAIMER,
-        "            if outcome.accepted:\n                key = keys[self.topic, number]\n                if is_held(key, instance, epoch):",
+        "            if outcome.accepted:\n"
+        "                key = keys[self.topic, number]\n"
+        "                if is_held(key, instance, epoch):",
         "            if True:\n                key = self.key(number)\n                if True:",
     ),
     Mutant(
@@ -177,7 +183,8 @@ MUTANTS: Final = (
     Mutant(
         "offsets are read before the claim is won",
         DELIVERY,
-        "        keys = self._keys(claim.partition for claim in claims)\n        self._check_incarnation(keys, extents)",
+        "        keys = self._keys(claim.partition for claim in claims)\n"
+        "        self._check_incarnation(keys, extents)",
         "        keys = {claim.partition: self._early[claim.partition] for claim in claims}\n"
         "        self._check_incarnation(keys, extents)",
     ),
@@ -185,7 +192,8 @@ MUTANTS: Final = (
         "at most once processes before the commit",
         DELIVERY,
         "            self._commit_before_processing()\n        self._may_process = True",
-        "            self._claimer.plan({one.partition: one.end for one in self.ranges})\n        self._may_process = True",
+        "            self._claimer.plan({one.partition: one.end for one in self.ranges})\n"
+        "        self._may_process = True",
     ),
     Mutant(
         "at most once processes whatever it owns at the plan's end",
@@ -196,7 +204,9 @@ MUTANTS: Final = (
     Mutant(
         "at most once takes an unacknowledged commit for its own",
         CLAIMER,
-        "                if outcome is not None\n                and outcome.accepted\n                and outcome.before",
+        "                if outcome is not None\n"
+        "                and outcome.accepted\n"
+        "                and outcome.before",
         "                if outcome is None\n                or outcome.accepted\n                and outcome.before",
     ),
     Mutant(

@@ -7,6 +7,7 @@ from enum import StrEnum
 from marshal_dagster.protocol.messages import DeliveryMode
 from tests.simulator.broker import AppendFault
 
+GROUP, TOPIC = "etl", "orders"
 HI_MS = 1_000
 FAULTY_MS = 5 * HI_MS
 """Faults begin before that."""

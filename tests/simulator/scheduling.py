@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from greenlet import getcurrent, greenlet
 
-
 LEAST_MS: Final = 0.001
 """Less than that nobody waits, so that time moves."""
 

@@ -1,7 +1,6 @@
 """One seed's run: the cluster, the members that start runs, what befalls them, and the judges of it all."""
 
 import logging
-import os
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,12 +11,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from marshal_dagster.coordination import heartbeats, rationalizer, tenure
-from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol import world
+from marshal_dagster.protocol import messages, world
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Owner
@@ -35,7 +33,8 @@ from tests.simulator.checkers import (
     check_readers_agree,
 )
 from tests.simulator.data import Attempt, Output, ProcessTopics, SimulatedSink
-from tests.simulator.scenario import FAULTY_MS, HI_MS, Event, EventKind, Member, Scenario
+from tests.simulator.nature import Nature
+from tests.simulator.scenario import FAULTY_MS, GROUP, HI_MS, TOPIC, Member, Scenario
 from tests.simulator.scheduling import Process, Scheduler, SimulatedThreading
 
 if TYPE_CHECKING:
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
     from marshal_dagster.kafka.topics import Topics
 
-GROUP, TOPIC = "etl", "orders"
 MOST_ATTEMPTS = 1_000
 """A seed's faults may befall the same plan more often than five times."""
 CALM_MS = FAULTY_MS + 2 * HI_MS
@@ -100,7 +98,7 @@ class Simulation:
     cluster: Cluster = field(init=False)
     judge: LogJudge = field(init=False)
     chance: random.Random = field(init=False)
-    _by_process: dict[Process, Run] = field(default_factory=dict)
+    by_process: dict[Process, Run] = field(default_factory=dict)
     _busy_ms: dict[int, float] = field(default_factory=dict)
     """When a member, by its number, was seen to hold something last."""
     wanted: list[tuple[int, ...]] = field(default_factory=list)
@@ -133,11 +131,12 @@ class Simulation:
                 dagster.spawn(lambda number=number, member=member: self._dagster(number, member))  # type: ignore[misc]
             Process(scheduler, "sensor").spawn(self._sensor)
             Process(scheduler, "producer").spawn(self._produce)
+            nature = Nature(self)
             for event in self.scenario.events:
-                nature = Process(scheduler, event.kind.value)
-                nature.spawn(lambda event=event: self._befall(event))  # type: ignore[misc]
+                mishap = Process(scheduler, event.kind.value)
+                mishap.spawn(lambda event=event: nature.befall(event))  # type: ignore[misc]
             scheduler.run(CALM_MS)
-            self._end_faults()
+            nature.end()
             if not self._is_drained():
                 scheduler.run(CALM_MS + TAKEN_UP_MS)
                 self._check_taken_up()
@@ -164,10 +163,10 @@ class Simulation:
         while True:
             count += 1
             run_id = f"run{'0' if member.is_twin else number}x{count}"
-            run = self._start(run_id, number, member, count)
+            run = self.start(run_id, number, member, count)
             run.process.wait_until_over()
             self.runs.remove(run)
-            del self._by_process[run.process]
+            del self.by_process[run.process]
             if run.process.is_dead:
                 if scheduler.now_ms < CALM_MS and self.chance.random() < 0.5:
                     scheduler.sleep(self.chance.random() * HI_MS)
@@ -176,12 +175,13 @@ class Simulation:
                 self.over.add(run_id)
             scheduler.sleep(HI_MS * (0.05 + 0.3 * self.chance.random()))
 
-    def _start(self, run_id: str, number: int, member: Member, count: int) -> Run:
+    def start(self, run_id: str, number: int, member: Member, count: int) -> Run:
+        """Start the `count`th run of a member, for what the sensor asked for, if anything."""
         process = Process(self.scheduler, run_id)
         clock = SimulatedClock(self.scheduler, member.clock_rate, member.clock_off_ms)
         run = Run(run_id, number, process, clock)
         self.runs.append(run)
-        self._by_process[process] = run
+        self.by_process[process] = run
         partitions = self.wanted.pop() if self.wanted and not member.entire_topic else None
         request = BatchRequest(
             topic=TOPIC,
@@ -207,7 +207,7 @@ class Simulation:
             client=member.client,
             run_id=run.run_id,
             settings=Settings(member.heartbeat_interval_ms, RuleSet.NATIVE, self.scenario.mode),
-            is_dead=self._is_dead,
+            is_dead=self.is_dead,
             announce=lambda _: wait(),
             reasons_to_stop=[lambda: "Dagster says that it is over" if run.run_id in self.over else None],
             clock=run.clock,
@@ -235,9 +235,9 @@ class Simulation:
         """Process the messages one by one; what has lost its claim is cancelled, as Spark's jobs are."""
         batch.begin_processing()
         if batch.mode is DeliveryMode.EFFECTIVELY_ONCE:
-            messages = self.data.read(batch.ranges)
-            self.scheduler.sleep(chance.random() * self.scenario.slow_ms * len(messages))
-            batch.write(cast("DataFrame", messages))
+            found = self.data.read(batch.ranges)
+            self.scheduler.sleep(chance.random() * self.scenario.slow_ms * len(found))
+            batch.write(cast("DataFrame", found))
             return
         for one in batch.ranges:
             attempt = Attempt(one, batch.batch_id, self.scheduler.now_ms)
@@ -256,7 +256,8 @@ class Simulation:
             partition = chance.randrange(len(self.data.describe(TOPIC).partitions))
             self.data.append(partition, chance.randint(1, self.scenario.messages))
 
-    def _is_dead(self, owner: Owner) -> bool:
+    def is_dead(self, owner: Owner) -> bool:
+        """Tell whether Dagster says that the owner's run is over."""
         return run_of(owner.instance) in self.over
 
     def _sensor(self) -> None:
@@ -275,157 +276,6 @@ class Simulation:
             except MarshalError:
                 follower = None
 
-    # What befalls them
-
-    def _befall(self, event: Event) -> None:
-        scheduler, chance = self.scheduler, random.Random(event.chance)
-        scheduler.sleep(event.at_ms)
-        kind = event.kind
-        living = [run for run in self.runs if run.process.tasks and not run.process.is_dead]
-        if kind in (EventKind.CRASH, EventKind.STOP, EventKind.ORPHAN) and not living:
-            return
-        self.befallen[kind] += 1
-        if kind is EventKind.CRASH:
-            chance.choice(living).process.kill()
-        elif kind is EventKind.STOP:
-            chance.choice(living).process.stop(HI_MS * chance.uniform(2, 4))
-        elif kind is EventKind.ORPHAN:
-            self.over.add(chance.choice(living).run_id)
-        elif kind is EventKind.CLOCK_BACK:
-            self.cluster.jump_ms -= int(HI_MS * chance.uniform(0.1, 3))
-        elif kind is EventKind.CLOCK_AHEAD:
-            jump_ms = int(HI_MS * chance.uniform(0.1, 3))
-            self.cluster.jump_ms += jump_ms
-            self.unsure_until_ms = scheduler.now_ms + jump_ms + 3 * HI_MS
-        elif kind is EventKind.GARBAGE:
-            self._litter(chance)
-        elif kind is EventKind.DOUBLE:
-            self._double(chance)
-        elif kind is EventKind.LAST_MOMENT:
-            self._claim_at_the_last_moment(chance)
-        elif kind is EventKind.OTHER_INTERVAL:
-            self._join_with_another_interval(chance)
-        elif kind is EventKind.PARTITIONS:
-            self._grow(chance)
-        elif kind is EventKind.MIDDLE:
-            self.is_cut = True
-            self.cluster.broker.retain_from(self.home, self.cluster.broker.bounds(self.home).end)
-        elif kind is EventKind.TRUNCATION:
-            self._truncate(chance)
-        else:
-            self._operate(kind, chance)
-
-    def _litter(self, chance: random.Random) -> None:
-        for _ in range(chance.randint(1, 4)):
-            value = chance.choice(
-                [
-                    b"",
-                    b"\xff\xfe",
-                    b"Heartbeat/1/0/a/b/etl/orders/0/-1",
-                    b"Heartbeat/1/0/stranger.0/b/etl/orders/0/99",
-                    b"ReleasingPartition/1/0/stranger.0/b/etl/orders/0/0",
-                    b"RevokingClaim/1/0/stranger.0/b/etl/orders/0/999999",
-                    b"ClaimingMessages/1/0/stranger.0/b/etl/orders/0/99",
-                    b"Tomorrow/2/0/a/b/etl/orders/0",
-                    chance.randbytes(chance.randint(1, 40)),
-                ]
-            )
-            self.cluster.put(chance.randrange(self.scenario.coordination_partitions), value)
-
-    def _double(self, chance: random.Random) -> None:
-        """Let a process with an owner's instance id, which knows less than the owner, say something."""
-        for partition in self.data.describe(TOPIC).partitions:
-            state = self.judge.state(self.home, (GROUP, TOPIC, partition))
-            instance, client, epoch, _, offset, plan_end, *_ = state
-            if instance is None or offset is None:
-                continue
-            tail = chance.choice((f"{max(0, int(str(offset)) - 1)}", "0", str(offset)))
-            sender = f"{instance}/{client}" if chance.random() < 0.7 else f"nobody.0/{client}"
-            kind = chance.choice(("Heartbeat", "Heartbeat", "ReleasingPartition", "RevokingClaim"))
-            if kind == "RevokingClaim":
-                tail = str(int(str(epoch)) - 1)
-            if plan_end is not None and chance.random() < 0.4:
-                kind, tail = "ClaimingMessages", str(int(str(plan_end)) + chance.choice((-1, 1)))
-            if kind == "ReleasingPartition" and sender.startswith(str(instance)):
-                continue
-            self.cluster.put(self.home, f"{kind}/1/1700000000/{sender}/{GROUP}/{TOPIC}/{partition}/{tail}".encode())
-
-    def _claim_at_the_last_moment(self, chance: random.Random) -> None:
-        """Claim, as somebody who dies at once, when an owner has been silent for exactly two intervals, or 1 ms off."""
-        for _ in range(8):
-            partition = chance.choice(self.data.describe(TOPIC).partitions)
-            instance, _, _, beat_ms, *_ = self.judge.state(self.home, (GROUP, TOPIC, partition))
-            if instance is None:
-                self.scheduler.sleep(HI_MS / 2)
-                continue
-            at_ms = int(str(beat_ms)) - EPOCH_MS - self.cluster.jump_ms + 2 * HI_MS + chance.choice((-1, 0, 0, 1))
-            self.scheduler.sleep(max(1.0, at_ms - self.scheduler.now_ms + 0.5))
-            claim = f"ClaimingPartition/1/1700000000/hasty.{self.judge.log_time_ms(self.home)}/c/{GROUP}/{TOPIC}/{partition}"
-            self.cluster.put(self.home, claim.encode())
-
-    def _join_with_another_interval(self, chance: random.Random) -> None:
-        """Let somebody try who is configured otherwise: nothing may be claimed."""
-        member = Member(client="misconfigured", heartbeat_interval_ms=HI_MS * 3)
-        number = len(self.scenario.members)
-        run = self._start(f"run{number}x{chance.getrandbits(16)}", number, member, 1)
-        run.process.wait_until_over()
-        self.runs.remove(run)
-        del self._by_process[run.process]
-
-    def _grow(self, chance: random.Random) -> None:
-        partitions = len(self.data.describe(TOPIC).partitions)
-        self.data.grow(partitions + 1)
-        self.data.append(partitions, chance.randint(0, 5))
-
-    def _truncate(self, chance: random.Random) -> None:
-        self.is_truncated = True
-        kept = [record for record in self.judge.records]
-        end = self.cluster.broker.bounds(self.home).end
-        cut = max(0, end - chance.randint(1, 6))
-        self.cluster.broker.truncate(self.home, cut)
-        self.judge.start_anew()
-        self.judge.records.clear()
-        for partition, offset, timestamp_ms, value, _ in kept:
-            if partition != self.home or offset < cut:
-                self.judge.read(partition, offset, timestamp_ms, value.encode("utf-8", "surrogateescape"))
-
-    def _operate(self, kind: EventKind, chance: random.Random) -> None:
-        process = self.scheduler.current.process if self.scheduler.current else Process(self.scheduler, "operator")
-        clock = SimulatedClock(self.scheduler)
-        try:
-            operator = Operator(Rationalizer(self.cluster.open(process), clock=clock), GROUP, "operator", clock=clock)
-            if kind is EventKind.PAUSE:
-                until_s = clock.wall_ms() // 1_000 + chance.randint(1, 4)
-                operator.pause(until_s)
-                self._check_paused(until_s)
-                self.scheduler.sleep(HI_MS * chance.uniform(0.1, 3))
-                operator.resume()
-                return
-            described = self.data.describe(TOPIC)
-            offsets = {n: chance.randint(0, at) for n in described.partitions[:2] if (at := self._offset(n))}
-            since = self.cluster.broker.bounds(self.home).end
-            operator.set_positions(TOPIC, offsets, described.topic_id, wait_ms=4 * HI_MS, is_dead=self._is_dead)
-            if not self.is_truncated:
-                self._check_positions(offsets, since)
-        except MarshalError:
-            pass
-
-    def _end_faults(self) -> None:
-        """From now on nothing goes wrong: who was stopped goes on, the broker's clock is right, no one is paused."""
-        self.cluster.faults.clear()
-        if self.cluster.jump_ms < 0:
-            self.unsure_until_ms = self.scheduler.now_ms - self.cluster.jump_ms + 3 * HI_MS
-        self.cluster.jump_ms = 0
-        for run in self.runs:
-            run.process.runs_from_ms = min(run.process.runs_from_ms, self.scheduler.now_ms)
-        process = Process(self.scheduler, "operator")
-        clock = SimulatedClock(self.scheduler)
-
-        def resume() -> None:
-            Operator(Rationalizer(self.cluster.open(process), clock=clock), GROUP, "operator", clock=clock).resume()
-
-        process.spawn(resume)
-
     # What is judged
 
     def _fail(self, promise: str, text: str) -> None:
@@ -437,7 +287,7 @@ class Simulation:
     def _after_step(self, process: Process) -> None:
         """Compare what members believe; only the one that has just acted can believe anything new."""
         self.steps += 1
-        run = self._by_process.get(process)
+        run = self.by_process.get(process)
         if run is None or run.batch is None or self.is_truncated or self.scheduler.now_ms < self.unsure_until_ms:
             return
         if run.batch._claimer._tenure.claims:
@@ -458,14 +308,14 @@ class Simulation:
     def _check_left_queue(self, process: Process, value: bytes) -> None:
         """Nothing that waits to be sent outlives its sender's lease."""
         _, _, _, instance, _, _, _, partition, *_ = value.decode().split("/")
-        run = self._by_process.get(process)
+        run = self.by_process.get(process)
         if run is None or run.batch is None or run.batch.batch_id != instance:
             return
         why = run.batch._claimer._tenure.left.get(int(partition), "")
         if why.startswith("its lease ended"):
             self._fail("nothing is sent after self-fencing", value.decode())
 
-    def _check_paused(self, until_s: int) -> None:
+    def check_paused(self, until_s: int) -> None:
         """A pause that was written stands in every coordination partition."""
         ends = [
             partition
@@ -476,7 +326,7 @@ class Simulation:
         if missing and not self.is_cut and not self.is_truncated:
             self._fail("a pause is written everywhere", f"not in coordination partitions {sorted(missing)}")
 
-    def _check_positions(self, offsets: Mapping[int, int], since: int) -> None:
+    def check_positions(self, offsets: Mapping[int, int], since: int) -> None:
         """A position that was set has been the key's offset, as of a record after log offset `since`."""
         for partition, offset in offsets.items():
             states = self.judge.history[self.home][GROUP, TOPIC, partition]
@@ -499,7 +349,9 @@ class Simulation:
             return
         for number, read in reader.world.partitions.items():
             if not read.certain:
-                if any(r.batch and r.batch._claimer.rationalizer is reader and r.batch._claimer.claims for r in self.runs):
+                if any(
+                    r.batch and r.batch._claimer.rationalizer is reader and r.batch._claimer.claims for r in self.runs
+                ):
                     self._fail("an observing reader never claims", f"coordination partition {number}")
                 continue
             states = (
@@ -541,14 +393,15 @@ class Simulation:
     def _is_drained(self) -> bool:
         return not any(lag for lag, _ in self._lags().values())
 
-    def _offset(self, partition: int) -> int:
+    def offset(self, partition: int) -> int:
+        """Give where the group stands."""
         return int(str(self.judge.state(self.home, (GROUP, TOPIC, partition))[4] or 0))
 
     def _lags(self) -> dict[int, tuple[int, Any]]:
         partitions = self.data.describe(TOPIC).partitions
         bounds = self.data.offsets(TOPIC, partitions)
         states = {n: self.judge.state(self.home, (GROUP, TOPIC, n)) for n in partitions}
-        return {n: (bounds[n].end - self._offset(n), states[n]) for n in partitions}
+        return {n: (bounds[n].end - self.offset(n), states[n]) for n in partitions}
 
     def _check_end(self) -> None:
         mode = self.scenario.mode
@@ -580,7 +433,7 @@ def _instead_of_threads(scheduler: Scheduler, seed: int) -> Iterator[None]:
         (rationalizer, "threading", _THREADING),
         (heartbeats, "random", SimpleNamespace(Random=lambda _: random.Random(chance.getrandbits(32)))),
         (tenure, "os", SimpleNamespace(urandom=chance.randbytes)),
-        (world, "parse", lru_cache(maxsize=1_000)(world.parse)),
+        (world, "parse", lru_cache(maxsize=1_000)(messages.parse)),
     ]
     before = [getattr(module, name) for module, name, _ in modules]
     logging.disable(logging.CRITICAL)
@@ -596,5 +449,4 @@ def _instead_of_threads(scheduler: Scheduler, seed: int) -> Iterator[None]:
 
 def simulate(scenario: Scenario) -> Result:
     """Run one seed."""
-    assert os.urandom is not None
     return Simulation(scenario).run()
