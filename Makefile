@@ -59,6 +59,7 @@ java:
 .PHONY: test
 test: java $(READY) ## all tests: the fast ones, then those on a real Kafka, Spark, Dagster and Postgres
 	$(BIN)/pytest -n auto tests/fast
+	$(BIN)/python -m tests.simulator --seeds 10000
 	$(BIN)/pytest tests/real
 
 .PHONY: test-fast
@@ -68,6 +69,18 @@ test-fast: $(READY) ## the tests that need no Java and no service
 .PHONY: test-real
 test-real: java $(READY) ## the tests on real services, which they start and stop themselves
 	$(BIN)/pytest tests/real
+
+.PHONY: simulate soak mutants
+FIRST ?= 0
+SEEDS ?= 10000
+simulate: $(READY) ## whole groups under faults, on a virtual clock: FIRST=0 SEEDS=10000
+	$(BIN)/python -m tests.simulator --first $(FIRST) --seeds $(SEEDS)
+
+soak: $(READY) ## a million seeds; may be stopped, and goes on where it was
+	$(BIN)/python -m tests.simulator --seeds 1000000 --results tests/results/simulator.jsonl
+
+mutants: $(READY) ## the library broken in one way after another: the simulator must catch each
+	$(BIN)/python -m tests.simulator.mutants
 
 .PHONY: demo
 demo: java $(READY) ## the whole thing on 336,776 real flights: a run is killed, found and redone

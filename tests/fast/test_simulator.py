@@ -1,0 +1,82 @@
+"""The simulator: the same seed is the same run, what is broken is caught, shrunk and shown, a soak goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.protocol.state import Key
+from tests.simulator import __main__ as command_line
+from tests.simulator.mutants import EARLY, LIBRARY, MUTANTS, TOP
+from tests.simulator.scenario import scenario
+from tests.simulator.world import simulate
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_seed_keeps_every_promise_and_is_the_same_each_time(seed: int) -> None:
+    """Neither clocks nor hashes nor chance of this process get in."""
+    first, second = simulate(scenario(seed)), simulate(scenario(seed))
+    assert first.violations == ()
+    assert first == second
+    assert first.records == len(first.transcript) > 10
+
+
+def test_seeds_are_of_the_agreed_size() -> None:
+    """At least 3 members, and on average about 100 records."""
+    assert all(len(scenario(seed).members) >= 3 for seed in range(200))
+    results = [simulate(scenario(seed)) for seed in range(40)]
+    assert 70 < sum(result.records for result in results) / len(results) < 200
+
+
+def test_what_is_broken_is_caught_shrunk_and_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rule that is not followed is a violation; what it does not need is left out of the command that shows it."""
+    monkeypatch.setattr(Key, "end_plan", lambda _: None)
+    tally = command_line.run_chunk(0, 4)
+    seed = min(tally.failed)
+    command_line.report(tally)
+    printed = capsys.readouterr().out
+    assert f"python -m tests.simulator --seed {seed}" in printed
+    assert f"{len(tally.failed)} violations" in printed.splitlines()[-1]
+    left_out, result = command_line.shrink(scenario(seed))
+    assert result.violations
+    assert left_out == set(range(scenario(seed).faults))
+    assert command_line.show(seed, left_out) == 1
+    assert str(result.violations[0]) in capsys.readouterr().out
+
+
+def test_a_seed_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that hangs is given up and named."""
+
+    def hang(_: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(command_line, "simulate", hang)
+    monkeypatch.setattr(command_line, "LONGEST_SEED_S", 1)
+    assert command_line.run_one(scenario(3)).violations[0].promise == "every seed ends"
+
+
+def test_a_soak_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finished ranges are kept with the commit that they ran on, and add up."""
+    results = tmp_path / "results" / "soak.jsonl"
+    monkeypatch.setattr(command_line, "code_version", lambda: "one")
+    assert command_line.soak(0, 4, 1, results, block=2).seeds == 4
+    before = results.read_text()
+    again = command_line.soak(0, 6, 1, results, block=2)
+    assert again.seeds == 6
+    assert results.read_text().startswith(before)
+    assert len(results.read_text().splitlines()) == 3
+    monkeypatch.setattr(command_line, "code_version", lambda: "another")
+    command_line.soak(0, 2, 1, results, block=2)
+    assert [json.loads(line)["commit"] for line in results.read_text().splitlines()] == ["one"] * 3 + ["another"]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_every_mutant_still_breaks_the_code_that_is(mutant: object) -> None:
+    """What a mutant replaces stands exactly once in the library."""
+    assert isinstance(mutant, type(MUTANTS[0]))
+    edits = [(mutant.file, mutant.old)] + ([EARLY[:2]] if "_early" in mutant.new else [])
+    assert [(TOP / LIBRARY / file).read_text().count(old) for file, old in edits] == [1] * len(edits)
+    assert mutant.new != mutant.old

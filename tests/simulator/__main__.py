@@ -1,0 +1,223 @@
+"""Runs seeds: `python -m tests.simulator --first 0 --seeds 10000`, or shows one: `python -m tests.simulator --seed 7`.
+
+The last line counts seeds, records, steps, faults by kind and violations; the exit code is 1 on any violation. What
+fails is shrunk, and the command that shows it is printed. `--results FILE` adds each finished range to a file, with the
+commit that it ran on, and leaves out the ranges that are in it for the same commit.
+"""
+
+import argparse
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.simulator.checkers import Violation
+from tests.simulator.scenario import Scenario, scenario
+from tests.simulator.world import Result, simulate
+
+TOP: Final = Path(__file__).parents[2]
+CODE: Final = ("marshal_dagster", "tests/*.py")
+"""What a result depends on, as git names it; a results file may lie beside."""
+CHUNK: Final = 100
+LONGEST_SEED_S: Final = 30
+
+
+@dataclass(slots=True)
+class Tally:
+    """What many seeds came to."""
+
+    seeds: int = 0
+    records: int = 0
+    steps: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    failed: dict[int, list[str]] = field(default_factory=dict)
+
+    def add(self, result: Result) -> None:
+        """Count one seed."""
+        self.seeds += 1
+        self.records += result.records
+        self.steps += result.steps
+        self.faults += Counter({str(kind): count for kind, count in result.befallen.items()})
+        if result.violations:
+            self.failed[result.seed] = [str(violation) for violation in result.violations]
+
+    def merge(self, other: "Tally") -> None:
+        """Count the seeds of another tally."""
+        self.seeds += other.seeds
+        self.records += other.records
+        self.steps += other.steps
+        self.faults += other.faults
+        self.failed |= other.failed
+
+    def __str__(self) -> str:
+        """Say it in one line."""
+        faults = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.faults.items()))
+        return (
+            f"{self.seeds:,} seeds, {self.records:,} records, {self.steps:,} steps, "
+            f"{sum(self.faults.values()):,} faults ({faults}), {len(self.failed)} violations"
+        )
+
+
+def run_one(of: Scenario) -> Result:
+    """Run a scenario; one that does not end is a violation too."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(LONGEST_SEED_S)
+    try:
+        return simulate(of)
+    except TimeoutError:
+        endless = Violation("every seed ends", f"not after {LONGEST_SEED_S} s")
+        return Result(of.seed, (endless,), 0, 0, Counter())
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def run_chunk(first: int, seeds: int) -> Tally:
+    """Run seeds one after another."""
+    tally = Tally()
+    gc.disable()
+    for seed in range(first, first + seeds):
+        tally.add(run_one(scenario(seed)))
+        if not seed % 20:
+            gc.collect()
+    return tally
+
+
+def run_range(first: int, seeds: int, processes: int, *, until_first: bool = False) -> Tally:
+    """Run seeds in several processes."""
+    tally = Tally()
+    starts = range(first, first + seeds, CHUNK)
+    with ProcessPoolExecutor(processes) as pool:
+        parts = [pool.submit(run_chunk, start, min(CHUNK, first + seeds - start)) for start in starts]
+        for part in parts:
+            tally.merge(part.result())
+            if until_first and tally.failed:
+                pool.shutdown(wait=False, cancel_futures=True)
+                break
+    return tally
+
+
+def shrink(of: Scenario) -> tuple[set[int], Result]:
+    """Leave out what the first violation of a scenario does not need."""
+    left_out: set[int] = set()
+    result = run_one(of)
+    promise = result.violations[0].promise
+    for number in range(of.faults):
+        tried = run_one(of.without(left_out | {number}))
+        if any(violation.promise == promise for violation in tried.violations):
+            left_out.add(number)
+            result = tried
+    return left_out, result
+
+
+def command(seed: int, left_out: set[int]) -> str:
+    """Give the command that shows a seed."""
+    without = f" --without {','.join(map(str, sorted(left_out)))}" if left_out else ""
+    return f"python -m tests.simulator --seed {seed}{without}"
+
+
+def show(seed: int, left_out: set[int]) -> int:
+    """Print a seed's log and what it violates."""
+    of = scenario(seed).without(left_out)
+    result = run_one(of)
+    print(of)
+    print(*result.transcript, sep="\n")
+    print(*result.violations or ["no violation"], sep="\n")
+    return 1 if result.violations else 0
+
+
+def report(tally: Tally, most: int = 3) -> None:
+    """Print how to see what failed, then the tally."""
+    for seed in list(tally.failed)[:most]:
+        left_out, result = shrink(scenario(seed))
+        print(f"seed {seed}: {result.violations[0]}\n    {command(seed, left_out)}")
+    if len(tally.failed) > most:
+        print(f"and seeds {list(tally.failed)[most:][:20]}")
+    print(tally)
+
+
+def code_version() -> str:
+    """Give the commit of the code that is run, marked when there are changes since."""
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=TOP, capture_output=True, text=True, check=True).stdout.strip()
+
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", *CODE)
+    return git("log", "-1", "--format=%h", "--abbrev=12", "--", *CODE) + ("-changed" if changes else "")
+
+
+def soak(first: int, seeds: int, processes: int, results: Path, block: int = 10_000) -> Tally:
+    """Run what `results` does not have yet for this commit, block by block."""
+    at = code_version()
+    tally = Tally()
+    done = set()
+    for line in results.read_text().splitlines() if results.exists() else []:
+        row: dict[str, Any] = json.loads(line)
+        if row["commit"] == at:
+            done.add((row["first"], row["seeds"]))
+            failed = {int(seed): text for seed, text in row["failed"].items()}
+            tally.merge(Tally(row["seeds"], row["records"], row["steps"], Counter(row["faults"]), failed))
+    for start, count in _blocks(first, seeds, block):
+        if (start, count) in done:
+            continue
+        began_s = time.monotonic()
+        part = run_range(start, count, processes)
+        tally.merge(part)
+        row = {
+            "commit": at,
+            "first": start,
+            "seeds": count,
+            "records": part.records,
+            "steps": part.steps,
+            "faults": part.faults,
+            "failed": part.failed,
+            "seconds": round(time.monotonic() - began_s, 1),
+        }
+        results.parent.mkdir(parents=True, exist_ok=True)
+        with results.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        print(f"{tally.seeds:,} of {seeds:,} seeds, {len(tally.failed)} violations", flush=True)
+    return tally
+
+
+def _blocks(first: int, seeds: int, block: int) -> Iterator[tuple[int, int]]:
+    for start in range(first, first + seeds, block):
+        yield start, min(block, first + seeds - start)
+
+
+def main() -> int:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator", description=__doc__)
+    parser.add_argument("--seed", type=int, help="show one seed")
+    parser.add_argument("--without", default="", help="numbers of the faults of that seed to leave out: 0,3")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seeds", type=int, default=1_000)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--until-first", action="store_true", help="stop after the first violation")
+    parser.add_argument("--results", type=Path, help="add finished ranges to this file; leave out those in it")
+    options = parser.parse_args()
+    if options.seed is not None:
+        return show(options.seed, {int(number) for number in options.without.split(",") if number})
+    if options.results:
+        tally = soak(options.first, options.seeds, options.processes, options.results)
+    else:
+        tally = run_range(options.first, options.seeds, options.processes, until_first=options.until_first)
+    report(tally)
+    return 1 if tally.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

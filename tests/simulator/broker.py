@@ -1,0 +1,217 @@
+"""The simulated coordination log: one broker for all, and each process's own, faulty way to it."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from enum import StrEnum
+
+from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, LogIdentity
+from marshal_dagster.testing import MemoryBroker, MemoryLog
+from tests.simulator.scheduling import Process, Scheduler
+
+EPOCH_MS = 1_700_000_000_000
+"""The unix time at which virtual time begins."""
+
+
+class AppendFault(StrEnum):
+    """What befalls one call of `append`."""
+
+    CRASH_BEFORE = "crash before an append"
+    CRASH_WITHIN = "crash within an append"
+    CRASH_AFTER = "crash after an append"
+    PAUSE_BEFORE = "pause beyond the lease before an append"
+    PAUSE_AFTER = "pause beyond the lease after an append"
+    LATE_ACK = "append acknowledged late"
+    LOST = "append that fails and is not in the log"
+    LOST_ACK = "append that fails but is in the log"
+    RETRIED = "append retried: in the log twice"
+    OUTAGE = "record that leaves the queue after an outage longer than the lease"
+
+
+class SimulatedClock:
+    """A member's clocks, which may run fast or slow (`rate`) and be set wrongly (`off_ms`)."""
+
+    def __init__(self, scheduler: Scheduler, rate: float = 1.0, off_ms: int = 0) -> None:
+        self.rate = rate
+        self._scheduler = scheduler
+        self._off_ms = off_ms
+
+    def lease_ms(self) -> float:
+        """Milliseconds by this machine's quartz."""
+        return self._scheduler.now_ms * self.rate
+
+    def wall_ms(self) -> int:
+        """Unix time as this machine believes it."""
+        return EPOCH_MS + self._off_ms + int(self._scheduler.now_ms * self.rate)
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Wait."""
+        self._scheduler.sleep(duration_ms / self.rate)
+
+
+class Cluster:
+    """The broker, its clock, and what befalls the appends of all processes: `faults` by their number."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        partitions: int,
+        heartbeat_interval_ms: int,
+        faults: Mapping[int, AppendFault],
+        seed: int,
+    ) -> None:
+        self.scheduler = scheduler
+        self.heartbeat_interval_ms = heartbeat_interval_ms
+        self.jump_ms = 0
+        """How far the leader's clock is off."""
+        self.broker = MemoryBroker(partitions, now_ms=lambda: EPOCH_MS + int(scheduler.now_ms) + self.jump_ms)
+        self.appended: Callable[[int, int, int, bytes], None] = lambda *_: None
+        """Told coordination partition, offset, timestamp and value of each record as it gets into the log."""
+        self.left_queue: Callable[[Process, bytes], None] = lambda *_: None
+        """Told the process and value of each record that leaves a sender's queue late."""
+        self.befallen: Counter[str] = Counter()
+        self.random = random.Random(seed)
+        self.appends = 0
+        self.faults = dict(faults)
+
+    def open(self, process: Process, slowness: float = 1.0) -> "SimulatedLog":
+        """Open the log for a process that waits `slowness` times as long as others for each answer."""
+        return SimulatedLog(self, process, slowness)
+
+    def put(self, partition: int, value: bytes) -> int:
+        """Let a record into the log."""
+        offset = self.broker.append(partition, value)
+        _, timestamp_ms, _ = self.broker.records(partition, offset)[0]
+        self.appended(partition, offset, timestamp_ms, value)
+        return offset
+
+    def next_fault(self) -> AppendFault | None:
+        """Count an append, and tell what befalls it."""
+        self.appends += 1
+        fault = self.faults.pop(self.appends, None)
+        if fault is not None:
+            self.befallen[fault] += 1
+        return fault
+
+
+class SimulatedLog:
+    """One process's view of the cluster, as a `CoordinationLog`: each call takes a while, and others act meanwhile."""
+
+    def __init__(self, cluster: Cluster, process: Process, slowness: float) -> None:
+        self.delivery_timeout_ms = cluster.heartbeat_interval_ms // 4
+        self._cluster = cluster
+        self._process = process
+        self._slowness = slowness
+        self._log = MemoryLog(cluster.broker)
+        self._queued: list[Append] = []
+
+    def identity(self) -> LogIdentity:
+        """Ask which log it is."""
+        self._wait()
+        return self._log.identity()
+
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+        """Ask for the bounds."""
+        bounds = self._log.bounds(partitions)
+        self._wait()
+        return bounds
+
+    def follow(self, positions: Mapping[int, int]) -> None:
+        """Read from there."""
+        self._log.follow(positions)
+
+    def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
+        """Read what is there after a while."""
+        self._wait()
+        yield from self._log.read_until(ends, timeout_s)
+
+    def append(self, records: Sequence[Append]) -> Sequence[Ack]:
+        """Append, with whatever befalls it."""
+        cluster = self._cluster
+        fault = cluster.next_fault()
+        if fault is not None and fault is not AppendFault.RETRIED:
+            return self._append_with(fault, records)
+        self._wait()
+        acks = []
+        for record in records:
+            acks.append(Ack(cluster.put(*record)))
+            if fault is AppendFault.RETRIED:
+                cluster.put(*record)
+            if cluster.random.random() < 0.1:
+                self._wait()
+        self._wait()
+        return acks
+
+    def purge(self) -> None:
+        """Drop what waits to be sent."""
+        self._queued.clear()
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def _append_with(self, fault: AppendFault, records: Sequence[Append]) -> Sequence[Ack]:
+        cluster, process = self._cluster, self._process
+        interval_ms = cluster.heartbeat_interval_ms
+        self._wait()
+        failed = [Ack(None, "simulated")] * len(records)
+        if fault is AppendFault.CRASH_BEFORE:
+            process.kill()
+        elif fault is AppendFault.LOST:
+            cluster.scheduler.sleep(self.delivery_timeout_ms)
+            return failed
+        elif fault is AppendFault.OUTAGE:
+            self._send_later(records)
+            cluster.scheduler.sleep(self.delivery_timeout_ms)
+            return failed
+        elif fault is AppendFault.PAUSE_BEFORE:
+            process.stop(interval_ms * cluster.random.uniform(2, 4))
+            self._wait()
+        acks = []
+        for record in records:
+            acks.append(Ack(cluster.put(*record)))
+            if fault is AppendFault.CRASH_WITHIN:
+                process.kill()
+        return self._answer(fault, acks, failed)
+
+    def _answer(self, fault: AppendFault, acks: list[Ack], failed: list[Ack]) -> list[Ack]:
+        """Let the sender hear of records that are in the log, or not."""
+        cluster, process = self._cluster, self._process
+        if fault is AppendFault.CRASH_AFTER:
+            process.kill()
+        elif fault is AppendFault.PAUSE_AFTER:
+            process.stop(cluster.heartbeat_interval_ms * cluster.random.uniform(2, 4))
+        elif fault is AppendFault.LATE_ACK:
+            cluster.scheduler.sleep(self.delivery_timeout_ms * cluster.random.random())
+        elif fault is AppendFault.LOST_ACK:
+            cluster.scheduler.sleep(self.delivery_timeout_ms)
+            return failed
+        self._wait()
+        return acks
+
+    def _send_later(self, records: Sequence[Append]) -> None:
+        """Let records arrive late: from the network, or from the sender's own queue, unless that is purged."""
+        cluster, process = self._cluster, self._process
+        is_queued = cluster.random.random() < 0.5
+        waiting = self._queued if is_queued else list[Append]()
+        waiting.extend(records)
+        delay_ms = cluster.heartbeat_interval_ms * cluster.random.uniform(0.3, 4)
+
+        def deliver() -> None:
+            cluster.scheduler.sleep(delay_ms)
+            while waiting and is_queued and process.runs_from_ms > cluster.scheduler.now_ms:
+                cluster.scheduler.sleep(process.runs_from_ms - cluster.scheduler.now_ms)
+            if is_queued and process.is_dead:
+                return
+            while waiting:
+                record = waiting.pop(0)
+                if is_queued:
+                    cluster.left_queue(process, record.value)
+                cluster.put(*record)
+
+        Process(cluster.scheduler, "network").spawn(deliver)
+
+    def _wait(self) -> None:
+        """Let some time pass; nearly always little."""
+        chance = self._cluster.random
+        longest_ms = 2.0 if chance.random() < 0.95 else self._cluster.heartbeat_interval_ms / 8
+        self._cluster.scheduler.sleep(chance.random() * longest_ms * self._slowness)

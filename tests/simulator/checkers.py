@@ -1,0 +1,197 @@
+"""Judges of what members believe and do; they share no code with the library.
+
+The plain second reader (`tests.plain_reader`) tells what each record did; everything else is counted here from what
+the simulated world saw: records as they got into the log, messages as they were processed, rows as they were written.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from tests.plain_reader import PlainReader, parse
+from tests.simulator.data import Attempt, Output
+
+Place = tuple[str, str, int]
+"""Group, topic, partition."""
+KeyState = tuple[object, ...]
+"""Owner's instance, client, epoch and last beat; offset, plan end, plan attempts, generation, data topic id."""
+NOBODY: KeyState = (None, None, None, None)
+UNKNOWN: KeyState = (*NOBODY, None, None, 0, 0, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A promise that was broken, and how."""
+
+    promise: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.promise}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Belief:
+    """What one process believes to hold under a lease that has not ended."""
+
+    process: str
+    place: Place
+    epoch: int
+
+
+@dataclass(slots=True)
+class LogJudge:
+    """Reads every record as it gets into the log, and remembers each key's state after each of them."""
+
+    coordination_partitions: int
+    fail: Callable[[str, str], None]
+    reader: PlainReader = field(init=False)
+    records: list[tuple[int, int, int, str, str]] = field(default_factory=list)
+    """Coordination partition, offset, timestamp, value, verdict."""
+    history: dict[int, dict[Place, list[tuple[int, KeyState]]]] = field(init=False)
+    highest_epoch: dict[Place, int] = field(default_factory=dict)
+    committed: dict[tuple[Place, int], str] = field(default_factory=dict)
+    """By place and offset: who moved the key there."""
+    revoked: set[tuple[Place, int]] = field(default_factory=set)
+    owned_at: dict[Place, int] = field(default_factory=dict)
+    """Log time of the last accepted record of an owner."""
+
+    def __post_init__(self) -> None:
+        """Know nothing yet."""
+        self.start_anew()
+
+    def start_anew(self) -> None:
+        """Forget all: the log is another one."""
+        self.reader = PlainReader(self.coordination_partitions)
+        self.history = {number: defaultdict(list) for number in range(self.coordination_partitions)}
+        self.highest_epoch.clear()
+
+    def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes) -> None:
+        """Judge a record."""
+        record = parse(value, partition, self.coordination_partitions)
+        place = None if record is None else (record["group"], record["topic"], record["partition"])
+        before = UNKNOWN if place is None else self.state(partition, place)
+        verdict = self.reader.read(partition, offset, timestamp_ms, value)
+        self.records.append((partition, offset, timestamp_ms, value.decode("utf-8", "replace"), verdict))
+        if verdict != "accepted" or record is None or place is None:
+            return
+        if record["type"] == "GroupSettings":
+            for each in self.history[partition]:
+                self._remember(partition, each, offset)
+            return
+        if not record["topic"]:
+            return
+        self._remember(partition, place, offset)
+        self._judge(record, place, before, self.state(partition, place), offset)
+        if record["type"] != "RevokingClaim":
+            self.owned_at[place] = self.log_time_ms(partition)
+
+    def state(self, partition: int, place: Place, before_offset: int | None = None) -> KeyState:
+        """Give a key's state after the records below `before_offset`, or after all."""
+        states = self.history[partition].get(place, [])
+        count = len(states) if before_offset is None else bisect_left(states, (before_offset,))
+        return states[count - 1][1] if count else UNKNOWN
+
+    def log_time_ms(self, partition: int) -> int:
+        """Give the log time of a coordination partition; 0 before its first record."""
+        log = self.reader.logs.get(partition)
+        return int(log["log_time"]) if log is not None else 0
+
+    def _remember(self, partition: int, place: Place, offset: int) -> None:
+        group, topic, number = place
+        key = self.reader.logs[partition]["groups"][group]["keys"][topic, number]
+        self.history[partition][place].append((offset, _state_of(key)))
+
+    def _judge(self, record: dict[str, Any], place: Place, before: KeyState, after: KeyState, offset: int) -> None:
+        kind, sender = record["type"], record["instance"]
+        if kind == "ClaimingPartition":
+            if offset <= self.highest_epoch.get(place, -1):
+                self.fail("epochs only grow", f"{place}: {offset} after {self.highest_epoch[place]}")
+            self.highest_epoch[place] = offset
+        if kind == "RevokingClaim":
+            self.revoked.add((place, int(str(before[2]))))
+        if kind == "Heartbeat" and before[4] != after[4]:
+            if before[0] != sender:
+                self.fail("a commit is only ever by the owner", f"{place}: {sender} committed, {before[0]} owned")
+            self.committed[place, int(str(after[4]))] = sender
+
+
+def _state_of(key: Mapping[str, Any]) -> KeyState:
+    owner = key["owner"]
+    held = NOBODY if owner is None else (owner["instance"], owner["client"], owner["epoch"], owner["last_beat"])
+    return (
+        *held,
+        key["offset"],
+        key["plan_end"],
+        key["plan_attempts"],
+        key["generation"],
+        key["data_topic_id"],
+    )
+
+
+def check_readers_agree(
+    judge: LogJudge,
+    partition: int,
+    next_offset: int,
+    states: Iterable[tuple[Place, KeyState]],
+) -> None:
+    """Compare a certain reader's `states` of all keys, read up to `next_offset`, with the plain reader's there."""
+    seen = dict(states)
+    for place in seen.keys() | judge.history[partition].keys():
+        wanted, found = judge.state(partition, place, next_offset), seen.get(place, UNKNOWN)
+        if wanted[0] is None:
+            found, wanted = (*NOBODY, *found[4:]), (*NOBODY, *wanted[4:])
+        if found != wanted:
+            judge.fail("readers agree", f"{place} up to offset {next_offset}: {found} instead of {wanted}")
+
+
+def check_beliefs(judge: LogJudge, beliefs: Iterable[Belief]) -> None:
+    """Two processes work under leases that both believe in only when one of the claims was revoked."""
+    holders: dict[Place, Belief] = {}
+    for belief in beliefs:
+        if (belief.place, belief.epoch) in judge.revoked:
+            continue
+        other = holders.setdefault(belief.place, belief)
+        if other is not belief and other.process != belief.process:
+            judge.fail("one owner at a time", f"{belief} and {other}")
+
+
+def check_attempts(judge: LogJudge, output: Output, *, at_most_once: bool) -> None:
+    """Judge what was processed without a sink, in each generation by itself."""
+    by_key: dict[tuple[int, int], list[Attempt]] = defaultdict(list)
+    for attempt in output.attempts:
+        by_key[attempt.range.partition, attempt.range.generation].append(attempt)
+    for (partition, generation), attempts in by_key.items():
+        if at_most_once:
+            times: dict[int, int] = defaultdict(int)
+            for attempt in attempts:
+                for offset in attempt.done:
+                    times[offset] += 1
+            twice = sorted(offset for offset, count in times.items() if count > 1)
+            if twice:
+                judge.fail("at most once", f"partition {partition}, generation {generation}: {twice} more than once")
+            continue
+        ranges = sorted({(one.range.start, one.range.end) for one in attempts})
+        for (start, end), (next_start, next_end) in pairwise(ranges):
+            if next_start < end:
+                judge.fail(
+                    "repeats are one uncommitted batch",
+                    f"partition {partition}, generation {generation}: [{start}, {end}) and [{next_start}, {next_end})",
+                )
+
+
+def check_nothing_lost(
+    judge: LogJudge, output: Output, messages: Iterable[tuple[int, int]], *, effectively_once: bool
+) -> None:
+    """Judge the output once everything was drained."""
+    done = {(one.range.partition, offset) for one in output.attempts for offset in one.done}
+    for message in sorted(messages):
+        if effectively_once:
+            count = sum(output.rows[message].values())
+            if count != 1:
+                judge.fail("effectively once", f"message {message} is {count} times in the output")
+        elif message not in done:
+            judge.fail("at least once", f"message {message} was never processed")

@@ -1,0 +1,116 @@
+"""What the simulated runs read and write: data topics and outputs, others being at work between any two steps."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition, Verdict, judge
+from marshal_dagster.spark.sinks.port import BeforeCommit, OffsetsRead, WriteOutcome
+from tests.delivering import Bounds, DataTopics, Description
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Wait = Callable[[], None]
+"""Lets others act."""
+
+
+class ProcessTopics:
+    """One process's view of the data cluster, asked as `marshal_dagster.kafka.topics.Topics` is."""
+
+    def __init__(self, data: DataTopics, wait: Wait) -> None:
+        self._data = data
+        self._wait = wait
+
+    def describe(self, topic: str) -> Description:
+        """Look up a topic."""
+        self._wait()
+        return self._data.describe(topic)
+
+    def offsets(self, topic: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, Bounds]:
+        """Look up bounds; by the time that they arrive they may be old."""
+        bounds = self._data.offsets(topic, partitions, committed_only=committed_only)
+        self._wait()
+        return bounds
+
+    def group_offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Look up committed offsets."""
+        self._wait()
+        return self._data.group_offsets(group, topic)
+
+    def commit_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> str | None:
+        """Set committed offsets."""
+        self._wait()
+        return self._data.commit_group_offsets(group, topic, offsets)
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One process's work on one range, without a sink: the offsets that it processed so far."""
+
+    range: ClaimedRange
+    instance: str
+    began_ms: float
+    done: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Output:
+    """What was processed without a sink, and what a sink holds."""
+
+    attempts: list[Attempt] = field(default_factory=list)
+    rows: dict[tuple[int, int], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    """For partition and offset: how many rows of each generation."""
+    stored: dict[int, StoredPosition] = field(default_factory=dict)
+
+
+class SimulatedSink:
+    """A transactional output, written by one process: judged by the library's rules, taken in one step."""
+
+    def __init__(self, output: Output, wait: Wait) -> None:
+        self._output = output
+        self._wait = wait
+
+    def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
+        """Judge each range."""
+        self._wait()
+        return self._judged(ranges)
+
+    def write(
+        self,
+        frame: "DataFrame",
+        ranges: Sequence[ClaimedRange],
+        offsets_read: OffsetsRead,  # noqa: ARG002 - the frame is what was read
+        before_commit: BeforeCommit = lambda: None,
+    ) -> WriteOutcome:
+        """Take all ranges that are not there yet."""
+        self._wait()
+        before_commit()
+        self._wait()
+        verdicts = self._judged(ranges)
+        taken = tuple(one for one in ranges if verdicts[one] is not Verdict.SKIP)
+        generations = {one.partition: one.generation for one in taken}
+        for partition, offset in frame:  # type: ignore[attr-defined] # a list stands for the frame
+            if partition in generations:
+                generation = generations[partition]
+                rows = self._output.rows[partition, offset]
+                for older in [each for each in rows if each < generation]:
+                    del rows[older]
+                rows[generation] += 1
+        for one in taken:
+            self._output.stored[one.partition] = StoredPosition(
+                one.coordination_topic_id, one.data_topic_id, one.generation, one.epoch, one.end
+            )
+        self._wait()
+        return WriteOutcome(taken, tuple(one for one in ranges if one not in taken), {})
+
+    def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:  # noqa: ARG002 - as `Sink`
+        """Rows have offsets: always."""
+        return None
+
+    def _judged(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+        return {one: judge(self._output.stored.get(one.partition), one) for one in ranges}

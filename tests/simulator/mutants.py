@@ -1,0 +1,322 @@
+"""The mutation gate: deliberately broken variants of rules and steps, each of which the simulator must catch.
+
+`python -m tests.simulator.mutants` breaks a copy of the library in one way after another and runs seeds until one is
+violated; it prints a table of what caught each, after how many seeds. A mutant that survives is a bug in the checkers.
+"""
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+TOP: Final = Path(__file__).parents[2]
+LIBRARY: Final = "marshal_dagster"
+TRANSITIONS: Final = "protocol/transitions.py"
+CLAIMER: Final = "coordination/claimer.py"
+DELIVERY: Final = "delivery.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One way to break the library: in a file, some text in place of another that occurs exactly once."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+MUTANTS: Final = (
+    Mutant(
+        "a heartbeat takes the claim",
+        TRANSITIONS,
+        "        Heartbeat: Rule(beat, ((is_owner, Refusal.NOT_OWNER),)),\n        ReleasingPartition: Rule(release,",
+        "        Heartbeat: Rule(go_beat),\n        ReleasingPartition: Rule(release,",
+    ),
+    Mutant(
+        "ownership by client id",
+        TRANSITIONS,
+        "owner is not None and owner.instance == event.message.instance",
+        "owner is not None and owner.client == event.message.client",
+    ),
+    Mutant(
+        "staleness by the sender's clock",
+        TRANSITIONS,
+        "event.key.owner is None or not event.group.is_live(event.key, event.log_time_ms)",
+        "event.key.owner is None or not event.group.is_live(event.key, event.message.time_s * 1_000)",
+    ),
+    Mutant(
+        "live means less than two intervals, not at most",
+        "protocol/state.py",
+        "at_ms - key.last_beat_ms <= 2 *",
+        "at_ms - key.last_beat_ms < 2 *",
+    ),
+    Mutant(
+        "a heartbeat rewinds",
+        TRANSITIONS,
+        "        return Note.REWIND\n",
+        "        key.move(offset)\n        return Note.REWIND\n",
+    ),
+    Mutant(
+        "a rewinding heartbeat does not refresh the claim",
+        TRANSITIONS,
+        "    key.last_beat_ms = event.log_time_ms\n"
+        "    if key.offset is not None and offset < key.offset:\n"
+        "        return",
+        "    if key.offset is not None and offset < key.offset:\n        return",
+    ),
+    Mutant(
+        "a release by a non-owner",
+        TRANSITIONS,
+        "        ReleasingPartition: Rule(release, ((is_owner, Refusal.NOT_OWNER),)),",
+        "        ReleasingPartition: Rule(release),",
+    ),
+    Mutant(
+        "a release moves the offset",
+        TRANSITIONS,
+        "    return None if event.message.offset == key.offset else Note.RELEASED_ELSEWHERE",
+        "    key.move(event.message.offset)",
+    ),
+    Mutant(
+        "a plan is lost at takeover",
+        TRANSITIONS,
+        "    if key.plan_end is not None:\n        key.plan_attempts += 1",
+        "    key.end_plan()",
+    ),
+    Mutant("an open plan is replaced", TRANSITIONS, "event.key.plan_end in (None, event.message.plan_end)", "True"),
+    Mutant(
+        "a revocation carries an offset",
+        TRANSITIONS,
+        "def revoke(event: Event[RevokingClaim]) -> None:\n",
+        "def revoke(event: Event[RevokingClaim]) -> None:\n    event.key.move(0)\n",
+    ),
+    Mutant(
+        "a revocation of any epoch",
+        TRANSITIONS,
+        "event.key.owner is not None and event.key.owner.epoch == event.message.epoch",
+        "event.key.owner is not None",
+    ),
+    Mutant("a paused group claims", TRANSITIONS, "return is_running(event) or is_pauser(event)", "return True"),
+    Mutant("a paused group plans", TRANSITIONS, "                (is_running, Refusal.PAUSED),\n", ""),
+    Mutant(
+        "a stale owner plans",
+        TRANSITIONS,
+        "                (is_live_owner, Refusal.NOT_LIVE),\n                (is_running, Refusal.PAUSED),",
+        "                (is_running, Refusal.PAUSED),",
+    ),
+    Mutant(
+        "log time follows the last timestamp",
+        "protocol/world.py",
+        "        if log_time_ms is None or timestamp_ms > log_time_ms:\n            self._log_time_ms",
+        "        if True:\n            self._log_time_ms",
+    ),
+    Mutant(
+        "settings leave stale owners",
+        TRANSITIONS,
+        "    for key in group.keys.values():\n        key.owner = None\n",
+        "    for key in group.keys.values():\n",
+    ),
+    Mutant(
+        "an observing reader claims",
+        CLAIMER,
+        "        if not self.rationalizer.world.partition_of(self.topic).certain:",
+        "        if False:",
+    ),
+    Mutant(
+        "members with different heartbeat intervals",
+        "coordination/agreement.py",
+        "    if group.settings != settings:\n        raise",
+        "    if False:\n        raise",
+    ),
+    Mutant(
+        "an instance id is used for two tenures",
+        "coordination/tenure.py",
+        '    return f"{run_id}.{os.urandom(6).hex()}"',
+        '    return f"{run_id}.0"',
+    ),
+    Mutant(
+        "a lost claim is not noticed",
+        CLAIMER,
+        '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
+        "                pass",
+    ),
+    Mutant(
+        "delivering without the lease",
+        "protocol/leases.py",
+        "        return self.ends_ms - now_ms\n",
+        "        return 1e9\n",
+    ),
+    Mutant(
+        "a lease counted from the acknowledgement",
+        "coordination/sending.py",
+        "        return Sent(sent_ms, messages, offsets, found)",
+        "        return Sent(self._clock.lease_ms() + 500, messages, offsets, found)",
+    ),
+    Mutant(
+        "a lease counted from a refused record",
+        CLAIMER,
+        "            if outcome.accepted:\n"
+        "                claim.lease = claim.lease.renewed(sent.sent_ms)\n"
+        "            else:\n",
+        "            claim.lease = claim.lease.renewed(sent.sent_ms)\n            if False:\n",
+    ),
+    Mutant(
+        "a claim is won without reading back",
+        CLAIMER,
+        "            if outcome.accepted:\n"
+        "                key = keys[self.topic, number]\n"
+        "                if is_held(key, instance, epoch):",
+        "            if True:\n                key = self.key(number)\n                if True:",
+    ),
+    Mutant(
+        "a commit is not read back",
+        CLAIMER,
+        "            if missing:\n                self.clock.sleep_ms",
+        "            missing = {}\n            if missing:\n                self.clock.sleep_ms",
+    ),
+    Mutant(
+        "offsets are read before the claim is won",
+        DELIVERY,
+        "        keys = self._keys(claim.partition for claim in claims)\n"
+        "        self._check_incarnation(keys, extents)",
+        "        keys = {claim.partition: self._early[claim.partition] for claim in claims}\n"
+        "        self._check_incarnation(keys, extents)",
+    ),
+    Mutant(
+        "at most once processes before the commit",
+        DELIVERY,
+        "            self._commit_before_processing()\n        self._may_process = True",
+        "            self._claimer.plan({one.partition: one.end for one in self.ranges})\n"
+        "        self._may_process = True",
+    ),
+    Mutant(
+        "at most once processes whatever it owns at the plan's end",
+        CLAIMER,
+        "                and outcome.before == starts[message.partition]\n",
+        "",
+    ),
+    Mutant(
+        "at most once takes an unacknowledged commit for its own",
+        CLAIMER,
+        "                if outcome is not None\n"
+        "                and outcome.accepted\n"
+        "                and outcome.before",
+        "                if outcome is None\n                or outcome.accepted\n                and outcome.before",
+    ),
+    Mutant(
+        "the start of a plan is where the owner stands by its own count",
+        DELIVERY,
+        "        plans = {number: keys[number].plan_end for number in self._positions}",
+        "        plans = dict.fromkeys(self._positions)",
+    ),
+    Mutant(
+        "the output takes a range again",
+        "protocol/ranges.py",
+        "    if stored.position == wanted.end:\n        return Verdict.SKIP\n",
+        "    if stored.position == wanted.end:\n        return Verdict.TAKE\n",
+    ),
+    Mutant(
+        "the output takes what a fenced member writes",
+        "protocol/ranges.py",
+        "    if wanted.epoch < stored.epoch:\n",
+        "    if False:\n",
+    ),
+    Mutant(
+        "the output takes ranges of an older generation",
+        "protocol/ranges.py",
+        "    if wanted.generation < stored.generation:\n",
+        "    if False:\n",
+    ),
+    Mutant(
+        "a pause is half written",
+        "coordination/operator.py",
+        "            unsent = list(self._rationalizer.follow_all().partitions)\n",
+        "            unsent = list(self._rationalizer.follow_all().partitions)[:1]\n",
+    ),
+    Mutant(
+        "a position is set although the group was resumed in between",
+        CLAIMER,
+        "if log_offset is not None and self.key(message.partition).generation == log_offset",
+        "if log_offset is not None",
+    ),
+    Mutant(
+        "the queue is not purged at self-fencing",
+        CLAIMER,
+        "        if fenced:\n            self.rationalizer.log.purge()",
+        "        if fenced:\n            pass",
+    ),
+)
+
+EARLY: Final = (
+    DELIVERY,
+    "        claims = self._claim(chosen, is_first=is_first)\n",
+    "        self._early = self._keys(described.partitions)\n        claims = self._claim(chosen, is_first=is_first)\n",
+)
+"""Goes with every mutant of `delivery.py`: what was known before the claim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a mutant: after how many seeds it was caught, and by which promise."""
+
+    mutant: Mutant
+    seeds: int
+    caught_by: str | None
+
+
+def broken_copy(mutant: Mutant, folder: Path) -> Path:
+    """Make a tree in `folder` with the broken library and these tests; raises `LookupError` for text that is gone."""
+    shutil.copytree(TOP / LIBRARY, folder / LIBRARY, ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "tests").symlink_to(TOP / "tests")
+    edits = [(mutant.file, mutant.old, mutant.new)]
+    if "_early" in mutant.new:
+        edits.append(EARLY)
+    for name, old, new in edits:
+        path = folder / LIBRARY / name
+        text = path.read_text()
+        if text.count(old) != 1:
+            raise LookupError(f"mutant {mutant.name!r}: its text is {text.count(old)} times in {name}, not once")
+        path.write_text(text.replace(old, new))
+    return folder
+
+
+def judge(mutant: Mutant, seeds: int) -> Verdict:
+    """Run seeds against a mutant until one is violated."""
+    with tempfile.TemporaryDirectory(prefix="marshal-mutant-") as folder:
+        tree = broken_copy(mutant, Path(folder))
+        command = [sys.executable, "-m", "tests.simulator", "--seeds", str(seeds), "--processes", "1", "--until-first"]
+        done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    found = re.search(r"^seed (\d+): (.*?): ", done.stdout, re.MULTILINE)
+    if done.returncode not in (0, 1) or (done.returncode == 1 and found is None):
+        raise RuntimeError(f"mutant {mutant.name!r} could not be run:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    if found is None:
+        return Verdict(mutant, seeds, None)
+    return Verdict(mutant, int(found[1]) + 1, found[2])
+
+
+def main() -> int:
+    """Judge all mutants, or those whose names contain what is given."""
+    parser = argparse.ArgumentParser(prog="python -m tests.simulator.mutants", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=10_000)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    chosen = [one for one in MUTANTS if not options.names or any(part in one.name for part in options.names)]
+    survivors = 0
+    print("| mutant | caught by | seeds |\n| --- | --- | --- |", flush=True)
+    with ThreadPoolExecutor(options.processes) as pool:
+        for verdict in pool.map(lambda mutant: judge(mutant, options.seeds), chosen):
+            survivors += verdict.caught_by is None
+            print(f"| {verdict.mutant.name} | {verdict.caught_by or 'SURVIVED'} | {verdict.seeds:,} |", flush=True)
+    print(f"{len(chosen)} mutants, {survivors} survived")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

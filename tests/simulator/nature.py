@@ -1,0 +1,198 @@
+"""What befalls a simulated group at times of its own: crashes, clocks, garbage, operators, the log's own mishaps."""
+
+import random
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import MarshalError
+from tests.simulator.broker import EPOCH_MS, SimulatedClock
+from tests.simulator.scenario import GROUP, HI_MS, TOPIC, Event, EventKind, Member
+from tests.simulator.scheduling import Process
+
+if TYPE_CHECKING:
+    from tests.simulator.world import Run, Simulation
+
+
+class Nature:
+    """Lets events befall one simulation."""
+
+    def __init__(self, world: "Simulation") -> None:
+        self._world = world
+        self._acts = {
+            EventKind.CRASH: self._crash,
+            EventKind.STOP: self._stop,
+            EventKind.ORPHAN: self._orphan,
+            EventKind.CLOCK_BACK: self._clock_back,
+            EventKind.CLOCK_AHEAD: self._clock_ahead,
+            EventKind.GARBAGE: self._litter,
+            EventKind.DOUBLE: self._double,
+            EventKind.LAST_MOMENT: self._claim_at_the_last_moment,
+            EventKind.OTHER_INTERVAL: self._join_with_another_interval,
+            EventKind.PAUSE: self._pause,
+            EventKind.POSITION: self._set_positions,
+            EventKind.PARTITIONS: self._grow,
+            EventKind.MIDDLE: self._cut,
+            EventKind.TRUNCATION: self._truncate,
+        }
+
+    def befall(self, event: Event) -> None:
+        """Let `event` happen when its time has come; an operator's error is the operator's."""
+        self._world.scheduler.sleep(event.at_ms)
+        self._world.befallen[event.kind] += 1
+        with suppress(MarshalError):
+            self._acts[event.kind](random.Random(event.chance))
+
+    def end(self) -> None:
+        """From now on nothing goes wrong: who was stopped goes on, the broker's clock is right, no one is paused."""
+        self._world.cluster.faults.clear()
+        if self._world.cluster.jump_ms < 0:
+            self._world.unsure_until_ms = self._world.scheduler.now_ms - self._world.cluster.jump_ms + 3 * HI_MS
+        self._world.cluster.jump_ms = 0
+        for run in self._world.runs:
+            run.process.runs_from_ms = min(run.process.runs_from_ms, self._world.scheduler.now_ms)
+        process = Process(self._world.scheduler, "operator")
+        clock = SimulatedClock(self._world.scheduler)
+
+        def resume() -> None:
+            Operator(
+                Rationalizer(self._world.cluster.open(process), clock=clock), GROUP, "operator", clock=clock
+            ).resume()
+
+        process.spawn(resume)
+
+    def _litter(self, chance: random.Random) -> None:
+        for _ in range(chance.randint(1, 4)):
+            value = chance.choice(
+                [
+                    b"",
+                    b"\xff\xfe",
+                    b"Heartbeat/1/0/a/b/etl/orders/0/-1",
+                    b"Heartbeat/1/0/stranger.0/b/etl/orders/0/99",
+                    b"ReleasingPartition/1/0/stranger.0/b/etl/orders/0/0",
+                    b"RevokingClaim/1/0/stranger.0/b/etl/orders/0/999999",
+                    b"ClaimingMessages/1/0/stranger.0/b/etl/orders/0/99",
+                    b"Tomorrow/2/0/a/b/etl/orders/0",
+                    chance.randbytes(chance.randint(1, 40)),
+                ]
+            )
+            self._world.cluster.put(chance.randrange(self._world.scenario.coordination_partitions), value)
+
+    def _double(self, chance: random.Random) -> None:
+        """Let a process with an owner's instance id, which knows less than the owner, say something."""
+        for partition in self._world.data.describe(TOPIC).partitions:
+            state = self._world.judge.state(self._world.home, (GROUP, TOPIC, partition))
+            instance, client, epoch, _, offset, plan_end, *_ = state
+            if instance is None or offset is None:
+                continue
+            tail = chance.choice((f"{max(0, int(str(offset)) - 1)}", "0", str(offset)))
+            sender = f"{instance}/{client}" if chance.random() < 0.7 else f"nobody.0/{client}"
+            kind = chance.choice(("Heartbeat", "Heartbeat", "ReleasingPartition", "RevokingClaim"))
+            if kind == "RevokingClaim":
+                tail = str(int(str(epoch)) - 1)
+            if plan_end is not None and chance.random() < 0.4:
+                kind, tail = "ClaimingMessages", str(int(str(plan_end)) + chance.choice((-1, 1)))
+            if kind == "ReleasingPartition" and sender.startswith(str(instance)):
+                continue
+            self._world.cluster.put(
+                self._world.home, f"{kind}/1/1700000000/{sender}/{GROUP}/{TOPIC}/{partition}/{tail}".encode()
+            )
+
+    def _claim_at_the_last_moment(self, chance: random.Random) -> None:
+        """Claim, as somebody who dies at once, when an owner has been silent for exactly two intervals, or 1 ms off."""
+        for _ in range(8):
+            partition = chance.choice(self._world.data.describe(TOPIC).partitions)
+            instance, _, _, beat_ms, *_ = self._world.judge.state(self._world.home, (GROUP, TOPIC, partition))
+            if instance is None:
+                self._world.scheduler.sleep(HI_MS / 2)
+                continue
+            at_ms = (
+                int(str(beat_ms)) - EPOCH_MS - self._world.cluster.jump_ms + 2 * HI_MS + chance.choice((-1, 0, 0, 1))
+            )
+            self._world.scheduler.sleep(max(1.0, at_ms - self._world.scheduler.now_ms + 0.5))
+            hasty = f"hasty.{self._world.judge.log_time_ms(self._world.home)}"
+            claim = f"ClaimingPartition/1/1700000000/{hasty}/c/{GROUP}/{TOPIC}/{partition}"
+            self._world.cluster.put(self._world.home, claim.encode())
+
+    def _join_with_another_interval(self, chance: random.Random) -> None:
+        """Let somebody try who is configured otherwise: nothing may be claimed."""
+        member = Member(client="misconfigured", heartbeat_interval_ms=HI_MS * 3)
+        number = len(self._world.scenario.members)
+        run = self._world.start(f"run{number}x{chance.getrandbits(16)}", number, member, 1)
+        run.process.wait_until_over()
+        self._world.runs.remove(run)
+        del self._world.by_process[run.process]
+
+    def _grow(self, chance: random.Random) -> None:
+        partitions = len(self._world.data.describe(TOPIC).partitions)
+        self._world.data.grow(partitions + 1)
+        self._world.data.append(partitions, chance.randint(0, 5))
+
+    def _truncate(self, chance: random.Random) -> None:
+        self._world.is_truncated = True
+        kept = list(self._world.judge.records)
+        end = self._world.cluster.broker.bounds(self._world.home).end
+        cut = max(0, end - chance.randint(1, 6))
+        self._world.cluster.broker.truncate(self._world.home, cut)
+        self._world.judge.start_anew()
+        self._world.judge.records.clear()
+        for partition, offset, timestamp_ms, value, _ in kept:
+            if partition != self._world.home or offset < cut:
+                self._world.judge.read(partition, offset, timestamp_ms, value.encode("utf-8", "surrogateescape"))
+
+    def _pause(self, chance: random.Random) -> None:
+        clock, operator = self._operator()
+        until_s = clock.wall_ms() // 1_000 + chance.randint(1, 4)
+        operator.pause(until_s)
+        self._world.check_paused(until_s)
+        self._world.scheduler.sleep(HI_MS * chance.uniform(0.1, 3))
+        operator.resume()
+
+    def _set_positions(self, chance: random.Random) -> None:
+        world = self._world
+        _, operator = self._operator()
+        described = world.data.describe(TOPIC)
+        offsets = {n: chance.randint(0, at) for n in described.partitions[:2] if (at := world.offset(n))}
+        since = world.cluster.broker.bounds(world.home).end
+        operator.set_positions(TOPIC, offsets, described.topic_id, wait_ms=4 * HI_MS, is_dead=world.is_dead)
+        if not world.is_truncated:
+            world.check_positions(offsets, since)
+
+    def _operator(self) -> tuple[SimulatedClock, Operator]:
+        """Open an operator in the present process."""
+        world = self._world
+        clock = SimulatedClock(world.scheduler)
+        task = world.scheduler.current
+        process = Process(world.scheduler, "operator") if task is None else task.process
+        return clock, Operator(Rationalizer(world.cluster.open(process), clock=clock), GROUP, "operator", clock=clock)
+
+    def _crash(self, chance: random.Random) -> None:
+        for run in self._one_living(chance):
+            run.process.kill()
+
+    def _stop(self, chance: random.Random) -> None:
+        for run in self._one_living(chance):
+            run.process.stop(HI_MS * chance.uniform(2, 4))
+
+    def _orphan(self, chance: random.Random) -> None:
+        for run in self._one_living(chance):
+            self._world.over.add(run.run_id)
+
+    def _one_living(self, chance: random.Random) -> "list[Run]":
+        """Give one run whose process lives, if there is any."""
+        living = [run for run in self._world.runs if run.process.tasks and not run.process.is_dead]
+        return [chance.choice(living)] if living else []
+
+    def _clock_back(self, chance: random.Random) -> None:
+        self._world.cluster.jump_ms -= int(HI_MS * chance.uniform(0.1, 3))
+
+    def _clock_ahead(self, chance: random.Random) -> None:
+        jump_ms = int(HI_MS * chance.uniform(0.1, 3))
+        self._world.cluster.jump_ms += jump_ms
+        self._world.unsure_until_ms = self._world.scheduler.now_ms + jump_ms + 3 * HI_MS
+
+    def _cut(self, _: random.Random) -> None:
+        world = self._world
+        world.is_cut = True
+        world.cluster.broker.retain_from(world.home, world.cluster.broker.bounds(world.home).end)

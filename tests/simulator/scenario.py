@@ -1,0 +1,134 @@
+"""What happens in one seed: who takes part, and which faults befall them when."""
+
+import random
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from marshal_dagster.protocol.messages import DeliveryMode
+from tests.simulator.broker import AppendFault
+
+GROUP, TOPIC = "etl", "orders"
+HI_MS = 1_000
+FAULTY_MS = 5 * HI_MS
+"""Faults begin before that."""
+MOST_APPENDS = 60
+"""Append faults befall one of so many first appends."""
+
+
+class EventKind(StrEnum):
+    """What happens at a time of its own."""
+
+    CRASH = "crash at any time"
+    STOP = "pause beyond the lease at any time"
+    ORPHAN = "run that Dagster says is over goes on"
+    CLOCK_BACK = "broker clock jumps back"
+    CLOCK_AHEAD = "broker clock jumps ahead"
+    GARBAGE = "garbage records"
+    DOUBLE = "records of a second process with the same instance id"
+    LAST_MOMENT = "claim to the millisecond at two intervals of silence"
+    OTHER_INTERVAL = "member with another heartbeat interval"
+    PAUSE = "group paused"
+    POSITION = "position set back"
+    PARTITIONS = "partitions added"
+    MIDDLE = "log cut: readers start in the middle"
+    TRUNCATION = "log truncated"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happens at virtual time `at_ms`; `chance` seeds what else is to be drawn."""
+
+    kind: EventKind
+    at_ms: float
+    chance: int
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One of those that start runs: its clock, how slow its way to the broker is, its client id."""
+
+    client: str
+    clock_rate: float = 1.0
+    clock_off_ms: int = 0
+    slowness: float = 1.0
+    is_twin: bool = False
+    """Its runs use the instance ids of the first member."""
+    entire_topic: bool = False
+    max_claims: int | None = None
+    heartbeat_interval_ms: int = HI_MS
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One seed's world; `append_faults` by the number of the append that they befall."""
+
+    seed: int
+    mode: DeliveryMode
+    coordination_partitions: int
+    data_partitions: int
+    messages: int
+    max_records: int
+    slow_ms: float
+    """How long one message may take to process."""
+    members: tuple[Member, ...]
+    append_faults: tuple[tuple[int, AppendFault], ...]
+    events: tuple[Event, ...]
+
+    @property
+    def faults(self) -> int:
+        """How many faults and events there are: shrinking leaves some out."""
+        return len(self.append_faults) + len(self.events)
+
+    def without(self, left_out: set[int]) -> "Scenario":
+        """Give the same without the faults and events of those numbers, counted through both."""
+        first = len(self.append_faults)
+        return replace(
+            self,
+            append_faults=tuple(fault for n, fault in enumerate(self.append_faults) if n not in left_out),
+            events=tuple(event for n, event in enumerate(self.events, first) if n not in left_out),
+        )
+
+
+_RARE = frozenset({EventKind.MIDDLE, EventKind.TRUNCATION})
+_COMMON_EVENTS = [kind for kind in EventKind if kind not in _RARE]
+_APPEND_FAULTS = list(AppendFault)
+_MODES = list(DeliveryMode)
+
+
+def scenario(seed: int) -> Scenario:
+    """Draw the scenario of `seed`."""
+    chance = random.Random(seed)
+    many = chance.random() < 0.3
+    append_faults = {
+        chance.randint(1, MOST_APPENDS): chance.choice(_APPEND_FAULTS)
+        for _ in range(chance.randint(0, 8 if many else 3))
+    }
+    kinds = [chance.choice(_COMMON_EVENTS) for _ in range(chance.randint(0, 5 if many else 2))]
+    if chance.random() < 0.06:
+        kinds.append(chance.choice(sorted(_RARE)))
+    events = [Event(kind, chance.random() * FAULTY_MS, chance.getrandbits(32)) for kind in kinds]
+    return Scenario(
+        seed=seed,
+        mode=chance.choice(_MODES),
+        coordination_partitions=chance.randint(1, 2),
+        data_partitions=chance.randint(1, 3),
+        messages=chance.randint(2, 12),
+        max_records=chance.randint(3, 12),
+        slow_ms=chance.choice((5.0, 100.0, 400.0)),
+        members=tuple(_member(number, chance) for number in range(chance.randint(3, 4))),
+        append_faults=tuple(sorted(append_faults.items())),
+        events=tuple(sorted(events, key=lambda event: event.at_ms)),
+    )
+
+
+def _member(number: int, chance: random.Random) -> Member:
+    odd = chance.random()
+    return Member(
+        client="same client" if chance.random() < 0.2 else f"client{number}",
+        clock_rate=chance.choice((0.9, 1.1)) if odd < 0.1 else 1.0,
+        clock_off_ms=chance.randint(-5_000, 5_000) if 0.1 < odd < 0.2 else 0,
+        slowness=chance.choice((5.0, 20.0)) if 0.2 < odd < 0.3 else 1.0,
+        is_twin=number > 0 and 0.3 < odd < 0.33,
+        entire_topic=0.4 < odd < 0.45,
+        max_claims=1 if 0.5 < odd < 0.65 else None,
+    )

@@ -1,0 +1,281 @@
+"""Virtual time: processes made of greenlets, of which one runs at a time until it waits.
+
+The library's code runs unchanged. Whatever it would wait for (a broker, a lock, a thread) switches to the scheduler,
+which goes on with the task that is due next. The same seed makes the same run.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Final
+
+from greenlet import getcurrent, greenlet
+
+LEAST_MS: Final = 0.001
+"""Less than that nobody waits, so that time moves."""
+
+
+class Killed(BaseException):
+    """This process is dead: what it would still do has no effect."""
+
+
+class Process:
+    """A process of the simulated machine: it can be killed, or stopped for a while as by SIGSTOP."""
+
+    def __init__(self, scheduler: "Scheduler", name: str) -> None:
+        self.name = name
+        self.is_dead = False
+        self.runs_from_ms = 0.0
+        """Stopped until then."""
+        self.tasks: dict[Task, None] = {}
+        self.watchers: list[Task] = []
+        """Woken once it has ended."""
+        self._scheduler = scheduler
+
+    def spawn(self, work: Callable[[], object]) -> "Task":
+        """Begin `work` as a thread of this process."""
+        return self._scheduler.spawn(self, work)
+
+    def stop(self, duration_ms: float) -> None:
+        """Let none of its threads run for a while, beginning when the present one waits next."""
+        self.runs_from_ms = max(self.runs_from_ms, self._scheduler.now_ms + duration_ms)
+
+    def kill(self) -> None:
+        """End it, with all its threads; raises `Killed` in the one that calls."""
+        self.is_dead = True
+        for task in tuple(self.tasks):
+            self._scheduler.wake(task)
+        self.require_alive()
+
+    def wait_until_over(self) -> None:
+        """Wait, in a task of another process, until all its threads have ended."""
+        task = self._scheduler.current
+        if self.tasks and task is not None:
+            self.watchers.append(task)
+            self._scheduler.park()
+
+    def require_alive(self) -> None:
+        """Raise `Killed` in a thread of a dead process."""
+        if self.is_dead and self._scheduler.current is not None and self._scheduler.current.process is self:
+            raise Killed
+
+
+class Task:
+    """A thread of a process."""
+
+    __slots__ = ("greenlet", "is_over", "joiners", "process", "ticket")
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.greenlet: greenlet
+        self.ticket = 0
+        """Counts its wakings, so that only the last one asked for counts."""
+        self.is_over = False
+        self.joiners: list[Task] = []
+
+
+class Scheduler:
+    """Runs tasks in the order of virtual time; `now_ms` counts from 0."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.current: Task | None = None
+        self.failures: list[tuple[Process, BaseException]] = []
+        """What ended tasks that should not have ended so."""
+        self.after_step: Callable[[Process], None] = lambda _: None
+        self.is_stopped = False
+        """Set to let nothing more happen."""
+        self._tasks: dict[Task, None] = {}
+        self._loop = getcurrent()
+        self._queue: list[tuple[float, int, int, Task]] = []
+        self._count = 0
+
+    def spawn(self, process: Process, work: Callable[[], object]) -> Task:
+        """Begin a task now."""
+        task = Task(process)
+        task.greenlet = greenlet(lambda: self._run(task, work), parent=self._loop)
+        process.tasks[task] = None
+        self._tasks[task] = None
+        self.wake(task)
+        return task
+
+    def wake(self, task: Task, after_ms: float = 0.0) -> None:
+        """Let `task` go on in a while, in place of any waking asked for before."""
+        task.ticket += 1
+        self._count += 1
+        heapq.heappush(self._queue, (self.now_ms + after_ms, self._count, task.ticket, task))
+
+    def sleep(self, duration_ms: float) -> None:
+        """Wait in the present task."""
+        task = self._waiting()
+        self.wake(task, max(duration_ms, LEAST_MS))
+        self._switch(task)
+
+    def park(self, timeout_ms: float | None = None) -> None:
+        """Wait in the present task until it is woken, or the time-out."""
+        task = self._waiting()
+        if timeout_ms is not None:
+            self.wake(task, max(timeout_ms, LEAST_MS))
+        self._switch(task)
+
+    def run(self, until_ms: float) -> None:
+        """Go on until virtual time `until_ms`, or until nothing is left to do."""
+        queue = self._queue
+        while queue and queue[0][0] <= until_ms and not self.is_stopped:
+            at_ms, count, ticket, task = heapq.heappop(queue)
+            if ticket != task.ticket or task.is_over:
+                continue
+            process = task.process
+            if process.runs_from_ms > at_ms and not process.is_dead:
+                heapq.heappush(queue, (process.runs_from_ms, count, ticket, task))
+                continue
+            self.now_ms = max(self.now_ms, at_ms)
+            self.current = task
+            task.greenlet.switch()
+            self.current = None
+            self.after_step(process)
+        self.now_ms = max(self.now_ms, until_ms)
+
+    def kill_all(self) -> None:
+        """End whatever still runs or waits."""
+        for task in tuple(self._tasks):
+            task.process.is_dead = True
+            self.wake(task)
+        self.is_stopped = False
+        self.run(self.now_ms)
+        assert not self._tasks
+
+    def _waiting(self) -> Task:
+        task = self.current
+        if task is None:
+            raise RuntimeError("only a task can wait")
+        if task.process.is_dead:
+            raise Killed
+        return task
+
+    def _switch(self, task: Task) -> None:
+        self._loop.switch()
+        if task.process.is_dead:
+            raise Killed
+
+    def _run(self, task: Task, work: Callable[[], object]) -> None:
+        try:
+            if not task.process.is_dead:
+                work()
+        except Killed:
+            pass
+        except BaseException as error:  # noqa: BLE001 - it is reported, whatever it is
+            self.failures.append((task.process, error))
+        task.is_over = True
+        task.process.tasks.pop(task, None)
+        self._tasks.pop(task, None)
+        for joiner in task.joiners:
+            self.wake(joiner)
+        if not task.process.tasks:
+            for watcher in task.process.watchers:
+                self.wake(watcher)
+
+
+class SimulatedRLock:
+    """As `threading.RLock`, among the tasks of one process."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._owner: Task | None = None
+        self._depth = 0
+        self._waiters: deque[Task] = deque()
+
+    def __enter__(self) -> bool:
+        task = self._scheduler.current
+        while self._depth and self._owner is not task:
+            assert task is not None
+            self._waiters.append(task)
+            self._scheduler.park()
+        self._owner = task
+        self._depth += 1
+        return True
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._owner = None
+            if self._waiters:
+                self._scheduler.wake(self._waiters.popleft())
+
+
+class SimulatedEvent:
+    """As `threading.Event`."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._is_set = False
+        self._waiters: list[Task] = []
+
+    def is_set(self) -> bool:
+        """Tell whether it is set."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, and wake who waits."""
+        self._is_set = True
+        for task in self._waiters:
+            self._scheduler.wake(task)
+        self._waiters.clear()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is set, or the time-out."""
+        if not self._is_set:
+            task = self._scheduler.current
+            assert task is not None
+            self._waiters.append(task)
+            self._scheduler.park(timeout_s * 1_000)
+            if task in self._waiters:
+                self._waiters.remove(task)
+        return self._is_set
+
+
+class SimulatedThread:
+    """As `threading.Thread`."""
+
+    def __init__(self, scheduler: Scheduler, work: Callable[..., object], args: tuple[Any, ...]) -> None:
+        self._scheduler = scheduler
+        self._work = lambda: work(*args)
+        self._task: Task | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        assert self._scheduler.current is not None
+        self._task = self._scheduler.current.process.spawn(self._work)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait until it has ended, or the time-out."""
+        task = self._scheduler.current
+        if self._task is not None and not self._task.is_over:
+            assert task is not None
+            self._task.joiners.append(task)
+            self._scheduler.park(timeout_s * 1_000)
+            if task in self._task.joiners:
+                self._task.joiners.remove(task)
+
+
+class SimulatedThreading:
+    """What the library uses of the module `threading`; `scheduler` is that of the present run."""
+
+    scheduler: Scheduler
+
+    def RLock(self) -> SimulatedRLock:  # noqa: N802 - as in `threading`
+        """Make a lock."""
+        return SimulatedRLock(self.scheduler)
+
+    Lock = RLock
+
+    def Event(self) -> SimulatedEvent:  # noqa: N802 - as in `threading`
+        """Make an event."""
+        return SimulatedEvent(self.scheduler)
+
+    def Thread(  # noqa: N802 - as in `threading`
+        self, *, target: Callable[..., object], args: tuple[Any, ...], name: str, daemon: bool
+    ) -> SimulatedThread:
+        """Make a thread."""
+        del name, daemon
+        return SimulatedThread(self.scheduler, target, args)
