@@ -82,12 +82,19 @@ def test_consuming_a_new_partition_3_its_coordination_partition_is_all_that_must
     assert (found.owner and found.owner.instance, found.offset) == (owner.member.instance, 4)
 
 
-@sentence(NEW, "3.1", "What is held by one that is not stale is left, and another is chosen")
+@sentence(
+    NEW,
+    "3.1",
+    "What is held by one that is not stale is left, and another is chosen",
+    overridden_by=("6, Revoke", "the same, but an owner that is known to be dead is revoked and not waited for"),
+)
 def test_consuming_a_new_partition_3_1_a_held_partition_is_passed_over(site: Site, scene: Scene) -> None:
     """It does not look claimable, up to two intervals; a batch takes what else there is, or says that it is held."""
-    site.owner_of(0)
+    dead = site.owner_of(0).member.instance
     site.clock.advance(2 * HI_MS)
-    assert site.member().claimable([0, 1]) == [1]
+    member = site.member()
+    assert member.claimable([0, 1]) == [1]
+    assert member.claimable([0, 1], is_dead=lambda owner: owner.instance == dead) == [0, 1]
 
     scene.data.grow(2)
     scene.data.append(1, 5)
@@ -172,15 +179,24 @@ def test_consuming_a_new_partition_5_2_the_loser_says_no_more_about_it_and_takes
     ]
 
 
-@sentence(NEW, "6", "The winner sends a heartbeat at once; then it may consume")
+@sentence(
+    NEW,
+    "6",
+    "The winner sends a heartbeat at once; then it may consume",
+    overridden_by=("6, Data topic", "the same, but a key without the data topic's id is given that before"),
+)
 def test_consuming_a_new_partition_6_a_heartbeat_follows_the_won_claim_before_anything_is_read(scene: Scene) -> None:
     """The record behind the claim is the winner's heartbeat where the group stands; the block begins after it."""
-    scene.work(scene.delivery())
-    scene.data.append(0, 2)
-    with scene.batch(scene.delivery()) as batch:
-        kinds = [value.split("/") for value in scene.values() if f"/{batch.batch_id}/" in value]
-        assert [(fields[0], fields[8:]) for fields in kinds[:2]] == [("ClaimingPartition", []), ("Heartbeat", ["5"])]
-        scene.process(batch)
+    topic_id = scene.data.describe(TOPIC).topic_id
+    expected = [["ClaimingPartition"], ["DataTopic", topic_id], ["Heartbeat", "0"]]
+    for _ in range(2):
+        with scene.batch(scene.delivery()) as batch:
+            values = [value.split("/") for value in scene.values() if f"/{batch.batch_id}/" in value]
+            said = [[fields[0], *fields[8:]] for fields in values if fields[0] != "GroupSettings"]
+            assert said[: len(expected)] == expected
+            scene.process(batch)
+        scene.data.append(0, 2)
+        expected = [["ClaimingPartition"], ["Heartbeat", "5"]]
 
 
 def step(site: Site, member: Claimer, chosen: random.Random) -> None:

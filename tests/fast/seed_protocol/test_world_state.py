@@ -56,7 +56,12 @@ def test_determining_world_state_sentence_2_the_state_follows_from_the_records(s
     assert found == [(owner, None, None), (owner, 3, None), (owner, 3, 9), (None, 3, 9)]
 
 
-@sentence(WORLD, "sentence 3", "All who read the same log come to the same state: nothing else has a say")
+@sentence(
+    WORLD,
+    "sentence 3",
+    "All who read the same log come to the same state: nothing else has a say",
+    overridden_by=("2", "the same, and time too is in the log: the broker's timestamps count, no reader's clock"),
+)
 def test_determining_world_state_sentence_3_the_same_log_gives_the_same_state(site: Site) -> None:
     """A reader that followed record by record, with a clock of its own, agrees with one that reads all at once."""
     slow, chosen = Rationalizer(MemoryLog(site.broker), clock=ManualClock()), random.Random(5)
@@ -72,7 +77,12 @@ def test_determining_world_state_sentence_3_the_same_log_gives_the_same_state(si
     assert site.broker.bounds(site.home).end - found["refused"] > 50
 
 
-@sentence(WORLD, "sentence 4", "The state is had by reading the whole log, and holds as of the last record read")
+@sentence(
+    WORLD,
+    "sentence 4",
+    "The state is had by reading the whole log, and holds as of the last record read",
+    overridden_by=("5", "the same, or from a snapshot; who can read neither observes, and nobody claims from that"),
+)
 def test_determining_world_state_sentence_4_it_takes_the_whole_log_and_is_as_old_as_its_last_record(
     site: Site,
 ) -> None:
