@@ -1,0 +1,94 @@
+"""Section "Synopsis" of the seed protocol."""
+
+from contextlib import suppress
+
+import pytest
+
+from marshal_dagster.coordination.admin import DEFAULT_TOPIC
+from marshal_dagster.errors import ClaimLost, LogChanged
+from marshal_dagster.protocol.messages import DeliveryMode, Heartbeat
+from tests.delivering import Scene
+from tests.fast.seed_protocol.sentences import sentence
+from tests.faulty_log import Fault
+from tests.members import HI_MS, Site, about, faulty
+from tests.real.killing import KillableLog, Killed, KillPoint, Side
+
+APPENDS = ("GroupSettings", "ClaimingPartition", "DataTopic", "Heartbeat", "ClaimingMessages", "ReleasingPartition")
+
+
+@sentence("Synopsis", "sentence 1", "Any number of consumers divide the work with nothing in common but Kafka")
+def test_synopsis_sentence_1_members_share_nothing_but_the_log(site: Site) -> None:
+    """Members that each have only a log of their own on the topic hold every partition, and none twice."""
+    members = [site.member() for _ in range(5)]
+    for member in members:
+        member.rationalizer.catch_up()
+        member.claim(member.claimable(range(10)), max_claims=2)
+    assert site.member().claim(range(10)) == []
+
+    held = [(number, member.member.instance) for member in members for number in member.claims]
+    assert sorted(held) == [(number, site.owner(number)) for number in range(10)]
+
+
+@sentence("Synopsis", "sentence 2", "What a lock service guarantees is had without one")
+def test_synopsis_sentence_2_exclusion_succession_and_fencing(site: Site) -> None:
+    """One holds it, the next gets it when that one is silent, with a higher token; the late one changes nothing."""
+    first = site.owner_of(0)
+    epoch = first.claims[0].epoch
+    assert site.member().claim([0]) == []
+    site.clock.advance(2 * HI_MS + 1)
+    second = site.owner_of(0)
+
+    site.say(about(Heartbeat, first.member.instance, offset=5))
+    assert second.claims[0].epoch > epoch
+    assert (site.owner(), site.key().offset) == (second.member.instance, 0)
+
+
+@sentence("Synopsis", "sentence 3", "A topic of its own is the transaction log from which everything follows")
+def test_synopsis_sentence_3_nothing_counts_that_is_not_in_the_log(site: Site) -> None:
+    """What a member believes is what a reader of the log finds; what did not get into the log did not happen."""
+    member = site.owner_of(0)
+    member.plan({0: 5})
+    claim, key = member.claims[0], site.key()
+    assert (claim.offset, claim.plan_end, claim.epoch) == (key.offset, key.plan_end, key.owner and key.owner.epoch)
+
+    faulty(member).fail(Fault.FAILED)
+    with pytest.raises(ClaimLost):
+        member.commit({0: 5})
+    assert (site.key().offset, site.key().plan_end) == (0, 5)
+    assert DEFAULT_TOPIC == "__marshal"
+
+
+@sentence("Synopsis", "sentence 4", "Order within a partition is enough, unless an unclean election breaks it")
+def test_synopsis_sentence_4_order_decides_and_a_truncated_log_ends_every_claim(site: Site) -> None:
+    """The first record in the log wins whoever began to send first; a log that lost records is trusted by nobody."""
+    first, second = site.member(), site.member()
+
+    def first_is_faster() -> None:
+        first.claim([0])
+
+    faulty(second).before_append = first_is_faster
+    assert second.claim([0]) == []
+    assert list(first.claims) == [0]
+
+    site.broker.truncate(site.home, site.broker.bounds(site.home).end - 2)
+    with pytest.raises(LogChanged):
+        second.rationalizer.catch_up()
+    with pytest.raises(LogChanged):
+        first.beat({0: 0})
+    assert not first.claims
+
+
+@sentence("Synopsis", "sentence 5", "Whatever fails, the protocol copes with it")
+def test_synopsis_sentence_5_a_member_may_die_at_any_step() -> None:
+    """Whichever append is the last that a member does, wholly, in part or not at all: others do the rest, once."""
+    for at in (KillPoint(side, record) for record in APPENDS for side in Side):
+        scene = Scene()
+        scene.data.make(partitions=2, messages=5)
+        log = KillableLog(scene.log(), at)
+        with suppress(Killed):
+            scene.drain(scene.delivery(DeliveryMode.EFFECTIVELY_ONCE, log=log), max_records=4)
+        assert log.dead, at
+        scene.wait_until_stale()
+        scene.drain(scene.delivery(DeliveryMode.EFFECTIVELY_ONCE))
+
+        assert scene.sink.counts() == dict.fromkeys(scene.data.all_messages(), 1), at

@@ -1,0 +1,21 @@
+"""The transcripts of tests/transcripts are what the library does now; if not: python -m tools.transcripts."""
+
+import pytest
+
+from tools import transcripts
+
+
+@pytest.mark.parametrize("scenario", transcripts.SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_a_transcript_is_what_happens(scenario: transcripts.Scenario) -> None:
+    """Played again, a scenario gives the transcript that is kept."""
+    assert transcripts.render(scenario) == transcripts.path_of(scenario).read_text()
+
+
+def test_no_transcript_is_left_over() -> None:
+    """Each file belongs to a scenario."""
+    assert set(transcripts.FOLDER.iterdir()) == {transcripts.path_of(scenario) for scenario in transcripts.SCENARIOS}
+
+
+def test_the_page_is_made_of_the_transcripts() -> None:
+    """docs/transcripts.md is up to date."""
+    assert transcripts.PAGE.read_text() == transcripts.page()
