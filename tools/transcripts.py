@@ -1,4 +1,4 @@
-"""Writes tests/transcripts and docs/transcripts.md: members at work, as the log and its readers have it.
+"""Writes tests/scenarios and docs/transcripts.md: members at work, as the log and its readers have it.
 
 Each scenario drives the library on a coordination log in memory, with a clock that is moved by hand and ids that are
 counted, so its transcript is the same each time. Run `python -m tools.transcripts` after a change of what members write
@@ -30,7 +30,7 @@ from tests.members import GROUP, HI_MS, TOPIC, TOPIC_ID, Site, faulty
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
 
 TOP = Path(__file__).resolve().parents[1]
-FOLDER = TOP / "tests" / "transcripts"
+FOLDER = TOP / "tests" / "scenarios"
 PAGE = TOP / "docs" / "transcripts.md"
 
 COLUMNS = "seconds, log offset, instance, record, verdict: what it changed"

@@ -1,4 +1,4 @@
-"""The transcripts of tests/transcripts are what the library does now; if not: python -m tools.transcripts."""
+"""The transcripts of tests/scenarios are what the library does now; if not: python -m tools.transcripts."""
 
 import pytest
 
