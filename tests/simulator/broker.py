@@ -67,8 +67,10 @@ class Cluster:
         self.broker = MemoryBroker(partitions, now_ms=lambda: EPOCH_MS + int(scheduler.now_ms) + self.jump_ms)
         self.appended: Callable[[int, int, int, bytes], None] = lambda *_: None
         """Told coordination partition, offset, timestamp and value of each record as it gets into the log."""
-        self.left_queue: Callable[[Process, bytes], None] = lambda *_: None
-        """Told the process and value of each record that leaves a sender's queue late."""
+        self.work_of: Callable[[Process], object] = lambda _: None
+        """Tells what a process is at."""
+        self.left_queue: Callable[[object, bytes], None] = lambda *_: None
+        """Told what its process was at, and the value, for each record that leaves a sender's queue late."""
         self.befallen: Counter[str] = Counter()
         self.random = random.Random(seed)
         self.appends = 0
@@ -195,17 +197,18 @@ class SimulatedLog:
         waiting = self._queued if is_queued else list[Append]()
         waiting.extend(records)
         delay_ms = cluster.heartbeat_interval_ms * cluster.random.uniform(0.3, 4)
+        work = cluster.work_of(process)
 
         def deliver() -> None:
             cluster.scheduler.sleep(delay_ms)
             while waiting and is_queued and process.runs_from_ms > cluster.scheduler.now_ms:
                 cluster.scheduler.sleep(process.runs_from_ms - cluster.scheduler.now_ms)
-            if is_queued and process.is_dead:
+            if is_queued and (process.is_dead or not process.tasks):
                 return
             while waiting:
                 record = waiting.pop(0)
                 if is_queued:
-                    cluster.left_queue(process, record.value)
+                    cluster.left_queue(work, record.value)
                 cluster.put(*record)
 
         Process(cluster.scheduler, "network").spawn(deliver)

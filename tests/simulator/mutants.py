@@ -222,12 +222,6 @@ MUTANTS: Final = (
         "    if stored.position == wanted.end:\n        return Verdict.TAKE\n",
     ),
     Mutant(
-        "the output takes what a fenced member writes",
-        "protocol/ranges.py",
-        "    if wanted.epoch < stored.epoch:\n",
-        "    if False:\n",
-    ),
-    Mutant(
         "the output takes ranges of an older generation",
         "protocol/ranges.py",
         "    if wanted.generation < stored.generation:\n",

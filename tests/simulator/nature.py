@@ -119,7 +119,7 @@ class Nature:
         """Let somebody try who is configured otherwise: nothing may be claimed."""
         member = Member(client="misconfigured", heartbeat_interval_ms=HI_MS * 3)
         number = len(self._world.scenario.members)
-        run = self._world.start(f"run{number}x{chance.getrandbits(16)}", number, member, 1)
+        run = self._world.start(f"run{number}x{chance.getrandbits(16)}", number, member)
         run.process.wait_until_over()
         self._world.runs.remove(run)
         del self._world.by_process[run.process]
@@ -147,7 +147,18 @@ class Nature:
         operator.pause(until_s)
         self._world.check_paused(until_s)
         self._world.scheduler.sleep(HI_MS * chance.uniform(0.1, 3))
+        if chance.random() < 0.3:
+            self._settle_again()
         operator.resume()
+
+    def _settle_again(self) -> None:
+        """Write the group's settings again, as who paused it: that clears stale owners, nothing else."""
+        world = self._world
+        for partition, log in world.judge.reader.logs.items():
+            by = log["groups"].get(GROUP, {}).get("paused_by")
+            if by is not None:
+                settings = f"{HI_MS}/native/{world.scenario.mode}/-"
+                world.cluster.put(partition, f"GroupSettings/1/1700000000/{by}/operator/{GROUP}//0/{settings}".encode())
 
     def _set_positions(self, chance: random.Random) -> None:
         world = self._world
@@ -155,9 +166,21 @@ class Nature:
         described = world.data.describe(TOPIC)
         offsets = {n: chance.randint(0, at) for n in described.partitions[:2] if (at := world.offset(n))}
         since = world.cluster.broker.bounds(world.home).end
+        if chance.random() < 0.4:
+            self._resume_soon(chance)
         operator.set_positions(TOPIC, offsets, described.topic_id, wait_ms=4 * HI_MS, is_dead=world.is_dead)
         if not world.is_truncated:
             world.check_positions(offsets, since)
+
+    def _resume_soon(self, chance: random.Random) -> None:
+        """Let somebody else resume the group in a moment."""
+
+        def resume() -> None:
+            self._world.scheduler.sleep(chance.random() * 60)
+            with suppress(MarshalError):
+                self._operator()[1].resume()
+
+        Process(self._world.scheduler, "another operator").spawn(resume)
 
     def _operator(self) -> tuple[SimulatedClock, Operator]:
         """Open an operator in the present process."""

@@ -5,6 +5,7 @@ which goes on with the task that is due next. The same seed makes the same run.
 """
 
 import heapq
+import random
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -30,6 +31,8 @@ class Process:
         self.tasks: dict[Task, None] = {}
         self.watchers: list[Task] = []
         """Woken once it has ended."""
+        self.random = random.Random(f"{scheduler.seed}/{name}")
+        """Two processes of the same name draw the same."""
         self._scheduler = scheduler
 
     def spawn(self, work: Callable[[], object]) -> "Task":
@@ -77,7 +80,8 @@ class Task:
 class Scheduler:
     """Runs tasks in the order of virtual time; `now_ms` counts from 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
         self.now_ms = 0.0
         self.current: Task | None = None
         self.failures: list[tuple[Process, BaseException]] = []
