@@ -123,10 +123,10 @@ MUTANTS: Final = (
         "    for key in group.keys.values():\n",
     ),
     Mutant(
-        "an observing reader claims",
-        CLAIMER,
-        "        if not self.rationalizer.world.partition_of(self.topic).certain:",
-        "        if False:",
+        "a reader that starts in the middle claims",
+        "protocol/world.py",
+        "        self.certain = start == 0\n",
+        "        self.certain = True\n",
     ),
     Mutant(
         "members with different heartbeat intervals",

@@ -143,13 +143,24 @@ class Nature:
 
     def _pause(self, chance: random.Random) -> None:
         clock, operator = self._operator()
+        settles = chance.random() < 0.3
+        if settles:
+            self._claim_and_die()
         until_s = clock.wall_ms() // 1_000 + chance.randint(1, 4)
         operator.pause(until_s)
         self._world.check_paused(until_s)
-        self._world.scheduler.sleep(HI_MS * chance.uniform(0.1, 3))
-        if chance.random() < 0.3:
+        self._world.scheduler.sleep(HI_MS * (2.1 if settles else chance.uniform(0.1, 3)))
+        if settles:
             self._settle_again()
         operator.resume()
+
+    def _claim_and_die(self) -> None:
+        """Claim what is free, as somebody who does nothing with it."""
+        world = self._world
+        for partition in world.data.describe(TOPIC).partitions:
+            hasty = f"hasty.{world.judge.log_time_ms(world.home)}"
+            claim = f"ClaimingPartition/1/1700000000/{hasty}/c/{GROUP}/{TOPIC}/{partition}"
+            world.cluster.put(world.home, claim.encode())
 
     def _settle_again(self) -> None:
         """Write the group's settings again, as who paused it: that clears stale owners, nothing else."""
