@@ -241,11 +241,11 @@ class Simulation:
             run.batch = batch
             with batch:
                 if batch.idle is None:
-                    self._process(batch, chance)
+                    self._process(run, batch, chance)
             self._check_batch(batch)
             run.batch = None
 
-    def _process(self, batch: ClaimedBatch, chance: random.Random) -> None:
+    def _process(self, run: Run, batch: ClaimedBatch, chance: random.Random) -> None:
         """Process the messages one by one; what has lost its claim is cancelled, as Spark's jobs are."""
         batch.begin_processing()
         if batch.mode is DeliveryMode.EFFECTIVELY_ONCE:
@@ -256,11 +256,15 @@ class Simulation:
         for one in batch.ranges:
             attempt = Attempt(one, batch.batch_id, self.scheduler.now_ms)
             self.output.attempts.append(attempt)
+            without_lease = 0
             for _, offset in self.data.read([one]):
                 self.scheduler.sleep(chance.random() * self.scenario.slow_ms)
                 if batch._lost is not None:
                     raise batch._lost
                 attempt.done.append(offset)
+                without_lease = 0 if _has_lease(run, one.partition) else without_lease + 1
+                if without_lease > 1:  # the first may be under way when the lease ends, as after a pause
+                    self._fail("no work without a lease", f"{one} by {batch.batch_id} at {offset}")
 
     def _produce(self) -> None:
         """Let messages arrive, until faults are over."""
@@ -434,6 +438,11 @@ class Simulation:
                 self.data.all_messages(),
                 effectively_once=mode is DeliveryMode.EFFECTIVELY_ONCE,
             )
+
+
+def _has_lease(run: Run, partition: int) -> bool:
+    claim = None if run.batch is None else run.batch._claimer._tenure.claims.get(partition)
+    return claim is not None and claim.lease.ends_ms > run.clock.lease_ms()
 
 
 @contextmanager
