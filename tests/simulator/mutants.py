@@ -30,6 +30,13 @@ class Mutant:
     file: str
     old: str
     new: str
+    also: tuple[tuple[str, str, str], ...] = ()
+    """More edits, where one alone changes nothing because a second line holds: file, text, text in its place."""
+
+    @property
+    def edits(self) -> tuple[tuple[str, str, str], ...]:
+        """All edits."""
+        return ((self.file, self.old, self.new), *self.also)
 
 
 MUTANTS: Final = (
@@ -165,6 +172,13 @@ MUTANTS: Final = (
         "                claim.lease = claim.lease.renewed(sent.sent_ms)\n"
         "            else:\n",
         "            claim.lease = claim.lease.renewed(sent.sent_ms)\n            if False:\n",
+        (
+            (
+                CLAIMER,
+                '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
+                "                pass",
+            ),
+        ),
     ),
     Mutant(
         "a claim is won without reading back",
@@ -187,6 +201,13 @@ MUTANTS: Final = (
         "        self._check_incarnation(keys, extents)",
         "        keys = {claim.partition: self._early[claim.partition] for claim in claims}\n"
         "        self._check_incarnation(keys, extents)",
+        (
+            (
+                DELIVERY,
+                "        claimer.agree_on_settings()\n",
+                "        self._early = self._keys(described.partitions)\n        claimer.agree_on_settings()\n",
+            ),
+        ),
     ),
     Mutant(
         "at most once processes before the commit",
@@ -247,13 +268,6 @@ MUTANTS: Final = (
     ),
 )
 
-EARLY: Final = (
-    DELIVERY,
-    "        claims = self._claim(chosen, is_first=is_first)\n",
-    "        self._early = self._keys(described.partitions)\n        claims = self._claim(chosen, is_first=is_first)\n",
-)
-"""Goes with every mutant of `delivery.py`: what was known before the claim."""
-
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -268,10 +282,7 @@ def broken_copy(mutant: Mutant, folder: Path) -> Path:
     """Make a tree in `folder` with the broken library and these tests; raises `LookupError` for text that is gone."""
     shutil.copytree(TOP / LIBRARY, folder / LIBRARY, ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "tests").symlink_to(TOP / "tests")
-    edits = [(mutant.file, mutant.old, mutant.new)]
-    if "_early" in mutant.new:
-        edits.append(EARLY)
-    for name, old, new in edits:
+    for name, old, new in mutant.edits:
         path = folder / LIBRARY / name
         text = path.read_text()
         if text.count(old) != 1:
