@@ -101,6 +101,20 @@ class Stored:
             return None
         return closing if all(str(part) in self.parts for part in range(closing.parts)) else None
 
+    @property
+    def text(self) -> bytes | Misfit:
+        """What the parts say together, if all are there and none was changed."""
+        closing = self.closing
+        if closing is None:
+            return Misfit.INCOMPLETE
+        text = b"".join(self.parts[str(part)] for part in range(closing.parts))
+        return text if _checksum(self.name, text) == closing.checksum else Misfit.CHECKSUM
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it can be read; nothing is said of what it holds."""
+        return isinstance(self.text, bytes)
+
 
 class Closing(NamedTuple):
     """What a closing part says; `log_time_ms` is that of the state, for those who ask how old it is."""
@@ -182,12 +196,9 @@ def choose(
 
 def load(stored: Stored, defaults: Settings) -> PartitionWorld | Misfit:
     """Read the state back, or say why it cannot be."""
-    closing = stored.closing
-    if closing is None:
-        return Misfit.INCOMPLETE
-    text = b"".join(stored.parts[str(part)] for part in range(closing.parts))
-    if _checksum(stored.name, text) != closing.checksum:
-        return Misfit.CHECKSUM
+    text = stored.text
+    if isinstance(text, Misfit):
+        return text
     try:
         return _read_rows(stored.name, [json.loads(line) for line in text.split(b"\n")], defaults)
     except _OtherDefaultsError:
@@ -197,7 +208,7 @@ def load(stored: Stored, defaults: Settings) -> PartitionWorld | Misfit:
 
 
 def outdated(stored: Sequence[Stored], newest: SnapshotName) -> list[Record]:
-    """Give the records that delete all that lies at a lower log offset than `newest`, which was read whole.
+    """Give the records that delete all of the same log at a lower log offset than `newest`, which was read whole.
 
     What lies at the same one stays: of two writers that both did this, each would delete the other's.
     """
