@@ -37,9 +37,10 @@ class KafkaSnapshotTopic:
         self._consumer: Consumer | None = None
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
-        """Ask the cluster."""
+        """Ask the cluster: first whether it is there, lest a broker that makes topics by itself makes this one."""
         if self._topics is None:
             self._topics = Topics(self._connection, client_id=CLIENT_ID)
+        self._topics.describe(self.topic)
         offsets = self._topics.offsets(self.topic, partitions, committed_only=False)
         return {partition: Bounds(at.start, at.end) for partition, at in offsets.items()}
 
