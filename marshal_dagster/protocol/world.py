@@ -78,6 +78,10 @@ class PartitionWorld:
         """The largest broker timestamp so far."""
         return self._log_time_ms
 
+    def is_home_of(self, topic: str) -> bool:
+        """Tell whether the records of a data topic lie here."""
+        return coordination_partition(topic, self.coordination_partitions) == self.number
+
     def resume_at(self, next_offset: int, log_time_ms: int | None) -> None:
         """Stand where every record before `next_offset` was read; who calls it brings the state that they led to."""
         self.next_offset = next_offset
@@ -177,9 +181,7 @@ class PartitionWorld:
         self._beats[rest[_BEAT_LENGTH:]] = (key, key.owner)
 
     def _is_misplaced(self, message: Message) -> bool:
-        if type(message) in GROUP_MESSAGES:
-            return False
-        return coordination_partition(message.topic, self.coordination_partitions) != self.number
+        return type(message) not in GROUP_MESSAGES and not self.is_home_of(message.topic)
 
     def _count_invalid(self, reason: Invalid) -> Verdict:
         self.invalid[reason] += 1
