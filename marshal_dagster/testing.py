@@ -226,7 +226,9 @@ class MemorySnapshotTopic:
             for partition, records in enumerate(self._records):
                 last = {record.key: offset for offset, record in records}
                 self._records[partition] = [
-                    (offset, record) for offset, record in records if last[record.key] == offset and record.value
+                    (offset, record)
+                    for offset, record in records
+                    if last[record.key] == offset and record.value is not None
                 ]
 
     def close(self) -> None:

@@ -1,6 +1,7 @@
 """Snapshots in a real Kafka topic: large ones, compacted ones, and none."""
 
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,12 +10,14 @@ import pytest
 from marshal_dagster.coordination.admin import SNAPSHOT_SETTINGS
 from marshal_dagster.coordination.kafka_snapshots import KafkaSnapshotTopic
 from marshal_dagster.coordination.log import Bounds, LogIdentity
-from marshal_dagster.coordination.snapshots import Snapshots
+from marshal_dagster.coordination.snapshots import Snapshots, SnapshotTopic
 from marshal_dagster.errors import TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, render
 from marshal_dagster.protocol.snapshots import PART_BYTES, Record
 from marshal_dagster.protocol.world import PartitionWorld, World
+from tests.fast.test_snapshot_port import SnapshotTopicPort
 from tests.members import TOPIC, about
 from tests.real.conftest import MakeTopic
 
@@ -30,6 +33,19 @@ def kept(connection: KafkaConnection, topic: MakeTopic) -> Iterator[KafkaSnapsho
     kept = KafkaSnapshotTopic(connection, topic(1, settings))
     yield kept
     kept.close()
+
+
+class TestKafkaSnapshotTopic(SnapshotTopicPort):
+    """The topic over Kafka."""
+
+    @pytest.fixture
+    def topic(self, connection: KafkaConnection, topics: Topics) -> Iterator[SnapshotTopic]:
+        """A topic of two partitions, made as the library makes it."""
+        name = f"port-{uuid.uuid4().hex}"
+        assert topics.create(name, 2, 1, SNAPSHOT_SETTINGS)
+        opened = KafkaSnapshotTopic(connection, name)
+        yield opened
+        opened.close()
 
 
 def state(keys: int) -> PartitionWorld:
