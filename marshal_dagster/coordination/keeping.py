@@ -42,10 +42,15 @@ def _renew(rationalizer: Rationalizer, snapshots: Snapshots, clock: Clock, writt
     identity = rationalizer.identity
     heads = snapshots.heads(identity)
     bounds = rationalizer.log.bounds(range(identity.partitions))
-    due = old_ones(heads, bounds, clock.wall_ms())
+    followed = rationalizer.world.partitions
+    due = {
+        number
+        for number in old_ones(heads, bounds, clock.wall_ms())
+        if (followed[number].certain if number in followed else _has_a_start(heads[number], bounds[number]))
+    }
     if not due:
         return
-    if due <= rationalizer.world.partitions.keys():
+    if due <= followed.keys():
         rationalizer.catch_up()
     else:
         rationalizer.follow_all()
@@ -54,6 +59,11 @@ def _renew(rationalizer: Rationalizer, snapshots: Snapshots, clock: Clock, writt
         if world.certain and (head is None or world.next_offset > head.offset):
             snapshots.write(world, identity)
             written.append(number)
+
+
+def _has_a_start(head: Head | None, at: Bounds) -> bool:
+    """Tell whether who reads it now will be certain of it."""
+    return at.start == 0 or (head is not None and head.offset >= at.start)
 
 
 def old_ones(heads: Mapping[int, Head | None], bounds: Mapping[int, Bounds], now_ms: int) -> set[int]:

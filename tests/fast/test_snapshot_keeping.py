@@ -96,6 +96,16 @@ def test_what_is_only_observed_is_not_written(site: Site, topic: MemorySnapshotT
     assert renew(site, topic) == [number for number in range(site.partitions) if number != site.home]
 
 
+def test_what_cannot_be_certain_is_not_followed_for_nothing(site: Site, topic: MemorySnapshotTopic) -> None:
+    """A run does not read at its end what it could only observe."""
+    away = next(number for number in range(site.partitions) if number != site.home)
+    site.broker.retain_from(away, 1)
+    renew(site, topic)
+    run = member(site)
+    assert renew_snapshots(run, Snapshots(topic), site.clock) == []
+    assert list(run.world.partitions) == [site.home]
+
+
 @pytest.mark.parametrize("error", [RightMissing("no WRITE"), TopicMissing("no topic"), RuntimeError("a bug")])
 def test_who_cannot_write_goes_on(site: Site, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
     """Without the right, without the topic, or whatever else is wrong: the run ends well."""
