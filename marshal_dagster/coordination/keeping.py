@@ -55,8 +55,8 @@ def _renew(rationalizer: Rationalizer, snapshots: Snapshots, clock: Clock, writt
     else:
         rationalizer.follow_all()
     for number in sorted(due):
-        world, head = rationalizer.world.partitions[number], heads[number]
-        if world.certain and (head is None or world.next_offset > head.offset):
+        world = rationalizer.world.partitions[number]
+        if world.certain:
             snapshots.write(world, identity)
             written.append(number)
 

@@ -97,9 +97,9 @@ class Stored:
     def closing(self) -> "Closing | None":
         """What the closing part says, if it is there and all that it counts are too."""
         closing = _closing_of(self.parts.get(_CLOSING))
-        if closing is None or len(self.parts) <= closing.parts:
+        if closing is None or not all(str(part) in self.parts for part in range(closing.parts)):
             return None
-        return closing if all(str(part) in self.parts for part in range(closing.parts)) else None
+        return closing
 
     @property
     def text(self) -> bytes | Misfit:

@@ -6,8 +6,8 @@ import pytest
 
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.recovery import Confirmed, Recovery, Said, Whose
-from marshal_dagster.coordination.snapshots import Snapshots
-from marshal_dagster.errors import NotRecovered, TopicMissing, UnavailableError
+from marshal_dagster.coordination.snapshots import Head, Snapshots
+from marshal_dagster.errors import LogChanged, NotRecovered, TopicMissing, UnavailableError
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     DataTopic,
@@ -94,6 +94,8 @@ def test_a_recovered_log_is_certain(site: Site, topic: MemorySnapshotTopic) -> N
     marks = [offset for offset, _, value in site.broker.records(site.home) if (value or b"").startswith(b"Mark/")]
     assert len(marks) == 2
     assert (world.certain, world.next_offset) == (True, marks[1] + 1)
+    identity = site.broker.identity
+    assert Snapshots(topic).heads(identity)[site.home] == Head(marks[1] + 1, world.log_time_ms)
     assert world.log_time_ms == site.broker.records(site.home)[-1][1]
     group = world.groups[GROUP]
     assert (group.paused_by, group.paused_until_s is None) == ("ops.1", False)
@@ -175,6 +177,22 @@ def test_a_mark_that_is_not_acknowledged_is_an_error(site: Site, topic: MemorySn
     begun = recovery(site, topic, log=log)
     log.fail(Fault.LOST_ACK)
     with pytest.raises(UnavailableError, match="a Mark was not acknowledged"):
+        begun.recover(CONFIRMED)
+
+
+def test_a_mark_that_is_lost_again_is_an_error(site: Site, topic: MemorySnapshotTopic) -> None:
+    """A log that loses what it has acknowledged is not one to recover."""
+    log = site.log()
+
+    def lose() -> None:
+        site.broker.truncate(site.home, site.broker.bounds(site.home).end - 1)
+        site.broker.skip(site.home)
+
+    def lose_the_next() -> None:
+        log.after_append = lose
+
+    begun = recovery(site, topic, Waiting(site, lose_the_next), log)
+    with pytest.raises(LogChanged, match="truncated"):
         begun.recover(CONFIRMED)
 
 

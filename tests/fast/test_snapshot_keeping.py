@@ -72,6 +72,16 @@ def test_an_hour_later_what_changed_is_written_again(site: Site, topic: MemorySn
     assert renew(site, topic) == []
 
 
+def test_what_came_last_is_in_it(site: Site, topic: MemorySnapshotTopic) -> None:
+    """The state is read to the log's present end before it is written."""
+    run = Rationalizer(site.log(), clock=site.clock)
+    run.catch_up()
+    site.say(about(Heartbeat, "run1.0", 0, offset=7))
+    renew_snapshots(run, Snapshots(topic), site.clock)
+    head = Snapshots(topic).heads(run.identity)[site.home]
+    assert head == Head(site.broker.bounds(site.home).end, site.clock.wall_ms())
+
+
 @pytest.mark.parametrize(
     ("head", "end", "is_old"),
     [

@@ -181,7 +181,8 @@ def test_what_was_not_read_back_whole_deletes_nothing(site: Site) -> None:
         loses = False
 
         def append(self, partition: int, records: Sequence[Record]) -> None:
-            super().append(partition, records[:-1] if self.loses else records)
+            kept = [record for record in records if not (self.loses and record.key.endswith(b"end"))]
+            super().append(partition, kept)
 
     topic = Losing(site.partitions)
     older = write(site, topic)
@@ -225,8 +226,8 @@ def test_a_snapshot_longer_than_the_first_look_is_found(
     write(site, topic, newest)
     monkeypatch.undo()
     write(site, topic, lagging)
-    cut(site)
-    assert reader(site, topic).world.partitions[site.home].next_offset == newest.world.partitions[site.home].next_offset
+    site.broker.retain_from(site.home, lagging.world.partitions[site.home].next_offset)
+    assert reader(site, topic).records_read == 0
 
 
 def test_a_reader_overtaken_by_retention_goes_on_from_a_snapshot(site: Site, topic: MemorySnapshotTopic) -> None:

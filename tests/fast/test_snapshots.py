@@ -307,6 +307,20 @@ def test_a_topic_of_another_coordination_partition_is_malformed() -> None:
 
 # Several writers
 
+
+def test_what_another_log_left_is_not_touched() -> None:
+    """Only parts of the same log, partition count and coordination partition are deleted."""
+    world = at(world_of(), 10)
+    own = collect(render(world, TOPIC_ID, "s"))[0]
+    for foreign in (
+        SnapshotName(OTHER_TOPIC_ID, 1, 0, 20, "t"),
+        SnapshotName(TOPIC_ID, 2, 0, 20, "t"),
+        SnapshotName(TOPIC_ID, 1, 1, 20, "t"),
+    ):
+        assert outdated(own, foreign) == []
+    assert len(outdated(own, SnapshotName(TOPIC_ID, 1, 0, 11, "t"))) == 2
+
+
 WORLDS = [at(world_of(seed=seed, records=40), offset) for seed, offset in enumerate((10, 20, 20, 30))]
 WRITTEN = [render(world, TOPIC_ID, f"writer{number}", 400) for number, world in enumerate(WORLDS)]
 assert min(map(len, WRITTEN)) > 5
