@@ -143,13 +143,13 @@ def _fresh_processes(connection: KafkaConnection, sizes: Sizes) -> tuple[Sequenc
     with interpreters.environment() as environment:
         return alternate(
             sizes.process_rounds,
-            _until_done_ms([first_claim.__name__, servers, topic], environment),
-            _until_done_ms([bare.__name__, servers, BARE_TOPIC, "0", str(size)], environment),
+            until_done_ms([first_claim.__name__, servers, topic], environment),
+            until_done_ms([bare.__name__, servers, BARE_TOPIC, "0", str(size)], environment),
             warm_up=2,
         )
 
 
-def _until_done_ms(command: Sequence[str], environment: Mapping[str, str]) -> Callable[[], float]:
+def until_done_ms(command: Sequence[str], environment: Mapping[str, str]) -> Callable[[], float]:
     """Give a measurement: from the start of `python -m COMMAND` to the line in which it says that it is done."""
 
     def measure() -> float:

@@ -19,6 +19,7 @@ class Goal(Enum):
     RATIO_AT_MOST = "ratio is ours/beside, lower is better; met when ratio <= target"
     RATIO_AT_LEAST = "ratio is ours/beside, higher is better; met when ratio >= target"
     DIFFERENCE_AT_MOST = "ratio is ours/beside; met when ours - beside <= target, in the unit given"
+    OURS_AT_MOST = "ratio is ours/beside; met when ours <= target, in the unit given"
 
 
 def median(samples: Sequence[float]) -> float:
@@ -75,6 +76,8 @@ class Case:
                 return self.ratio >= self.target
             case Goal.DIFFERENCE_AT_MOST:
                 return rounded(median(self.ours) - median(self.beside)) <= self.target
+            case Goal.OURS_AT_MOST:
+                return rounded(median(self.ours)) <= self.target
 
     def told(self) -> dict[str, Any]:
         """Give the case as it stands in the result."""
@@ -139,7 +142,8 @@ _COLUMNS: Final = ("case", "ours", "beside", "unit", "ratio", "target", "met")
 
 def cells(case: Mapping[str, Any]) -> list[str]:
     """Give the columns of a case of a result, as text."""
-    sign = {Goal.RATIO_AT_LEAST.value: "≥", Goal.DIFFERENCE_AT_MOST.value: "+"}.get(case["meaning"], "≤")
+    signs = {Goal.RATIO_AT_LEAST: "≥", Goal.DIFFERENCE_AT_MOST: "+", Goal.OURS_AT_MOST: "ours ≤"}
+    sign = next((sign for goal, sign in signs.items() if goal.value == case["meaning"]), "≤")
     return [
         case["name"],
         f"{case['ours']:,.6g}",

@@ -2,12 +2,13 @@
 
 from typing import Any, Final
 
-from benchmarks import batch, claim, start_up, world_state
+from benchmarks import batch, claim, snapshot, start_up, world_state
 from benchmarks.harness import Benchmark
 
 BENCHMARKS: Final[tuple[Benchmark[Any], ...]] = (
     claim.BENCHMARK,
     world_state.BENCHMARK,
+    snapshot.BENCHMARK,
     batch.BENCHMARK,
     start_up.BENCHMARK,
 )

@@ -52,7 +52,7 @@ def run(sizes: Sizes) -> Measured:
     """Write the log once, then read it in turn."""
     with services.broker() as connection:
         services.create_coordination_topic(connection, COORDINATION_TOPIC)
-        ends = _write_log(connection, sizes)
+        ends = write_log(connection, sizes.records, sizes.keys)
         states = WorldStates(connection, sizes.records)
 
         def read_s() -> float:
@@ -75,10 +75,10 @@ def run(sizes: Sizes) -> Measured:
     )
 
 
-def _write_log(connection: KafkaConnection, sizes: Sizes) -> dict[int, int]:
-    """Write the generated log; give the end offset of each coordination partition."""
+def write_log(connection: KafkaConnection, count: int, keys: int) -> dict[int, int]:
+    """Write a log of `count` records about `keys` keys; give the end offset of each coordination partition."""
     partitions = services.COORDINATION_PARTITIONS
-    records = generate(_SEED, sizes.records, keys=sizes.keys, coordination_partitions=partitions, profile="steady")
+    records = generate(_SEED, count, keys=keys, coordination_partitions=partitions, profile="steady")
     ends: Counter[int] = Counter()
 
     def placed(record: LogRecord) -> tuple[int, bytes | None]:

@@ -24,8 +24,10 @@ from marshal_dagster.coordination.claimer import (
 )
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.heartbeats import Heartbeats, ReasonToStop
+from marshal_dagster.coordination.keeping import renew_snapshots
 from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import (
     BatchAborted,
     ClaimLost,
@@ -157,7 +159,7 @@ class Delivery:
 
     `run_id` is put in front of each instance id, `client` is for people. `is_dead` tells of an owner that its run is
     over; `reasons_to_stop` are asked before each heartbeat. `data` are the data cluster's topics; its `connection` is
-    handed to Spark.
+    handed to Spark. Where the log is long it is read on from one of `snapshots`, which are renewed at the end.
     """
 
     log: CoordinationLog
@@ -172,6 +174,7 @@ class Delivery:
     reasons_to_stop: Sequence[ReasonToStop] = ()
     clock: Clock | None = None
     timeout_s: float = 10.0
+    snapshots: Snapshots | None = None
     _followed: Rationalizer | None = None
 
     def __post_init__(self) -> None:
@@ -221,15 +224,20 @@ class Delivery:
             count += 1
 
     def close(self) -> None:
-        """Let go of all connections."""
-        self.log.close()
-        self.data.close()
+        """Renew what snapshots are old, then let go of all connections."""
+        followed, snapshots = self._followed, self.snapshots
+        try:
+            if followed is not None and followed.failure is None and snapshots is not None:
+                renew_snapshots(followed, snapshots, self.clock)
+        finally:
+            self.log.close()
+            self.data.close()
 
     def _rationalizer(self, topic: str) -> Rationalizer:
         """Give the one rationalizer on the log; it follows what the topics of all batches need."""
         if self._followed is None:
             timeout_s = min(self.timeout_s, max(1.0, self.settings.heartbeat_interval_ms / 4_000))
-            self._followed = Rationalizer(self.log, topics=[topic], timeout_s=timeout_s)
+            self._followed = Rationalizer(self.log, topics=[topic], timeout_s=timeout_s, snapshots=self.snapshots)
         partition = coordination_partition(topic, self._followed.identity.partitions)
         if partition not in self._followed.world.partitions:
             self._followed.follow_all()

@@ -42,7 +42,11 @@ class LogChanged(MarshalError):
 
 
 class NotCertain(MarshalError):
-    """The log no longer starts at offset 0 and there is no snapshot: one may observe, never claim."""
+    """The log no longer starts at offset 0 and no snapshot fits: one may observe, never claim."""
+
+
+class NotRecovered(MarshalError):
+    """A log that was cut could not be made certain again: somebody is at work on it."""
 
 
 class SettingsDiffer(MarshalError):

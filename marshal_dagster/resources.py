@@ -463,6 +463,7 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
     def _make_delivery(self, context: "RunContext", at_end: Callable[[Callable[[], object]], object]) -> "Delivery":
         from marshal_dagster.coordination.kafka_log import KafkaLog
+        from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
         from marshal_dagster.delivery import Delivery
         from marshal_dagster.kafka.topics import Topics
 
@@ -481,6 +482,7 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
             announce=announcer(context),
             reasons_to_stop=_reasons_to_stop(context),
             timeout_s=coordination.timeout_s,
+            snapshots=kafka_snapshots(coordination, self.coordination_topic),
         )
         at_end(delivery.close)
         self._check_coordination_topic(coordination, topics if coordination == data else None)

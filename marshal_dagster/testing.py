@@ -13,8 +13,9 @@ from operator import itemgetter
 
 from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, LogIdentity, PositionLost
 from marshal_dagster.errors import TopicMissing, UnavailableError
+from marshal_dagster.protocol.snapshots import Record
 
-__all__ = ["ManualClock", "MemoryBroker", "MemoryLog"]
+__all__ = ["ManualClock", "MemoryBroker", "MemoryLog", "MemorySnapshotTopic"]
 
 
 class ManualClock:
@@ -176,3 +177,59 @@ class MemoryLog:
         except TopicMissing as missing:
             return Ack(None, str(missing))
         return Ack(None, f"there is no coordination partition {record.partition}")
+
+
+class MemorySnapshotTopic:
+    """The topic that holds snapshots, in this process; all members use the one object.
+
+    It is a `marshal_dagster.coordination.snapshots.SnapshotTopic`.
+    """
+
+    def __init__(self, partitions: int = 8) -> None:
+        """Make an empty topic."""
+        self._records: list[list[tuple[int, Record]]] = [[] for _ in range(partitions)]
+        self._ends = [0] * partitions
+        self._lock = threading.Lock()
+
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+        """Tell the present bounds; compaction leaves them as they are. Raises `TopicMissing`."""
+        with self._lock:
+            missing = [partition for partition in partitions if not 0 <= partition < len(self._ends)]
+            if missing:
+                raise TopicMissing(f"the snapshot topic has no partitions {missing}")
+            return {partition: Bounds(0, self._ends[partition]) for partition in partitions}
+
+    def read(
+        self,
+        ranges: Mapping[int, Bounds],
+        timeout_s: float,  # noqa: ARG002 - never waits
+    ) -> Mapping[int, Sequence[tuple[bytes | None, bytes | None]]]:
+        """Give what there is in these offsets."""
+        with self._lock:
+            return {
+                partition: [
+                    (one.key, one.value) for offset, one in self._records[partition] if at.start <= offset < at.end
+                ]
+                for partition, at in ranges.items()
+            }
+
+    def append(self, partition: int, records: Sequence[Record]) -> None:
+        """Append at once."""
+        with self._lock:
+            for record in records:
+                self._records[partition].append((self._ends[partition], record))
+                self._ends[partition] += 1
+
+    def compact(self) -> None:
+        """Keep the last record of each key, and none that only deletes."""
+        with self._lock:
+            for partition, records in enumerate(self._records):
+                last = {record.key: offset for offset, record in records}
+                self._records[partition] = [
+                    (offset, record)
+                    for offset, record in records
+                    if last[record.key] == offset and record.value is not None
+                ]
+
+    def close(self) -> None:
+        """Nothing to let go of."""

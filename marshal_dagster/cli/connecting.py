@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
+from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import is_topic
@@ -55,6 +57,16 @@ def open_log(connection: KafkaConnection, topic: str) -> KafkaLog:
     """Name the coordination log of a cluster; nothing is connected yet. Raises `ConfigurationError`."""
     check_topic("--coordination-topic", topic)
     return KafkaLog(connection, topic)
+
+
+def open_reader(connection: KafkaConnection, topic: str, followed: list[str] | None = None) -> Rationalizer:
+    """Open a reader of what the data topics `followed` need, or of all; nothing of the log is read yet.
+
+    Raises `ConfigurationError`, `TopicMissing`, `RightMissing`, `UnavailableError`.
+    """
+    log, snapshots = open_log(connection, topic), kafka_snapshots(connection, topic)
+    with telling_how_to_create(topic):
+        return Rationalizer(log, topics=followed, timeout_s=connection.timeout_s, snapshots=snapshots)
 
 
 @contextmanager

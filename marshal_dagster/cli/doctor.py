@@ -20,8 +20,10 @@ from marshal_dagster.cli.topic import with_servers
 from marshal_dagster.coordination.admin import Severity, check_coordination_topic
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.coordination.log import CoordinationLog, LogIdentity
+from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
+from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationalizer
+from marshal_dagster.coordination.snapshots import Head, Snapshots, snapshot_topic_of
 from marshal_dagster.devkafka import DevKafkaError, find_java
 from marshal_dagster.errors import ConfigurationError, MarshalError, TopicMissing, UnavailableError
 from marshal_dagster.kafka.clients import check_reachable
@@ -93,15 +95,24 @@ def check_kafka(options: ConnectionOptions, topic: str) -> Iterator[Finding]:
         yield Finding("coordination topic", State.NOT_CHECKED, "there is no connection")
         return
     yield Finding("connection", State.OK, f"{connection.bootstrap_servers} answers ({connection.security_protocol})")
-    with closing(KafkaLog(connection, topic)) as log:
-        yield from check_log(log, topic, timeout_s=connection.timeout_s)
+    snapshots = kafka_snapshots(connection, topic)
+    with closing(KafkaLog(connection, topic)) as log, closing(snapshots):
+        yield from check_log(log, topic, timeout_s=connection.timeout_s, snapshots=snapshots)
+        yield from check_snapshots(log, snapshots, retention_of(connection, topic), SystemClock().wall_ms())
     yield from check_topic_settings(connection, topic)
 
 
-def check_log(log: CoordinationLog, topic: str, *, timeout_s: float, clock: Clock | None = None) -> Iterator[Finding]:
+def check_log(
+    log: CoordinationLog,
+    topic: str,
+    *,
+    timeout_s: float,
+    clock: Clock | None = None,
+    snapshots: Snapshots | None = None,
+) -> Iterator[Finding]:
     """Check that the coordination topic is there, that its log is whole, its time right, and nothing half written."""
     try:
-        rationalizer = Rationalizer(log, timeout_s=timeout_s, clock=clock)
+        rationalizer = Rationalizer(log, timeout_s=timeout_s, clock=clock, snapshots=snapshots)
     except TopicMissing as error:
         yield Finding(
             "coordination topic",
@@ -226,11 +237,14 @@ def _identity(identity: LogIdentity) -> Finding:
 
 def _certainty(looked: survey.Survey, identity: LogIdentity) -> Finding:
     if not looked.observed:
-        return Finding("certain", State.OK, "the log is whole from offset 0 on: its world state is certain")
+        return Finding(
+            "certain", State.OK, "the log is whole from offset 0, or from a snapshot, on: its world state is certain"
+        )
     return Finding(
         "certain",
         State.PROBLEM,
-        f"coordination partitions {survey.listed(looked.observed)} do not begin at offset 0: they are only observed",
+        f"coordination partitions {survey.listed(looked.observed)} do not begin at offset 0 and no snapshot fits: they "
+        "are only observed",
         "what was deleted may hold a pause, a plan or a live claim, so nothing can be claimed from them",
         "keep all records from now on: kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics "
         f"--entity-name {identity.topic} --add-config retention.ms=-1,retention.bytes=-1,cleanup.policy=delete; "
@@ -267,6 +281,89 @@ def _groups(looked: survey.Survey) -> Finding:
         "its members go by different pauses or settings, depending on the topic",
         "marshal-dagster status (shows them); write the record again from where it was sent",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What the broker keeps of each coordination partition; None: all of it."""
+
+    time_ms: int | None = None
+    size_bytes: int | None = None
+
+
+def retention_of(connection: KafkaConnection, topic: str) -> Retention:
+    """Look up the coordination topic's retention; where it cannot be seen it counts as unlimited."""
+    try:
+        with Topics(connection, client_id="marshal-dagster-doctor") as topics:
+            settings = topics.settings(topic)
+    except MarshalError:
+        return Retention()
+    limits = (int(settings.get(name, "-1")) for name in ("retention.ms", "retention.bytes"))
+    return Retention(*(None if limit < 0 else limit for limit in limits))
+
+
+def check_snapshots(log: CoordinationLog, snapshots: Snapshots, retention: Retention, at_ms: int) -> Iterator[Finding]:
+    """Check that there are snapshots, and that none of the newest is older than the log's start will soon be."""
+    topic = None
+    try:
+        identity = log.identity()
+        topic = identity.topic
+        heads = snapshots.heads(identity)
+        bounds = log.bounds(range(identity.partitions))
+    except TopicMissing as error:
+        if topic is not None:  # else it was told already
+            yield Finding(
+                "snapshots",
+                State.WARNING,
+                str(error),
+                "each process reads the whole log, and should retention ever cut it, nothing can be claimed",
+                f"marshal-dagster topic create --name {topic}",
+            )
+        return
+    except MarshalError as error:
+        yield Finding("snapshots", State.NOT_CHECKED, str(error))
+        return
+    yield _snapshots(heads, bounds, retention, at_ms, identity.topic)
+
+
+def _snapshots(
+    heads: Mapping[int, Head | None], bounds: Mapping[int, Bounds], retention: Retention, at_ms: int, topic: str
+) -> Finding:
+    overtaken = [number for number, at in bounds.items() if _is_soon_overtaken(heads[number], at, retention, at_ms)]
+    if overtaken:
+        return Finding(
+            "snapshots",
+            State.PROBLEM,
+            f"coordination partitions {survey.listed(overtaken)} have no snapshot from which the log can still be "
+            "read for long: its start is, or will soon be, behind the newest one",
+            "then they can only be observed, and nothing can be claimed from them",
+            f"let a run of any group end well (it writes {snapshot_topic_of(topic)}; its user needs WRITE on that), or "
+            f"keep more: kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name "
+            f"{topic} --add-config retention.ms=-1,retention.bytes=-1",
+        )
+    missing = [number for number, at in bounds.items() if at.end > 0 and heads[number] is None]
+    if missing:
+        return Finding(
+            "snapshots",
+            State.OK,
+            f"none yet of coordination partitions {survey.listed(missing)}; the next run writes them at its end",
+        )
+    behind = [(bounds[number].end - head.offset, head) for number, head in heads.items() if head is not None]
+    most = max((records for records, _ in behind), default=0)
+    return Finding("snapshots", State.OK, f"at most {most} records lie behind the newest of a coordination partition")
+
+
+def _is_soon_overtaken(head: Head | None, at: Bounds, retention: Retention, at_ms: int) -> bool:
+    """Tell whether a limited retention has, or will have in half its time or size again, deleted what comes next."""
+    if retention == Retention() or at.end == 0:
+        return False
+    if head is None or head.offset < at.start:
+        return True
+    if head.offset >= at.end:
+        return False
+    is_old = retention.time_ms is not None and at_ms - (head.log_time_ms or 0) > retention.time_ms / 2
+    is_low = retention.size_bytes is not None and head.offset - at.start < (at.end - at.start) / 2
+    return is_old or is_low
 
 
 def check_topic_settings(connection: KafkaConnection, topic: str) -> Iterator[Finding]:

@@ -79,7 +79,15 @@ Directory = Annotated[
     ),
 ]
 
-
+DataConnection = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-connection",
+        metavar="FILE",
+        help="The data topics' cluster, if it is another one; MARSHAL_DATA_... variables name it too.",
+        show_default=False,
+    ),
+]
 TopicName = Annotated[
     str,
     typer.Option(
@@ -154,15 +162,7 @@ def _status(  # noqa: PLR0917 - typer gives options by name
     connection: ConnectionFile = None,
     timeout: Timeout = None,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
-    data_connection: Annotated[
-        Path | None,
-        typer.Option(
-            "--data-connection",
-            metavar="FILE",
-            help="The data topics' cluster, if it is another one; MARSHAL_DATA_... variables name it too.",
-            show_default=False,
-        ),
-    ] = None,
+    data_connection: DataConnection = None,
     group: Annotated[str | None, typer.Option("--group", "-g", help="This group only.", show_default=False)] = None,
     topic: Annotated[
         str | None,
@@ -255,6 +255,57 @@ def _replay(  # noqa: PLR0917 - by name
     from marshal_dagster.cli import replay
 
     replay.run(replay.ReplayRequest(file, heartbeat_interval, rules, coordination_partitions, as_json, at_each))
+
+
+@app.command(
+    "recover",
+    cls=_Command,
+    short_help="Make a log certain that was cut without a snapshot.",
+    epilog=HELP,
+    help=_help(
+        "Make a coordination log certain again that no longer begins at offset 0 and has no snapshot; also the way to "
+        "take over a deployment of the Go library. Stop all members of all groups first. It shows what is known and "
+        "what cannot be, asks, waits for 2 heartbeat intervals in which nobody may write, and writes the first "
+        "snapshot: pauses and settings as shown, the offsets confirmed, no owner and no plan.",
+        "recover",
+        "recover --offset flights/flights/0=1500 --heartbeat-interval 120",
+    ),
+)
+def _recover(  # noqa: PLR0917 - by name
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    data_connection: DataConnection = None,
+    heartbeat_interval: Annotated[
+        float | None,
+        typer.Option(
+            "--heartbeat-interval",
+            metavar="SECONDS",
+            min=0.001,
+            help="The longest that any member has, where that is longer than what is shown.",
+            show_default=False,
+        ),
+    ] = None,
+    offset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--offset",
+            metavar="GROUP/TOPIC/PARTITION=OFFSET",
+            help="Start there instead: the next offset to read. Can be given again.",
+            show_default=False,
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import recover
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    given = tuple(offset or ())
+    return recover.run(
+        recover.RecoverRequest(options, coordination_topic, data_connection, heartbeat_interval, given, yes, as_json)
+    )
 
 
 @topic_app.command(

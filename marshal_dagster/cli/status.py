@@ -10,15 +10,12 @@ from marshal_dagster.cli.connecting import (
     check_topic,
     connection_of,
     data_connection_of,
-    open_log,
-    telling_how_to_create,
+    open_reader,
 )
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.log import LogIdentity
-from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
-from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 
 
@@ -42,7 +39,7 @@ def run(request: StatusRequest) -> None:
         check_topic("--topic", request.topic)
     wanted = survey.Wanted(request.group, request.topic)
     followed = None if request.topic is None else [request.topic]
-    with closing(_rationalizer(connection, request.coordination_topic, followed)) as rationalizer:
+    with closing(open_reader(connection, request.coordination_topic, followed)) as rationalizer:
         world = rationalizer.catch_up()
         at_ms = SystemClock().wall_ms()
         with Topics(data_connection, client_id="marshal-dagster-status") as topics:
@@ -52,11 +49,6 @@ def run(request: StatusRequest) -> None:
             output.write_json(_identity_json(rationalizer.identity) | survey.to_json(world, looked))
         else:
             _show(rationalizer.identity, looked, request)
-
-
-def _rationalizer(connection: KafkaConnection, topic: str, followed: list[str] | None) -> Rationalizer:
-    with telling_how_to_create(topic):
-        return Rationalizer(open_log(connection, topic), topics=followed, timeout_s=connection.timeout_s)
 
 
 def look_at_data(topics: Topics, places: Mapping[str, set[int]]) -> dict[str, survey.DataTopicNow]:

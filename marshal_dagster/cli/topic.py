@@ -12,8 +12,10 @@ from marshal_dagster.coordination.admin import (
     Severity,
     check_coordination_topic,
     create_coordination_topic,
+    create_snapshot_topic,
 )
-from marshal_dagster.errors import ConfigurationError, UnsafeTopic
+from marshal_dagster.coordination.snapshots import snapshot_topic_of
+from marshal_dagster.errors import ConfigurationError, RightMissing, UnsafeTopic
 from marshal_dagster.kafka.topics import TopicDescription, Topics
 
 _CLIENT_ID = "marshal-dagster-topic"
@@ -32,7 +34,7 @@ class CreateRequest:
 
 
 def create(request: CreateRequest) -> None:
-    """Create the coordination topic, or make sure that the one that is there will do.
+    """Create the coordination topic, or make sure that the one that is there will do, and the one for its snapshots.
 
     Raises `UnsafeTopic` for one that would not, unless that is accepted; `ConfigurationError` for another partition
     count; `MarshalError`.
@@ -45,8 +47,9 @@ def create(request: CreateRequest) -> None:
     with Topics(connection, client_id=_CLIENT_ID) as topics:
         created = _created(topics, request)
         described, problems = _look(topics, request.name, connection.bootstrap_servers)
+        snapshot_topic = _snapshot_topic(topics, request.name)
     if request.as_json:
-        output.write_json({"created": created} | _to_json(described, problems))
+        output.write_json({"created": created, "snapshot_topic": snapshot_topic} | _to_json(described, problems))
         return
     output.show(f"{_said(described)} {'was created' if created else 'is there already'}")
     _show(problems)
@@ -94,6 +97,16 @@ def _created(topics: Topics, request: CreateRequest) -> bool:
         if request.accept_unsafe:
             return False
         raise
+
+
+def _snapshot_topic(topics: Topics, name: str) -> str | None:
+    """Create the topic for snapshots too; a deployment does without where it may not be created."""
+    try:
+        create_snapshot_topic(topics, name)
+    except (RightMissing, ConfigurationError) as error:
+        output.note(f"no topic for snapshots: {error}")
+        return None
+    return snapshot_topic_of(name)
 
 
 def _said(described: TopicDescription) -> str:

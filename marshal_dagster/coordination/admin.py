@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import ConfigurationError, UnsafeTopic
 from marshal_dagster.kafka.topics import TopicDescription, Topics
 
@@ -28,6 +29,15 @@ ALWAYS: Final[Mapping[str, str]] = {
     "retention.ms": UNLIMITED,
     "unclean.leader.election.enable": "false",
 }
+
+SNAPSHOT_SETTINGS: Final[Mapping[str, str]] = {
+    "cleanup.policy": "compact",
+    "max.message.bytes": str(BATCH_BYTES),
+    "min.cleanable.dirty.ratio": "0.1",
+    "segment.ms": "3600000",
+    "unclean.leader.election.enable": "false",
+}
+"""What lies in the newest segment is not compacted: it is closed each hour, lest useless snapshots pile up."""
 
 
 class Severity(StrEnum):
@@ -148,6 +158,17 @@ def create_coordination_topic(
         )
     require_safe(topics, name)
     return False
+
+
+def create_snapshot_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> bool:
+    """Create the compacted topic for the snapshots of the coordination topic `name`; True if it was created now.
+
+    It has as many partitions and replicas as that. One that exists stays as it is. Raises `TopicMissing`,
+    `ConfigurationError` (a name too long for Kafka), `RightMissing`, `UnavailableError`.
+    """
+    beside = topics.describe(name)
+    settings = {**SNAPSHOT_SETTINGS, "min.insync.replicas": str(min(LEAST_INSYNC, beside.replication))}
+    return topics.create(snapshot_topic_of(name), len(beside.partitions), beside.replication, settings)
 
 
 def check_coordination_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> list[Problem]:

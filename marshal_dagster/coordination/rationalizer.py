@@ -9,7 +9,8 @@ from types import MappingProxyType
 from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.log import CoordinationLog, LogIdentity, PositionLost
+from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLost
+from marshal_dagster.coordination.snapshots import WORTH_A_LOOK, Snapshots
 from marshal_dagster.errors import LogChanged, MarshalError, UnavailableError
 from marshal_dagster.protocol.messages import Heartbeat, Message
 from marshal_dagster.protocol.placement import coordination_partition
@@ -60,9 +61,11 @@ class Rationalizer:
         topics: Collection[str] | None = None,
         timeout_s: float = 10.0,
         clock: Clock | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
-        """Follow the coordination partitions of the data `topics`, or all of them; nothing is read yet.
+        """Follow the coordination partitions of the data `topics`, or all of them; of the log nothing is read yet.
 
+        Where the log is long, or does not begin at offset 0, it is read on from the newest of `snapshots` that fits.
         `timeout_s` bounds the waiting for each answer, not the reading of a long log; `clock` is what log time is
         compared with. Raises `TopicMissing`, `UnavailableError`.
         """
@@ -73,6 +76,7 @@ class Rationalizer:
         self.records_read = 0
         self.failure: MarshalError | None = None
         self._timeout_s = timeout_s
+        self._snapshots = snapshots
         self._clock = clock or SystemClock()
         self._is_clock_reported = False
         self._reads_on = False
@@ -179,16 +183,36 @@ class Rationalizer:
         return coordination_partition(topic, self.identity.partitions)
 
     def _begin(self, partitions: Collection[int]) -> None:
-        """Know nothing of these partitions, and read them from the log's start."""
+        """Know nothing of these partitions, and read them from a snapshot, or else from the log's start."""
         self._reads_on = False
-        for partition, at in self.log.bounds(partitions).items():
+        bounds = self.log.bounds(partitions)
+        known = self._snapshots_of(bounds)
+        for partition, at in bounds.items():
+            state = known.get(partition)
+            if state is not None:
+                self.world.adopt(state)
+                continue
             self.world.start(partition, at.start)
             if at.start > 0:
                 self._warn_of_observing(partition, at.start)
 
+    def _snapshots_of(self, bounds: Mapping[int, Bounds]) -> Mapping[int, PartitionWorld]:
+        """Look for snapshots where one is needed or saves time; a log is read without them too."""
+        wanted = {number: at for number, at in bounds.items() if at.start > 0 or at.end >= WORTH_A_LOOK}
+        if self._snapshots is None or not wanted:
+            return {}
+        try:
+            return self._snapshots.newest(self.identity, wanted, self.world.defaults)
+        except MarshalError as error:
+            level = logging.WARNING if any(at.start > 0 for at in wanted.values()) else logging.INFO
+            logger.log(level, "no snapshot of %r can be read: %s", self.identity.topic, error)
+            return {}
+        finally:
+            self._snapshots.close()
+
     def _warn_of_observing(self, partition: int, start: int) -> None:
         logger.warning(
-            "coordination partition %d of %r begins at offset %d and there is no snapshot: it is only observed, "
+            "coordination partition %d of %r begins at offset %d and no snapshot fits: it is only observed, "
             "nothing can be claimed from it",
             partition,
             self.identity.topic,

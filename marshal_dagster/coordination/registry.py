@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -58,7 +59,7 @@ def _place_of(key: _Key) -> _Place:
 def _open(connection: KafkaConnection, topic: str) -> Rationalizer:
     log = KafkaLog(connection, topic)
     try:
-        return Rationalizer(log, timeout_s=connection.timeout_s)
+        return Rationalizer(log, timeout_s=connection.timeout_s, snapshots=kafka_snapshots(connection, topic))
     except MarshalError:
         log.close()
         raise

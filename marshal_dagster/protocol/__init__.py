@@ -3,5 +3,5 @@
 Floor 0: standard library only. No I/O, no clock, no thread, no Kafka, Spark or Dagster. The real broker,
 the in-memory log and the replay command drive this same code. Read in the order of `PROTOCOL.md`:
 `messages` (section 1), `placement` (1), `world` and `transitions` (2 to 5 and 7), `leases` (6),
-`ranges` (the offsets of a batch), `replay` (a stored log as text).
+`ranges` (the offsets of a batch), `snapshots` (a state as records), `replay` (a stored log as text).
 """

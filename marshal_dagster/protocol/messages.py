@@ -221,6 +221,28 @@ def _write_settings(settings: Settings) -> str:
     return f"/{tail}"
 
 
+def settings_text(settings: Settings) -> str:
+    """Write settings as the end of a `GroupSettings` record. Raises `ValueError` for those that no record can carry."""
+    try:
+        return _write_settings(settings)[1:]
+    except _InvalidError:
+        raise ValueError(f"not valid as settings: {settings}") from None
+
+
+def settings_of(text: str) -> Settings:
+    """Read what `settings_text` writes. Raises `ValueError` for anything else."""
+    tail = text.split("/")
+    try:
+        if len(tail) == _SETTINGS_FIELDS:
+            return _read_settings(tail)
+    except _InvalidError:
+        pass
+    raise ValueError(f"not valid as settings: {text[:MAX_NAME_LENGTH]!r}")
+
+
+_SETTINGS_FIELDS: Final = 4
+
+
 def _read_topic_id(tail: list[str]) -> str:
     if TOPIC_ID.fullmatch(tail[0]) is None:
         raise _InvalidError(Invalid.TAIL)
@@ -262,7 +284,7 @@ FORMS: Final = {
         _Form("ClaimingMessages", ClaimingMessages, "plan_end", 1),
         _Form("ReleaseGroup", ReleaseGroup, "expiry_s", 1),
         _Form("RevokingClaim", RevokingClaim, "epoch", 1),
-        _Form("GroupSettings", GroupSettings, "settings", 4, _read_settings, _write_settings),
+        _Form("GroupSettings", GroupSettings, "settings", _SETTINGS_FIELDS, _read_settings, _write_settings),
         _Form("DataTopic", DataTopic, "topic_id", 1, _read_topic_id, _write_topic_id),
         _Form("Mark", Mark),
     )

@@ -55,21 +55,21 @@ _INVALID: Final = {invalid: Verdict(VerdictKind.INVALID, invalid) for invalid in
 class PartitionWorld:
     """The world state of one coordination partition.
 
-    `certain` tells whether it was read from the log's start; if not, every key is provisional and nobody claims
-    from it. `next_offset` is the log offset of the next record to apply. `log_time_ms` is None before the first.
+    `certain` tells whether it was read from the log's start or a snapshot; if not, every key is provisional and nobody
+    claims from it. `next_offset` is the log offset of the next record to apply. `log_time_ms` is None before the first.
     """
 
     def __init__(self, number: int, coordination_partitions: int, defaults: Settings, start: int) -> None:
         """Begin at log offset `start`, knowing nothing."""
         self.number = number
+        self.coordination_partitions = coordination_partitions
+        self.defaults = defaults
         self.certain = start == 0
         self.next_offset = start
         self.groups: dict[str, Group] = {}
         self.refused: Counter[Refusal] = Counter()
         self.invalid: Counter[Invalid] = Counter()
         self.noted: Counter[Note] = Counter()
-        self._coordination_partitions = coordination_partitions
-        self._defaults = defaults
         self._log_time_ms: int | None = None
         self._beats: dict[bytes, tuple[Key, Owner]] = {}
 
@@ -77,6 +77,15 @@ class PartitionWorld:
     def log_time_ms(self) -> int | None:
         """The largest broker timestamp so far."""
         return self._log_time_ms
+
+    def is_home_of(self, topic: str) -> bool:
+        """Tell whether the records of a data topic lie here."""
+        return coordination_partition(topic, self.coordination_partitions) == self.number
+
+    def resume_at(self, next_offset: int, log_time_ms: int | None) -> None:
+        """Stand where every record before `next_offset` was read; who calls it brings the state that they led to."""
+        self.next_offset = next_offset
+        self._log_time_ms = log_time_ms
 
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None, known: Message | None = None) -> Verdict:
         """Let the record at log offset `offset` act. Never raises because of what a record holds.
@@ -135,7 +144,7 @@ class PartitionWorld:
 
     def _judge(self, message: Message, offset: int, log_time_ms: int, value: bytes | None) -> Verdict:
         kind, place = type(message), (message.topic, message.partition)
-        group = self.groups.get(message.group) or Group(self._defaults)
+        group = self.groups.get(message.group) or Group(self.defaults)
         key = group.keys.get(place) or Key(provisional=not self.certain)
         event = Event(message, offset, log_time_ms, group, key)
         rule = self._rules_of(group)[kind]
@@ -172,9 +181,7 @@ class PartitionWorld:
         self._beats[rest[_BEAT_LENGTH:]] = (key, key.owner)
 
     def _is_misplaced(self, message: Message) -> bool:
-        if type(message) in GROUP_MESSAGES:
-            return False
-        return coordination_partition(message.topic, self._coordination_partitions) != self.number
+        return type(message) not in GROUP_MESSAGES and not self.is_home_of(message.topic)
 
     def _count_invalid(self, reason: Invalid) -> Verdict:
         self.invalid[reason] += 1
@@ -215,6 +222,20 @@ class World:
         begun = PartitionWorld(partition, self.coordination_partitions, self._defaults, offset)
         self.partitions[partition] = begun
         return begun
+
+    def adopt(self, state: PartitionWorld) -> None:
+        """Follow a coordination partition from where `state` stands, in place of what was known of it.
+
+        Raises `ValueError` for one of another log, or that was read under other defaults.
+        """
+        if (state.coordination_partitions, state.defaults) != (self.coordination_partitions, self._defaults):
+            raise ValueError("the state was read under another partition count or other defaults")
+        self.partitions[state.number] = state
+
+    @property
+    def defaults(self) -> Settings:
+        """What holds until a group's first settings record."""
+        return self._defaults
 
     def apply(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None) -> Verdict:
         """Let one record act; a coordination partition not begun yet begins at this record."""

@@ -67,6 +67,8 @@ def toy(monkeypatch: pytest.MonkeyPatch) -> None:
         (0.9499, 1.0, Goal.RATIO_AT_LEAST, 0.95, False),
         (0.7, 0.6, Goal.DIFFERENCE_AT_MOST, 0.1, True),
         (0.701, 0.6, Goal.DIFFERENCE_AT_MOST, 0.1, False),
+        (1.0, 9.0, Goal.OURS_AT_MOST, 1, True),
+        (1.001, 9.0, Goal.OURS_AT_MOST, 1, False),
     ],
 )
 def test_a_target_is_met_up_to_the_target_itself(

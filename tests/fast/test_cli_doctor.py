@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 from marshal_dagster.cli import doctor
-from marshal_dagster.cli.doctor import Finding, State, check_log, check_machine
+from marshal_dagster.cli.doctor import Finding, Retention, State, check_log, check_machine, check_snapshots
+from marshal_dagster.coordination.keeping import renew_snapshots
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.protocol.messages import ClaimingPartition, ReleaseGroup, render
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.spark.connector import CONNECTOR
-from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
+from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog, MemorySnapshotTopic
 from tests.cli import call
 
 HOME = coordination_partition("orders", 4)
@@ -176,6 +179,78 @@ def test_what_is_half_written_is_a_problem(broker: MemoryBroker, clock: ManualCl
     finding = in_log(broker, clock)["groups"]
     assert is_complete(finding)
     assert finding.found.startswith("group g: paused until ")
+
+
+@pytest.fixture
+def snapshots(broker: MemoryBroker, clock: ManualClock) -> Snapshots:
+    """Snapshots of the topic as it is, behind which one more record was written."""
+    snapshots = Snapshots(MemorySnapshotTopic(4))
+    rationalizer = Rationalizer(MemoryLog(broker), clock=clock)
+    assert renew_snapshots(rationalizer, snapshots, clock) == [HOME]
+    broker.append(HOME, CLAIM)
+    return snapshots
+
+
+def of_snapshots(broker: MemoryBroker, snapshots: Snapshots, retention: Retention, at_ms: int = 0) -> Finding:
+    """Give what the check of the snapshots came to."""
+    (finding,) = check_snapshots(MemoryLog(broker), snapshots, retention, at_ms)
+    return finding
+
+
+def test_without_a_snapshot_topic_it_is_told_what_makes_one(broker: MemoryBroker) -> None:
+    """A deployment from before there were snapshots gets a warning."""
+    finding = of_snapshots(broker, Snapshots(MemorySnapshotTopic(0)), Retention())
+    assert finding.state is State.WARNING
+    assert finding.mend == "marshal-dagster topic create --name __marshal"
+
+
+def test_without_the_coordination_topic_nothing_more_is_said(broker: MemoryBroker) -> None:
+    """That the coordination topic is missing is told once."""
+    broker.delete()
+    assert list(check_snapshots(MemoryLog(broker), Snapshots(MemorySnapshotTopic(4)), Retention(), 0)) == []
+
+
+def test_a_log_that_is_kept_whole_is_in_no_danger(broker: MemoryBroker, snapshots: Snapshots) -> None:
+    """With unlimited retention a snapshot may be missing, or of any age."""
+    finding = of_snapshots(broker, snapshots, Retention(), 2**60)
+    assert (finding.state, "at most 1 records" in finding.found) == (State.OK, True)
+    finding = of_snapshots(broker, Snapshots(MemorySnapshotTopic(4)), Retention())
+    assert (finding.state, f"none yet of coordination partitions {HOME}" in finding.found) == (State.OK, True)
+
+
+@pytest.mark.parametrize(("age_ms", "state"), [(500, State.OK), (501, State.PROBLEM)])
+def test_an_old_snapshot_of_a_log_that_will_be_cut_is_a_problem(
+    broker: MemoryBroker, snapshots: Snapshots, clock: ManualClock, age_ms: int, state: State
+) -> None:
+    """Once half of the retention has passed since the newest snapshot, the doctor says so."""
+    finding = of_snapshots(broker, snapshots, Retention(time_ms=1_000), clock.wall_ms() + age_ms)
+    assert finding.state is state
+    assert is_complete(finding) == (state is State.PROBLEM)
+    assert (f"coordination partitions {HOME} " in finding.found) == (state is State.PROBLEM)
+
+
+def test_a_snapshot_of_the_present_state_does_not_age(broker: MemoryBroker, clock: ManualClock) -> None:
+    """Behind whose snapshot there is no record, retention can cut whatever it likes."""
+    snapshots = Snapshots(MemorySnapshotTopic(4))
+    renew_snapshots(Rationalizer(MemoryLog(broker), clock=clock), snapshots, clock)
+    assert of_snapshots(broker, snapshots, Retention(time_ms=1, size_bytes=1), 2**60).state is State.OK
+
+
+@pytest.mark.parametrize(("records", "state"), [(0, State.OK), (1, State.PROBLEM)])
+def test_a_snapshot_in_the_older_half_of_a_log_of_limited_size_is_a_problem(
+    broker: MemoryBroker, snapshots: Snapshots, records: int, state: State
+) -> None:
+    """Where the size is limited, it is by records that one tells how near the start is."""
+    for _ in range(records):
+        broker.append(HOME, CLAIM)
+    assert of_snapshots(broker, snapshots, Retention(size_bytes=1_000)).state is state
+
+
+def test_a_snapshot_that_the_log_has_left_behind_is_a_problem(broker: MemoryBroker, snapshots: Snapshots) -> None:
+    """A log that begins after the newest snapshot, or has none while it is cut, is told."""
+    broker.retain_from(HOME, 2)
+    assert is_complete(of_snapshots(broker, snapshots, Retention(time_ms=10**15)))
+    assert is_complete(of_snapshots(broker, Snapshots(MemorySnapshotTopic(4)), Retention(time_ms=10**15)))
 
 
 def test_no_kafka_at_all_is_found_not_raised(

@@ -26,6 +26,7 @@ COMMANDS = (
     ["status"],
     ["tail"],
     ["replay"],
+    ["recover"],
     ["topic", "create"],
     ["topic", "check"],
     ["kafka", "up"],

@@ -20,12 +20,14 @@ WITHIN_S = 240.0
 SHORT = {
     "claim": ["--single-rounds=5", "--many-rounds=2", "--partitions=50", "--process-rounds=1", "--log-records=3"],
     "world_state": ["--records=20000", "--keys=500", "--alternations=2"],
+    "snapshot": ["--records=160000", "--keys=500", "--alternations=1"],
     "batch": ["--records=4000", "--alternations=1", "--warm-up=1", "--long-batches=1"],
     "start_up": ["--processes=1"],
 }
 CASES = {
     "claim": ["claim 1 partition", "claim 50 partitions", "fresh process to first won claim"],
     "world_state": ["world state from 20,000 records"],
+    "snapshot": ["fresh process to the world state behind 160,000 records"],
     "batch": [
         "read and count",
         "read and count, connector tuned as ours",

@@ -204,6 +204,9 @@ def test_the_topic_is_created_once_and_checked(kafka: str, topics: Topics) -> No
     assert start("status", environment=environment).code == 5
     first = start("topic", "create", "--partitions", "5", "--json", environment=environment).json
     assert (first["created"], first["partitions"], first["ok"]) == (True, 5, True)
+    assert first["snapshot_topic"] == f"{name}_snapshot"
+    assert topics.settings(f"{name}_snapshot")["cleanup.policy"] == "compact"
+    assert len(topics.describe(f"{name}_snapshot").partitions) == 5
     again = start("topic", "create", "--partitions", "5", "--json", environment=environment).json
     assert again == first | {"created": False}
     other = start("topic", "create", environment=environment)

@@ -15,12 +15,15 @@ import psutil
 import pytest
 
 from jobs.flights import CarrierTotal, carrier_totals, departures_by_carrier
+from marshal_dagster.coordination.admin import create_snapshot_topic
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import UnavailableError, UnsafeTopic
 from marshal_dagster.jobs import build_claimed_batch_job, build_reprocess_job
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Key
@@ -29,6 +32,7 @@ from marshal_dagster.runs import announced
 from marshal_dagster.sensors import build_dead_run_sensors, build_stale_claim_sensor
 from marshal_dagster.spark.sinks import FileSink
 from tests.real.conftest import MakeTopic
+from tests.real.test_cli_log import delete_up_to
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -272,6 +276,39 @@ def test_an_unsafe_coordination_topic_is_refused_unless_told(site: Site, topic: 
     accepted = work.execute_in_process(instance=site.instance, resources={"claimer": lax})
     lines = [entry.user_message for entry in site.instance.all_logs(accepted.run_id) if not entry.is_dagster_event]
     assert any("accepted, though dangerous" in line for line in lines)
+
+
+def test_a_log_that_was_cut_after_a_run_is_read_on_by_the_next(
+    site: Site, connection: KafkaConnection, topics: Topics
+) -> None:
+    """A run leaves snapshots at its end; retention takes the whole log; the next run goes on where the first was."""
+    seen: list[tuple[int, int, int]] = []
+
+    @dg.op
+    def take_one(context: dg.OpExecutionContext, claimer: ClaimerResource) -> None:
+        with claimer.claimed_batch(context, topic=site.topic, max_records=1) as batch:
+            batch.begin_processing()
+            seen.extend((one.partition, one.start, one.end) for one in batch.ranges)
+
+    @dg.job
+    def work() -> None:
+        take_one()
+
+    assert create_snapshot_topic(topics, site.coordination_topic)
+    work.execute_in_process(instance=site.instance, resources={"claimer": site.claimer()})
+    for number, at in topics.offsets(site.coordination_topic, range(4), committed_only=False).items():
+        delete_up_to(connection, site.coordination_topic, number, at.end)
+    work.execute_in_process(instance=site.instance, resources={"claimer": site.claimer()})
+    (first, second) = seen
+    assert sum(end - start for _, start, end in seen) == 2
+    assert first != second
+    reader = Rationalizer(
+        KafkaLog(connection, site.coordination_topic), snapshots=kafka_snapshots(connection, site.coordination_topic)
+    )
+    positions = {place: key.offset for _, place, _, key in reader.catch_up().keys()}  # noqa: SIM118 - no mapping
+    assert all(world.certain for world in reader.world.partitions.values())
+    assert sum(offset or 0 for offset in positions.values()) == 2
+    reader.close()
 
 
 def test_a_broker_that_is_down_fails_the_run_in_one_line(site: Site, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,7 @@
 """TLS, passwords and rights on a real broker: what connects, and in which words the rest is refused."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -8,6 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
+from marshal_dagster.coordination.admin import create_coordination_topic, create_snapshot_topic
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
+from marshal_dagster.coordination.keeping import renew_snapshots
+from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError, RightMissing, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -209,6 +215,31 @@ def test_a_producer_that_polls_itself_finds_the_fatal_error_in_its_log(secured: 
     eventually(is_fatal)
     assert "Cluster authorization failed" in (log.fatal or "")
     clients.let_go(client, log)
+
+
+def test_who_may_not_write_snapshots_goes_without(
+    secured: SecuredKafka, admin: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A member that may write to the coordination topic alone ends its run without a snapshot, and says why."""
+    assert create_coordination_topic(admin, "log", 1)
+    assert create_snapshot_topic(admin, "log")
+    writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
+    writer.produce("log", b"junk", partition=0)
+    assert writer.flush(WITHIN_S) == 0
+    for right, topic in (("READ", "log"), ("WRITE", "log"), ("READ", "log_snapshot")):
+        secured.grant(SCRAM_USER, right, "TOPIC", topic)
+    connection = connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured))
+    with Topics(connection) as topics:
+        eventually(lambda: answers(lambda: topics.describe("log_snapshot")))
+    log = KafkaLog(connection, "log")
+    rationalizer = Rationalizer(log)
+
+    with caplog.at_level(logging.INFO):
+        assert renew_snapshots(rationalizer, kafka_snapshots(connection, "log")) == []
+    assert "grant WRITE on topic 'log_snapshot'" in caplog.text
+    secured.grant(SCRAM_USER, "WRITE", "TOPIC", "log_snapshot")
+    eventually(lambda: renew_snapshots(rationalizer, kafka_snapshots(connection, "log")) == [0])
+    log.close()
 
 
 def test_spark_reads_through_tls_with_a_password(secured: SecuredKafka, admin: Topics, spark: "SparkSession") -> None:

@@ -1,0 +1,205 @@
+"""`recover`: makes a coordination log certain again that was cut without a snapshot; a person decides."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from marshal_dagster.cli import output, survey
+from marshal_dagster.cli.connecting import (
+    connection_of,
+    data_connection_of,
+    open_log,
+    telling_how_to_create,
+)
+from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
+from marshal_dagster.coordination.recovery import Confirmed, Observed, Recovery, Said, Whose
+from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import INT32_MAX, INT64_MAX, NUMBER, is_name, is_topic
+from marshal_dagster.protocol.placement import coordination_partition
+
+_OFFSET_FIELDS: Final = 3
+_UNKNOWN: Final = (
+    "What was deleted may have held other pauses and settings, open plans, other groups, topics and offsets, and "
+    "owners that still work: nobody can tell. Stop all members of all groups before you go on."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RecoverRequest:
+    """Which log; the longest heartbeat interval that is not shown; offsets as GROUP/TOPIC/PARTITION=OFFSET."""
+
+    connection: ConnectionOptions
+    coordination_topic: str
+    data_connection: Path | None = None
+    heartbeat_interval_s: float | None = None
+    offsets: tuple[str, ...] = ()
+    yes: bool = False
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What is known of one key, and the offset that it is to have; `note` is what to think of."""
+
+    whose: Whose
+    said: Said
+    committed: int | None
+    confirmed: Confirmed
+    note: str = ""
+
+
+def run(request: RecoverRequest) -> ExitCode:
+    """Show what is known and what cannot be, ask, and write the first snapshots. Raises `MarshalError`."""
+    if request.as_json and not request.yes:
+        raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look without --json")
+    given = offsets_of(request.offsets)
+    connection, name = connection_of(request.connection), request.coordination_topic
+    data_connection = data_connection_of(request.data_connection, connection)
+    with closing(open_log(connection, name)) as log, closing(kafka_snapshots(connection, name)) as snapshots:
+        with telling_how_to_create(name):
+            recovery = Recovery(log, snapshots, timeout_s=connection.timeout_s)
+            observed = recovery.look()
+        with Topics(data_connection, client_id="marshal-dagster-recover") as topics:
+            proposals = list(propose(observed, recovery.identity.partitions, topics, given))
+        if not request.as_json:
+            _show(observed, proposals)
+        if observed and not (request.yes or _agreed()):
+            output.note("nothing was written")
+            return ExitCode.PROBLEMS
+        if observed:
+            output.note("waiting for more than 2 heartbeat intervals of log time, in which nobody may write")
+        interval_ms = None if request.heartbeat_interval_s is None else round(request.heartbeat_interval_s * 1_000)
+        recovered = recovery.recover({each.whose: each.confirmed for each in proposals}, interval_ms)
+    if request.as_json:
+        output.write_json({"recovered": recovered, "keys": [_to_json(each) for each in proposals]})
+    elif recovered:
+        output.show(f"Coordination partitions {survey.listed(recovered)} have a snapshot: members can claim again.")
+    return ExitCode.OK
+
+
+def offsets_of(texts: Sequence[str]) -> dict[Whose, int]:
+    """Read GROUP/TOPIC/PARTITION=OFFSET. Raises `ConfigurationError`."""
+    return dict(map(_offset_of, texts))
+
+
+def _offset_of(text: str) -> tuple[Whose, int]:
+    named, _, offset = text.rpartition("=")
+    fields = named.split("/")
+    if len(fields) == _OFFSET_FIELDS and NUMBER.fullmatch(fields[2]) and NUMBER.fullmatch(offset):
+        group, topic, partition = fields[0], fields[1], int(fields[2])
+        if is_name(group) and is_topic(topic) and partition <= INT32_MAX and int(offset) <= INT64_MAX:
+            return (group, (topic, partition)), int(offset)
+    raise ConfigurationError(f"--offset: {text!r} is not of the form GROUP/TOPIC/PARTITION=OFFSET")
+
+
+def propose(
+    observed: Mapping[int, Observed], partitions: int, topics: Topics, given: Mapping[Whose, int]
+) -> Iterator[Proposal]:
+    """Give each partition of each topic that a group has, or that is named in `given`, with an offset for it.
+
+    The offset is the one given, else the one last heard of, else the one committed in Kafka, else 0. Raises
+    `ConfigurationError` for one given that belongs nowhere or lies beyond the topic's end; `UnavailableError`.
+    """
+    pairs = {(group, topic): each for each in observed.values() for group, topic in _pairs(each)}
+    for group, (topic, _) in given:
+        home = coordination_partition(topic, partitions)
+        if home not in observed:
+            raise ConfigurationError(
+                f"--offset: the coordination partition of topic {topic!r} is certain; set the position instead"
+            )
+        pairs[group, topic] = observed[home]
+    unused = set(given)
+    for (group, topic), each in sorted(pairs.items(), key=lambda pair: pair[0]):
+        for proposal in _of_topic(each, group, topic, topics, given):
+            unused.discard(proposal.whose)
+            yield proposal
+    for group, (topic, partition) in unused:
+        raise ConfigurationError(f"--offset: topic {topic!r} has no partition {partition} (for group {group!r})")
+
+
+def _pairs(observed: Observed) -> set[tuple[str, str]]:
+    return {(name, topic) for name, group in observed.world.groups.items() for topic, _ in group.keys}
+
+
+def _of_topic(
+    observed: Observed, group: str, topic: str, topics: Topics, given: Mapping[Whose, int]
+) -> Iterator[Proposal]:
+    try:
+        described = topics.describe(topic)
+        bounds = topics.offsets(topic, described.partitions)
+    except TopicMissing:
+        output.note(f"topic {topic!r} of group {group!r} does not exist any more: nothing is kept of it")
+        return
+    try:
+        committed = topics.group_offsets(group, topic)
+    except RightMissing as missing:
+        output.note(f"what Kafka has as offsets of group {group!r} cannot be seen: {missing}")
+        committed = {}
+    seen = observed.world.groups.get(group)
+    for number in described.partitions:
+        whose = (group, (topic, number))
+        key = None if seen is None else seen.keys.get((topic, number))
+        is_other = key is not None and key.data_topic_id not in {None, described.topic_id}
+        heard = (None if is_other or key is None else key.offset, committed.get(number))
+        offset = given.get(whose, next((known for known in heard if known is not None), 0))
+        at = bounds[number]
+        if offset > at.end:
+            raise ConfigurationError(
+                f"{group}/{topic}/{number}: offset {offset} lies beyond the topic's end {at.end}; name another with "
+                f"--offset {group}/{topic}/{number}=OFFSET"
+            )
+        note = "topic made anew" if is_other else "nothing known" if heard == (None, None) else ""
+        lost = f"deleted up to {at.start}" if offset < at.start else ""
+        yield Proposal(
+            whose,
+            observed.said.get(whose, Said()),
+            committed.get(number),
+            Confirmed(offset, described.topic_id),
+            ", ".join(filter(None, ("as named" if whose in given else note, lost))),
+        )
+
+
+def _agreed() -> bool:
+    return typer.confirm("All members of all groups are stopped, and these offsets are right?", err=True)
+
+
+def _show(observed: Mapping[int, Observed], proposals: Sequence[Proposal]) -> None:
+    if not observed:
+        output.show("Every coordination partition is certain: there is nothing to recover.")
+        return
+    output.show(f"Only observed: coordination partitions {survey.listed(list(observed))}.", _UNKNOWN)
+    for number, each in observed.items():
+        for name, group in each.world.groups.items():
+            pause = "" if group.paused_until_s is None else f", paused until {output.utc(group.paused_until_s * 1_000)}"
+            accepted = "" if group.settings_accepted else " (by default: no settings record is left)"
+            output.show(f"Group {name} in {number}: {survey.settings_text(group.settings)}{accepted}{pause}")
+    columns = ["group", "partition", "#last heartbeat", "#last release", "#in Kafka", "#to start at", "note"]
+    output.show(output.Table(columns, [_row(each) for each in proposals]))
+
+
+def _row(each: Proposal) -> list[str | output.Line]:
+    group, (topic, partition) = each.whose
+    numbers = (each.said.heartbeat, each.said.release, each.committed, each.confirmed.offset)
+    return [group, f"{topic}/{partition}", *map(output.number, numbers), each.note or output.NOTHING]
+
+
+def _to_json(each: Proposal) -> dict[str, Any]:
+    group, (topic, partition) = each.whose
+    return {
+        "group": group,
+        "topic": topic,
+        "partition": partition,
+        "last_heartbeat": each.said.heartbeat,
+        "last_release": each.said.release,
+        "committed_in_kafka": each.committed,
+        "offset": each.confirmed.offset,
+        "data_topic_id": each.confirmed.data_topic_id,
+        "note": each.note,
+    }

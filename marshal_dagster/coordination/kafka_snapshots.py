@@ -1,0 +1,127 @@
+"""The topic that holds the snapshots, over Kafka."""
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from marshal_dagster.coordination.kafka_log import READ_BATCH
+from marshal_dagster.coordination.log import Bounds
+from marshal_dagster.coordination.snapshots import Read, Snapshots, snapshot_topic_of
+from marshal_dagster.errors import RightMissing, UnavailableError
+from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.snapshots import Record
+
+CLIENT_ID: Final = "marshal-dagster-snapshots"
+_SLICE_S: Final = 0.5
+
+
+def kafka_snapshots(connection: KafkaConnection, coordination_topic: str) -> Snapshots:
+    """Give the snapshots beside a coordination topic; nothing is connected yet."""
+    topic = KafkaSnapshotTopic(connection, snapshot_topic_of(coordination_topic))
+    return Snapshots(topic, timeout_s=connection.timeout_s)
+
+
+class KafkaSnapshotTopic:
+    """A topic of a Kafka cluster, as a `marshal_dagster.coordination.snapshots.SnapshotTopic`."""
+
+    def __init__(self, connection: KafkaConnection, topic: str) -> None:
+        """Say which; nothing is connected before it is needed."""
+        self.topic = topic
+        self._connection = connection
+        self._topics: Topics | None = None
+        self._consumer: Consumer | None = None
+
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+        """Ask the cluster: first whether it is there, lest a broker that makes topics by itself makes this one."""
+        if self._topics is None:
+            self._topics = Topics(self._connection, client_id=CLIENT_ID)
+        self._topics.describe(self.topic)
+        offsets = self._topics.offsets(self.topic, partitions, committed_only=False)
+        return {partition: Bounds(at.start, at.end) for partition, at in offsets.items()}
+
+    def read(self, ranges: Mapping[int, Bounds], timeout_s: float) -> Mapping[int, Read]:
+        """Read each range up to its end, which no record may have: then the end of the partition tells."""
+        found: dict[int, list[tuple[bytes | None, bytes | None]]] = {partition: [] for partition in ranges}
+        due = {partition: at.end for partition, at in ranges.items() if at.start < at.end}
+        if not due:
+            return found
+        if self._consumer is None:
+            self._consumer = clients.consumer(self._connection, client_id=CLIENT_ID)[0]
+        self._consumer.assign([TopicPartition(self.topic, number, ranges[number].start) for number in due])
+        deadline = time.monotonic() + timeout_s
+        while due:
+            messages = self._consumer.consume(1, min(_SLICE_S, timeout_s))
+            if messages:
+                messages += self._consumer.consume(READ_BATCH, 0)
+                deadline = time.monotonic() + timeout_s
+            for message in messages:
+                self._take(message, due, found)
+            if due and time.monotonic() > deadline:
+                raise UnavailableError(f"the snapshots in topic {self.topic!r} were not read within {timeout_s:g} s")
+        self._consumer.unassign()
+        return found
+
+    def _take(
+        self,
+        message: Any,  # noqa: ANN401 - the library's hints say that an error's message has no place
+        due: dict[int, int],
+        found: Mapping[int, list[tuple[bytes | None, bytes | None]]],
+    ) -> None:
+        error, partition = message.error(), message.partition()
+        end = due.get(partition)
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:  # noqa: SLF001 - the library's own name
+            if not error.retriable() and error.code() not in clients.HARMLESS_TO_A_READER:
+                raise UnavailableError(f"the snapshots in topic {self.topic!r} cannot be read: {error.str()}")
+            return
+        if end is None:
+            return
+        offset = message.offset()
+        if error is None and offset < end:
+            found[partition].append((message.key(), message.value()))
+        if offset >= (end - 1 if error is None else end):
+            del due[partition]
+
+    def append(self, partition: int, records: Sequence[Record]) -> None:
+        """Append with a producer of its own, gone afterwards: this is done once in many runs."""
+        if not records:
+            return
+        timeout_s = self._connection.timeout_s
+        refused: list[KafkaError] = []
+
+        def note(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                refused.append(error)
+
+        producer, log = clients.producer(
+            self._connection, delivery_timeout_ms=round(1_000 * timeout_s), client_id=CLIENT_ID
+        )
+        try:
+            clients.reach(producer, log, timeout_s=timeout_s, topic=self.topic)
+            with suppress(KafkaException):  # of a producer that may not write; the refusals tell of it
+                for key, value in records:
+                    producer.produce(self.topic, value, key, partition=partition, on_delivery=note)
+            deadline, unsent = time.monotonic() + 2 * timeout_s, len(records)
+            with suppress(KafkaException):
+                while unsent and time.monotonic() < deadline:
+                    unsent = producer.flush(_SLICE_S)
+        finally:
+            clients.let_go(producer, log)
+        if any(error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED for error in refused):
+            raise RightMissing(f"this user may not write snapshots: grant WRITE on topic {self.topic!r}")
+        if refused or unsent:
+            why = refused[0].str() if refused else log.fatal or "no acknowledgement came"
+            raise UnavailableError(f"a snapshot was not written to topic {self.topic!r}: {why}")
+
+    def close(self) -> None:
+        """Let go of the clients."""
+        consumer, topics = self._consumer, self._topics
+        self._consumer = self._topics = None
+        if consumer is not None:
+            consumer.close()
+        if topics is not None:
+            topics.close()

@@ -1,0 +1,189 @@
+"""Makes a coordination log certain again that was cut without a snapshot (PROTOCOL.md 5, last paragraph).
+
+A person decides: what was cut may hold anything. All members of all groups have been stopped. What is known is looked
+at, offsets are confirmed, then two Marks with more than 2 heartbeat intervals of log time between them show that nobody
+is at work, and the first snapshot is written.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.log import Append, CoordinationLog, PositionLost
+from marshal_dagster.coordination.snapshots import Snapshots
+from marshal_dagster.coordination.tenure import new_instance_id
+from marshal_dagster.errors import LogChanged, NotRecovered, UnavailableError
+from marshal_dagster.protocol.messages import Heartbeat, InvalidMessage, Mark, ReleasingPartition, parse, render
+from marshal_dagster.protocol.state import Group, Key, Place
+from marshal_dagster.protocol.world import PartitionWorld, VerdictKind, World
+
+NAME: Final = "recover"
+"""The group and client that stand in the Marks; neither gets into any state."""
+TRIES: Final = 5
+_MORE_MS: Final = 100
+"""How much longer than 2 intervals is waited: the broker's clock tells the time."""
+
+
+class Said(NamedTuple):
+    """The last offsets that a log without its beginning names for a key; either may have been refused."""
+
+    heartbeat: int | None = None
+    release: int | None = None
+
+
+class Confirmed(NamedTuple):
+    """What a person confirms for a key: the next offset to read, of the data topic with that id."""
+
+    offset: int
+    data_topic_id: str
+
+
+Whose = tuple[str, Place]
+"""A group and a partition of a data topic."""
+
+
+@dataclass(slots=True)
+class Observed:
+    """One coordination partition that can only be observed, and what it says of each key."""
+
+    world: PartitionWorld
+    said: dict[Whose, Said] = field(default_factory=dict)
+    disturbed_by: str | None = None
+    """The first record since `look` that was no Mark, in words."""
+    awaited: int | None = None
+    """The log offset of the Mark that was appended last,"""
+    mark_ms: int | None = None
+    """and its log time, once it was read."""
+
+    @property
+    def longest_interval_ms(self) -> int:
+        """The longest heartbeat interval of its groups, by what can be seen."""
+        shown = [group.settings.heartbeat_interval_ms for group in self.world.groups.values()]
+        return max(shown, default=self.world.defaults.heartbeat_interval_ms)
+
+    def take(self, offset: int, timestamp_ms: int, value: bytes | None, *, is_quiet: bool) -> None:
+        """Let one record act; when it `is_quiet`, anything but a Mark is noted as a disturbance."""
+        message = parse(value)
+        verdict = self.world.apply(offset, timestamp_ms, value)
+        if offset == self.awaited:
+            self.mark_ms = self.world.log_time_ms
+        if is_quiet and not isinstance(message, Mark) and self.disturbed_by is None:
+            what = "an invalid record" if isinstance(message, InvalidMessage) else f"a {type(message).__name__}"
+            self.disturbed_by = f"{what} at offset {offset} of coordination partition {self.world.number}"
+        if verdict.kind is not VerdictKind.ACCEPTED:
+            return
+        if isinstance(message, Heartbeat | ReleasingPartition):
+            whose = (message.group, (message.topic, message.partition))
+            before = self.said.get(whose, Said())
+            is_beat = isinstance(message, Heartbeat)
+            self.said[whose] = before._replace(**{"heartbeat" if is_beat else "release": message.offset})
+
+
+class Recovery:
+    """Looks at what is left of a log, and writes the first snapshots of what can only be observed."""
+
+    def __init__(
+        self, log: CoordinationLog, snapshots: Snapshots, *, timeout_s: float = 10.0, clock: Clock | None = None
+    ) -> None:
+        """Say which log, and where its snapshots go. Raises `TopicMissing`, `UnavailableError`."""
+        self.identity = log.identity()
+        self.observed: dict[int, Observed] = {}
+        self._log = log
+        self._snapshots = snapshots
+        self._timeout_s = timeout_s
+        self._clock = clock or SystemClock()
+        self._is_quiet = False
+
+    def look(self) -> Mapping[int, Observed]:
+        """Read what is left of every coordination partition that can only be observed, to its present end.
+
+        From now on nothing but Marks may come. Raises `TopicMissing` where there is no topic for snapshots,
+        `RightMissing`, `UnavailableError`, `NotRecovered`.
+        """
+        world = World(self.identity.partitions)
+        bounds = self._log.bounds(range(self.identity.partitions))
+        cut = {number: at for number, at in bounds.items() if at.start > 0}
+        known = self._snapshots.newest(self.identity, cut, world.defaults) if cut else {}
+        cut = {number: at for number, at in cut.items() if number not in known}
+        self.observed = {number: Observed(world.start(number, at.start)) for number, at in cut.items()}
+        self._is_quiet = False
+        self._log.follow({number: at.start for number, at in cut.items()})
+        self._read({number: at.end for number, at in cut.items()})
+        self._is_quiet = True
+        return self.observed
+
+    def recover(self, confirmed: Mapping[Whose, Confirmed], heartbeat_interval_ms: int | None = None) -> list[int]:
+        """Append the Marks, wait in between, and write the snapshots; give the coordination partitions.
+
+        `heartbeat_interval_ms` is the longest that any member was configured with, where that is longer than what is
+        shown. Raises `NotRecovered` when something else than Marks came since `look`: then nothing was written.
+        Raises `LogChanged`, `RightMissing`, `UnavailableError`.
+        """
+        if not self.observed:
+            return []
+        shown_ms = max(each.longest_interval_ms for each in self.observed.values())
+        silence_ms = 2 * max(shown_ms, heartbeat_interval_ms or 0)
+        first = self._mark()
+        for _ in range(TRIES):
+            self._clock.sleep_ms(silence_ms + _MORE_MS)
+            last = self._mark()
+            if all(last[number] - began_ms > silence_ms for number, began_ms in first.items()):
+                break
+        else:
+            raise NotRecovered("log time does not move on as this machine's clock does; check the brokers' clocks")
+        if self._log.identity() != self.identity:
+            raise LogChanged(f"coordination topic {self.identity.topic!r} was made anew meanwhile")
+        for each in self.observed.values():
+            self._snapshots.write(_recovered(each, confirmed), self.identity)
+        return sorted(self.observed)
+
+    def _mark(self) -> dict[int, int]:
+        """Append a Mark everywhere and read it back; give its log time."""
+        mark = Mark(instance=new_instance_id(NAME), client=NAME, group=NAME, time_s=self._clock.wall_ms() // 1_000)
+        acks = self._log.append([Append(number, render(mark)) for number in self.observed])
+        missing = [ack.error for ack in acks if ack.offset is None]
+        if missing:
+            raise UnavailableError(f"a Mark was not acknowledged: {missing[0]}")
+        ends: dict[int, int] = {}
+        for (number, each), (offset, _) in zip(self.observed.items(), acks, strict=True):
+            if offset is not None:
+                each.awaited, each.mark_ms, ends[number] = offset, None, offset + 1
+        self._read(ends)
+        for each in self.observed.values():
+            if each.disturbed_by is not None:
+                raise NotRecovered(
+                    f"somebody is at work: {each.disturbed_by} came since this was shown. Nothing was written; stop "
+                    "all members of all groups, then recover again"
+                )
+        found = {number: each.mark_ms for number, each in self.observed.items() if each.mark_ms is not None}
+        if len(found) < len(self.observed):
+            raise LogChanged(f"a Mark that {self.identity.topic!r} acknowledged is not in it: the log was truncated")
+        return found
+
+    def _read(self, ends: Mapping[int, int]) -> None:
+        try:
+            for chunk in self._log.read_until(ends, self._timeout_s):
+                observed = self.observed[chunk.partition]
+                for offset, timestamp_ms, value in chunk.records:
+                    observed.take(offset, timestamp_ms, value, is_quiet=self._is_quiet)
+        except PositionLost as lost:
+            raise NotRecovered(
+                f"retention deleted more of coordination partition {lost.partition} meanwhile; set retention.ms and "
+                "retention.bytes to -1, then recover again"
+            ) from None
+
+
+def _recovered(observed: Observed, confirmed: Mapping[Whose, Confirmed]) -> PartitionWorld:
+    """Give the state as of the last Mark: pauses and settings as shown, offsets as confirmed, nobody owns anything."""
+    seen, at = observed.world, observed.awaited or 0
+    world = PartitionWorld(seen.number, seen.coordination_partitions, seen.defaults, 0)
+    world.resume_at(at + 1, observed.mark_ms)
+    for name, group in seen.groups.items():
+        keys = {
+            place: Key(offset=key.offset, generation=at, data_topic_id=key.data_topic_id)
+            for (whose, place), key in confirmed.items()
+            if whose == name and world.is_home_of(place[0])
+        }
+        world.groups[name] = Group(group.settings, group.settings_accepted, group.paused_until_s, group.paused_by, keys)
+    return world

@@ -1,0 +1,167 @@
+"""Snapshots beside the coordination log: where a reader may start, and who writes them (PROTOCOL.md 5).
+
+They lie in a compacted topic, those of a coordination partition in the partition with its number. It is read from its
+end, a little further back each time, until a snapshot is found: what was written before is of no interest. Two
+implementations of the topic pass the same tests: `kafka_snapshots.KafkaSnapshotTopic` and
+`marshal_dagster.testing.MemorySnapshotTopic`.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+from uuid import uuid4
+
+from marshal_dagster.coordination.log import Bounds, LogIdentity
+from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.snapshots import Choice, Misfit, Record, choose, collect, outdated, render
+from marshal_dagster.protocol.world import PartitionWorld
+
+logger = logging.getLogger(__name__)
+
+WORTH_A_LOOK: Final = 10_000
+"""How many records a log must hold for a snapshot to be looked for: fewer are read as fast."""
+_FIRST_LOOK: Final = 32
+"""How many offsets back from the end the first look goes."""
+_FURTHER: Final = 8
+_NOT_TOLD: Final = frozenset({Misfit.BEFORE_START, Misfit.INCOMPLETE})
+"""What is no sign of anything wrong once a snapshot that fits was found."""
+
+T = TypeVar("T")
+Read = Sequence[tuple[bytes | None, bytes | None]]
+"""Keys and values, in order."""
+
+
+def snapshot_topic_of(coordination_topic: str) -> str:
+    """Name the topic that holds the snapshots of a coordination topic."""
+    return f"{coordination_topic}_snapshot"
+
+
+class SnapshotTopic(Protocol):
+    """The compacted topic. All calls are bounded in time; one thread uses it at a time."""
+
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+        """Ask for the present bounds. Raises `TopicMissing`, `RightMissing`, `UnavailableError`."""
+        ...
+
+    def read(self, ranges: Mapping[int, Bounds], timeout_s: float) -> Mapping[int, Read]:
+        """Read what lies in these offsets, of which compaction may have left few. Raises `UnavailableError`."""
+        ...
+
+    def append(self, partition: int, records: Sequence[Record]) -> None:
+        """Append in order and wait. Raises `UnavailableError` unless all are acknowledged; `RightMissing`."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all connections; the next call opens them anew."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Where the newest snapshot of a coordination partition stands, as its closing part says."""
+
+    offset: int
+    log_time_ms: int | None
+
+
+class Snapshots:
+    """Finds, writes and clears away the snapshots of one coordination topic."""
+
+    def __init__(self, topic: SnapshotTopic, *, timeout_s: float = 10.0) -> None:
+        """Say where they lie; `timeout_s` bounds the waiting for each answer."""
+        self._topic = topic
+        self._timeout_s = timeout_s
+
+    def newest(
+        self, identity: LogIdentity, bounds: Mapping[int, Bounds], defaults: Settings
+    ) -> Mapping[int, PartitionWorld]:
+        """Give the states from which the coordination partitions, which hold `bounds`, can be read on.
+
+        Absent where no snapshot fits. Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
+        """
+
+        def judge(number: int, records: Read) -> Choice:
+            return choose(
+                records,
+                topic_id=identity.topic_id,
+                number=number,
+                partitions=identity.partitions,
+                start=bounds[number].start,
+                end=bounds[number].end,
+                defaults=defaults,
+            )
+
+        choices = self._look(bounds.keys(), judge, lambda choice: choice.world is not None, _is_cut)
+        for number, choice in choices.items():
+            _tell(identity.topic, number, choice)
+        return {number: choice.world for number, choice in choices.items() if choice.world is not None}
+
+    def heads(self, identity: LogIdentity) -> Mapping[int, Head | None]:
+        """Tell of each coordination partition where its newest whole snapshot stands, None without any.
+
+        Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
+        """
+        whose = (identity.topic_id, identity.partitions)
+
+        def judge(_: int, records: Read) -> Head | None:
+            for one in collect(records)[0]:
+                if (one.name.topic_id, one.name.partitions) == whose and (closing := one.closing) is not None:
+                    return Head(one.name.offset, closing.log_time_ms)
+            return None
+
+        found = self._look(range(identity.partitions), judge, lambda head: head is not None, lambda _: False)
+        return {number: found.get(number) for number in range(identity.partitions)}
+
+    def write(self, world: PartitionWorld, identity: LogIdentity) -> None:
+        """Write the state of a coordination partition, then clear away what that makes useless.
+
+        Raises `TopicMissing`, `RightMissing`, `UnavailableError`: then it may be there in part, which hurts nobody.
+        """
+        number, snapshot_id = world.number, uuid4().hex
+        records = render(world, identity.topic_id, snapshot_id)
+        self._topic.append(number, records)
+        at = self._topic.bounds([number])[number]
+        reach = 4 * len(records) + 2 * _FIRST_LOOK
+        read = self._topic.read({number: Bounds(max(at.start, at.end - reach), at.end)}, self._timeout_s)[number]
+        stored, _ = collect(read)
+        own = next((one for one in stored if one.name.snapshot_id == snapshot_id), None)
+        if own is not None and own.is_whole:
+            self._topic.append(number, outdated(stored, own.name))
+
+    def close(self) -> None:
+        """Let go of the topic."""
+        self._topic.close()
+
+    def _look(
+        self,
+        numbers: Collection[int],
+        judge: Callable[[int, Read], T],
+        is_found: Callable[[T], bool],
+        is_cut: Callable[[T], bool],
+    ) -> dict[int, T]:
+        """Look further and further back until `judge` has found something, at least twice where it `is_cut`."""
+        due = {number: at for number, at in self._topic.bounds(numbers).items() if at.end > at.start}
+        judged: dict[int, T] = {}
+        reach = _FIRST_LOOK
+        while due:
+            ranges = {number: Bounds(max(at.start, at.end - reach), at.end) for number, at in due.items()}
+            for number, records in self._topic.read(ranges, self._timeout_s).items():
+                judged[number] = judge(number, records)
+                looks_again = reach == _FIRST_LOOK and is_cut(judged[number])
+                if ranges[number].start == due[number].start or (is_found(judged[number]) and not looks_again):
+                    del due[number]
+            reach *= _FURTHER
+        return judged
+
+
+def _is_cut(choice: Choice) -> bool:
+    """Tell whether a newer snapshot may only have been read in part."""
+    return Misfit.INCOMPLETE in choice.passed_over.values()
+
+
+def _tell(topic: str, number: int, choice: Choice) -> None:
+    is_found = choice.world is not None
+    odd = {name: why for name, why in choice.passed_over.items() if not (is_found and why in _NOT_TOLD)}
+    for name, why in odd.items():
+        logger.warning("snapshot %s of coordination partition %d of %r is passed over: %s", name, number, topic, why)

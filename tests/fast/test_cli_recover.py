@@ -1,0 +1,137 @@
+"""`recover`: what it proposes for each key, and what it refuses."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import cast
+
+import pytest
+
+from marshal_dagster.cli.recover import Proposal, offsets_of, propose
+from marshal_dagster.coordination.recovery import Observed, Said, Whose
+from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing
+from marshal_dagster.kafka.topics import OffsetBounds, TopicDescription, Topics
+from marshal_dagster.protocol.messages import DataTopic, Heartbeat, Message, ReleasingPartition, render
+from marshal_dagster.protocol.world import World
+from tests.cli import call
+from tests.members import GROUP, OTHER_TOPIC_ID, TOPIC, TOPIC_ID, about
+
+
+@dataclass
+class FakeTopics:
+    """A data topic of three partitions, each with the offsets 2 to 10."""
+
+    committed: dict[int, int] | None = field(default_factory=lambda: {1: 4})
+    is_there: bool = True
+
+    def describe(self, topic: str) -> TopicDescription:
+        """Describe it."""
+        if not self.is_there:
+            raise TopicMissing(topic)
+        return TopicDescription(topic, TOPIC_ID, (0, 1, 2), 1)
+
+    def offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, OffsetBounds]:
+        """Give the bounds."""
+        assert topic
+        return {number: OffsetBounds(2, 10) for number in partitions}
+
+    def group_offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Give what is committed."""
+        assert group
+        assert topic
+        if self.committed is None:
+            raise RightMissing("DESCRIBE on the group")
+        return self.committed
+
+
+def observed(*messages: Message) -> dict[int, Observed]:
+    """Give what these records, the last of a log that was cut, lead to."""
+    seen = Observed(World(1).start(0, 5))
+    for offset, message in enumerate(messages, start=5):
+        seen.take(offset, 1_000, render(message), is_quiet=False)
+    return {0: seen}
+
+
+def proposed(
+    seen: dict[int, Observed], topics: FakeTopics | None = None, given: dict[Whose, int] | None = None
+) -> list[Proposal]:
+    """Give the proposals."""
+    return list(propose(seen, 1, cast("Topics", topics or FakeTopics()), given or {}))
+
+
+BEAT, RELEASE = about(Heartbeat, "i", 0, offset=9), about(ReleasingPartition, "i", 0, offset=7)
+
+
+def test_each_partition_of_a_groups_topic_gets_an_offset() -> None:
+    """The last one heard of, else what Kafka has, else 0; where the broker deleted what is there it is said."""
+    first, second, third = proposed(observed(BEAT, RELEASE))
+    assert (first.said, first.confirmed.offset, first.note) == (Said(9, 7), 7, "")
+    assert (second.committed, second.confirmed.offset, second.note) == (4, 4, "")
+    assert (third.said, third.confirmed.offset, third.note) == (Said(), 0, "nothing known, deleted up to 2")
+    assert {each.confirmed.data_topic_id for each in (first, second, third)} == {TOPIC_ID}
+    assert proposed(observed(RELEASE, BEAT))[0].confirmed.offset == 9
+
+
+def test_a_person_names_others() -> None:
+    """A named offset counts, also of a topic that the log does not name any more."""
+    (_, second, _) = proposed(observed(BEAT), given={(GROUP, (TOPIC, 1)): 10})
+    assert (second.confirmed.offset, second.note) == (10, "as named")
+    named = proposed(observed(), given={("g", ("forgotten", 2)): 3})
+    assert [each.confirmed.offset for each in named] == [0, 4, 3]
+
+
+def test_a_topic_made_anew_starts_at_its_beginning() -> None:
+    """An offset of another incarnation of the topic says nothing of this one."""
+    seen = observed(about(DataTopic, "i", topic_id=OTHER_TOPIC_ID), BEAT)
+    first = proposed(seen, FakeTopics({}))[0]
+    assert (first.confirmed.offset, first.note) == (0, "topic made anew, deleted up to 2")
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ({(GROUP, (TOPIC, 0)): 11}, "beyond the topic's end 10"),
+        ({(GROUP, (TOPIC, 3)): 1}, "has no partition 3"),
+    ],
+)
+def test_an_offset_that_cannot_be_is_refused(given: dict[Whose, int], what: str) -> None:
+    """One beyond the end, or of a partition that is not there, is a mistake."""
+    with pytest.raises(ConfigurationError, match=what):
+        proposed(observed(BEAT), given=given)
+
+
+def test_a_last_offset_beyond_the_end_must_be_named_anew() -> None:
+    """Where the log itself names more than there is, a person says what counts."""
+    with pytest.raises(ConfigurationError, match="--offset"):
+        proposed(observed(about(Heartbeat, "i", 0, offset=11)))
+
+
+def test_an_offset_of_what_is_certain_is_refused() -> None:
+    """Positions in a log that is certain are set in another way."""
+    with pytest.raises(ConfigurationError, match="is certain"):
+        proposed({}, given={(GROUP, (TOPIC, 0)): 1})
+
+
+def test_what_cannot_be_looked_up_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """A topic that is gone has no keys; without the right to see Kafka's group offsets they do not count."""
+    assert proposed(observed(BEAT), FakeTopics(is_there=False)) == []
+    assert "does not exist any more" in capsys.readouterr().err
+    assert [each.confirmed.offset for each in proposed(observed(BEAT), FakeTopics(None))] == [9, 0, 0]
+    assert "cannot be seen" in capsys.readouterr().err
+
+
+def test_offsets_are_read() -> None:
+    """The form is GROUP/TOPIC/PARTITION=OFFSET, and a group may have a = in its name."""
+    assert offsets_of(["a=b/t/0=5", "g/t/1=0"]) == {("a=b", ("t", 0)): 5, ("g", ("t", 1)): 0}
+
+
+@pytest.mark.parametrize("text", ["", "g/t/0", "g/t=5", "g/t/0=x", "g/t/-1=5", "g/t/0=-5", "/t/0=5", "g//0=5", "g/t/2147483648=1"])  # fmt: skip  # noqa: E501
+def test_a_malformed_offset_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error names the option and the form."""
+    answer = call(capsys, "recover", "-b", "a:1", "--offset", text)
+    assert (answer.code, "GROUP/TOPIC/PARTITION=OFFSET" in answer.error) == (2, True)
+
+
+def test_json_asks_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    """With --json a person has looked before, and says --yes."""
+    answer = call(capsys, "recover", "-b", "a:1", "--json")
+    assert (answer.code, "--yes" in answer.error) == (2, True)

@@ -1,0 +1,217 @@
+"""A log that was cut without a snapshot is made certain again (PROTOCOL.md 5)."""
+
+from collections.abc import Callable
+
+import pytest
+
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.recovery import Confirmed, Recovery, Said, Whose
+from marshal_dagster.coordination.snapshots import Head, Snapshots
+from marshal_dagster.errors import LogChanged, NotRecovered, TopicMissing, UnavailableError
+from marshal_dagster.protocol.messages import (
+    ClaimingPartition,
+    DataTopic,
+    Heartbeat,
+    Mark,
+    ReleasingPartition,
+    Settings,
+    render,
+)
+from marshal_dagster.testing import ManualClock, MemorySnapshotTopic
+from tests.faulty_log import Fault, FaultyLog
+from tests.members import GROUP, HI_MS, SETTINGS, TOPIC, TOPIC_ID, Site, about, settings_record
+
+KEY: Whose = (GROUP, (TOPIC, 0))
+CONFIRMED = {KEY: Confirmed(7, TOPIC_ID), (GROUP, (TOPIC, 1)): Confirmed(0, TOPIC_ID)}
+
+
+@pytest.fixture
+def site() -> Site:
+    """A log of which retention left some records, nobody at work any more."""
+    site = Site()
+    site.say(about(ClaimingPartition, "cut.0"))
+    site.pause(1_000)
+    site.say(about(ClaimingPartition, "run1.0"))
+    site.say(about(DataTopic, "run1.0", topic_id=TOPIC_ID))
+    site.say(about(Heartbeat, "run1.0", offset=9))
+    site.say(about(ReleasingPartition, "run1.0", offset=7))
+    site.broker.retain_from(site.home, 1)
+    return site
+
+
+@pytest.fixture
+def topic(site: Site) -> MemorySnapshotTopic:
+    """The empty topic for snapshots."""
+    return MemorySnapshotTopic(site.partitions)
+
+
+class Waiting(ManualClock):
+    """A clock that does something while somebody sleeps by it."""
+
+    def __init__(self, site: Site, deed: Callable[[], object] = lambda: None, part: float = 1.0) -> None:
+        super().__init__()
+        self.site, self.deed, self.part = site, deed, part
+        self.slept_ms: list[float] = []
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Note it, let `part` of the time pass for the broker, do the deed."""
+        self.slept_ms.append(duration_ms)
+        self.site.clock.advance(duration_ms * self.part)
+        self.deed()
+
+
+def recovery(
+    site: Site, topic: MemorySnapshotTopic, clock: Waiting | None = None, log: FaultyLog | None = None
+) -> Recovery:
+    """Begin, and look."""
+    begun = Recovery(log or site.log(), Snapshots(topic), clock=clock or Waiting(site))
+    begun.look()
+    return begun
+
+
+def started(site: Site, topic: MemorySnapshotTopic) -> Rationalizer:
+    """Start a reader of the recovered log."""
+    opened = Rationalizer(site.log(), clock=site.clock, snapshots=Snapshots(topic))
+    opened.catch_up()
+    return opened
+
+
+def test_what_is_known_is_shown(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Only what was cut is looked at; heartbeat and release are told apart, either may have been refused."""
+    observed = recovery(site, topic).observed
+    assert list(observed) == [site.home]
+    assert observed[site.home].said == {KEY: Said(9, 7)}
+    group = observed[site.home].world.groups[GROUP]
+    assert group.paused_by == "ops.1"
+
+
+def test_a_recovered_log_is_certain(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Pauses as shown, offsets as confirmed, no owner, no plan, as generation the second Mark's log offset."""
+    assert recovery(site, topic).recover(CONFIRMED) == [site.home]
+
+    world = started(site, topic).world.partitions[site.home]
+
+    marks = [offset for offset, _, value in site.broker.records(site.home) if (value or b"").startswith(b"Mark/")]
+    assert len(marks) == 2
+    assert (world.certain, world.next_offset) == (True, marks[1] + 1)
+    identity = site.broker.identity
+    assert Snapshots(topic).heads(identity)[site.home] == Head(marks[1] + 1, world.log_time_ms)
+    assert world.log_time_ms == site.broker.records(site.home)[-1][1]
+    group = world.groups[GROUP]
+    assert (group.paused_by, group.paused_until_s is None) == ("ops.1", False)
+    assert {place: (key.offset, key.owner, key.plan_end, key.generation) for place, key in group.keys.items()} == {
+        (TOPIC, 0): (7, None, None, marks[1]),
+        (TOPIC, 1): (0, None, None, marks[1]),
+    }
+    assert {key.data_topic_id for key in group.keys.values()} == {TOPIC_ID}
+    assert not recovery(site, topic).observed
+
+
+def test_members_claim_again(site: Site, topic: MemorySnapshotTopic) -> None:
+    """After a recovery a member claims, and starts at the confirmed offset."""
+    recovery(site, topic).recover(CONFIRMED)
+    site.pause(-1)
+    log = site.log()
+    rationalizer = Rationalizer(log, topics=[TOPIC], clock=site.clock, snapshots=Snapshots(topic))
+    from marshal_dagster.coordination.claimer import Claimer, Member
+
+    claimer = Claimer(rationalizer, Member(GROUP, "c", "new.0"), TOPIC, SETTINGS, clock=site.clock)
+    claimer.agree_on_settings()
+    (claim,) = claimer.claim([0])
+    assert claim.offset == 7
+
+
+def test_settings_that_are_shown_stay(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Settings of which the record is left hold on, and the silence is as long as they ask for."""
+    site.say(settings_record(Settings(90_000)))
+    clock = Waiting(site)
+    recovery(site, topic, clock).recover(CONFIRMED)
+    assert started(site, topic).world.group_of(GROUP, TOPIC).settings == Settings(90_000)
+    assert clock.slept_ms == [180_100]
+
+
+@pytest.mark.parametrize(("named_ms", "slept_ms"), [(None, 120_100), (HI_MS, 120_100), (300_000, 600_100)])
+def test_the_longest_interval_counts(
+    site: Site, topic: MemorySnapshotTopic, named_ms: int | None, slept_ms: int
+) -> None:
+    """Whichever is longer: what is shown, or what the person names."""
+    clock = Waiting(site)
+    recovery(site, topic, clock).recover(CONFIRMED, named_ms)
+    assert clock.slept_ms == [slept_ms]
+
+
+@pytest.mark.parametrize("value", [render(about(Heartbeat, "run1.0", offset=9)), b"anything", None])
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_anything_but_marks_stops_it(site: Site, topic: MemorySnapshotTopic, value: bytes | None, when: str) -> None:
+    """A record of anybody's, since it was shown, means that not all are stopped: nothing is written."""
+    clock = Waiting(site, lambda: site.broker.append(site.home, value) if when == "between" else None)
+    begun = recovery(site, topic, clock)
+    if when == "before":
+        site.broker.append(site.home, value)
+    with pytest.raises(NotRecovered, match="somebody is at work"):
+        begun.recover(CONFIRMED)
+    assert not started(site, topic).world.partitions[site.home].certain
+
+
+def test_marks_of_others_do_not_stop_it(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Another Mark says nothing of anybody at work."""
+    mark = Mark(instance="i", client="c", group="g", time_s=0)
+    begun = recovery(site, topic, Waiting(site, lambda: site.say(mark)))
+    assert begun.recover(CONFIRMED) == [site.home]
+
+
+def test_log_time_decides_when_it_was_long_enough(site: Site, topic: MemorySnapshotTopic) -> None:
+    """As long as log time has not moved on by more than 2 intervals another Mark is tried; then it is given up."""
+    half = Waiting(site, part=0.5)
+    recovery(site, topic, half).recover(CONFIRMED)
+    assert len(half.slept_ms) == 2
+    site.broker.retain_from(site.home, 3)
+    never = Waiting(site, part=0)
+    with pytest.raises(NotRecovered, match="log time"):
+        recovery(site, MemorySnapshotTopic(site.partitions), never).recover(CONFIRMED)
+
+
+def test_a_mark_that_is_not_acknowledged_is_an_error(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Without both Marks nothing is written."""
+    log = site.log()
+    begun = recovery(site, topic, log=log)
+    log.fail(Fault.LOST_ACK)
+    with pytest.raises(UnavailableError, match="a Mark was not acknowledged"):
+        begun.recover(CONFIRMED)
+
+
+def test_a_mark_that_is_lost_again_is_an_error(site: Site, topic: MemorySnapshotTopic) -> None:
+    """A log that loses what it has acknowledged is not one to recover."""
+    log = site.log()
+
+    def lose() -> None:
+        site.broker.truncate(site.home, site.broker.bounds(site.home).end - 1)
+        site.broker.skip(site.home)
+
+    def lose_the_next() -> None:
+        log.after_append = lose
+
+    begun = recovery(site, topic, Waiting(site, lose_the_next), log)
+    with pytest.raises(LogChanged, match="truncated"):
+        begun.recover(CONFIRMED)
+
+
+def test_retention_that_goes_on_is_told(site: Site, topic: MemorySnapshotTopic) -> None:
+    """A log that is cut further while one waits is no ground to stand on."""
+    clock = Waiting(site, lambda: site.broker.retain_from(site.home, site.broker.bounds(site.home).end + 3))
+    with pytest.raises(NotRecovered, match="retention"):
+        recovery(site, topic, clock).recover(CONFIRMED)
+
+
+def test_without_a_snapshot_topic_it_does_not_begin(site: Site) -> None:
+    """Where the snapshot could not be written nobody is asked anything."""
+    with pytest.raises(TopicMissing):
+        recovery(site, MemorySnapshotTopic(0))
+
+
+def test_a_log_that_is_whole_needs_none() -> None:
+    """Nothing is looked at where every coordination partition begins at offset 0."""
+    site = Site()
+    begun = recovery(site, MemorySnapshotTopic(0))
+    assert begun.observed == {}
+    assert begun.recover({}) == []

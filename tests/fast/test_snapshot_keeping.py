@@ -1,0 +1,163 @@
+"""Who writes snapshots, and when (PROTOCOL.md 5)."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+import pytest
+
+from marshal_dagster.coordination.keeping import OLD_MS, OLD_RECORDS, old_ones, renew_snapshots
+from marshal_dagster.coordination.log import Bounds
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshots import Head, Snapshots
+from marshal_dagster.errors import RightMissing, TopicMissing
+from marshal_dagster.protocol.messages import Heartbeat
+from marshal_dagster.protocol.snapshots import Record
+from marshal_dagster.testing import MemorySnapshotTopic
+from tests.delivering import Scene
+from tests.members import TOPIC, Site, about
+
+
+@pytest.fixture
+def site() -> Site:
+    """A group that was paused once, so that every coordination partition has a record, and one owner."""
+    site = Site()
+    site.pause(1)
+    site.clock.advance(2_000)
+    site.owner_of(0)
+    return site
+
+
+@pytest.fixture
+def topic(site: Site) -> MemorySnapshotTopic:
+    """The topic for snapshots beside it."""
+    return MemorySnapshotTopic(site.partitions)
+
+
+def member(site: Site) -> Rationalizer:
+    """Open a reader that follows what one data topic needs, as a run's does."""
+    opened = Rationalizer(site.log(), topics=[TOPIC], clock=site.clock)
+    opened.catch_up()
+    return opened
+
+
+def renew(site: Site, topic: MemorySnapshotTopic) -> list[int]:
+    """Do what a member does at the end of its run."""
+    return renew_snapshots(member(site), Snapshots(topic), site.clock)
+
+
+def test_the_first_run_writes_all(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Where there is no snapshot one is written of every coordination partition, also of those not followed."""
+    assert renew(site, topic) == list(range(site.partitions))
+    assert renew(site, topic) == []
+    for number in range(site.partitions):
+        site.broker.retain_from(number, site.broker.bounds(number).end)
+    world = Rationalizer(site.log(), clock=site.clock, snapshots=Snapshots(topic)).catch_up()
+    assert all(partition.certain for partition in world.partitions.values())
+    assert all(partition.groups["etl"].paused_by == "ops.1" for partition in world.partitions.values())
+    assert world.key("etl", TOPIC, 0).owner is not None
+
+
+def test_an_empty_log_has_none(topic: MemorySnapshotTopic) -> None:
+    """Nothing is written of a coordination partition that never had a record."""
+    assert renew(Site(), topic) == []
+
+
+def test_an_hour_later_what_changed_is_written_again(site: Site, topic: MemorySnapshotTopic) -> None:
+    """A snapshot from more than an hour ago is old, if it is not the present state any more."""
+    renew(site, topic)
+    site.say(about(Heartbeat, "run1.0", 0, offset=7))
+    assert renew(site, topic) == []
+    site.clock.advance(OLD_MS + 1)
+    assert renew(site, topic) == [site.home]
+    assert renew(site, topic) == []
+
+
+def test_what_came_last_is_in_it(site: Site, topic: MemorySnapshotTopic) -> None:
+    """The state is read to the log's present end before it is written."""
+    run = Rationalizer(site.log(), clock=site.clock)
+    run.catch_up()
+    site.say(about(Heartbeat, "run1.0", 0, offset=7))
+    renew_snapshots(run, Snapshots(topic), site.clock)
+    head = Snapshots(topic).heads(run.identity)[site.home]
+    assert head == Head(site.broker.bounds(site.home).end, site.clock.wall_ms())
+
+
+@pytest.mark.parametrize(
+    ("head", "end", "is_old"),
+    [
+        (None, 0, False),
+        (None, 1, True),
+        (Head(5, 0), 5, False),
+        (Head(5, 0), 6, True),
+        (Head(5, None), 6, True),
+        (Head(5, 1), 6, False),
+        (Head(5, OLD_MS), 5 + OLD_RECORDS, False),
+        (Head(5, OLD_MS), 6 + OLD_RECORDS, True),
+    ],
+)
+def test_what_is_old(head: Head | None, end: int, is_old: bool) -> None:
+    """Old is what has more than 10,000 records behind it, or any and an hour."""
+    assert old_ones({3: head}, {3: Bounds(0, end)}, OLD_MS + 1) == ({3} if is_old else set())
+
+
+def test_what_is_only_observed_is_not_written(site: Site, topic: MemorySnapshotTopic) -> None:
+    """A member that could not start at the beginning writes nothing of that coordination partition."""
+    site.broker.retain_from(site.home, 1)
+    assert renew(site, topic) == [number for number in range(site.partitions) if number != site.home]
+
+
+def test_what_cannot_be_certain_is_not_followed_for_nothing(site: Site, topic: MemorySnapshotTopic) -> None:
+    """A run does not read at its end what it could only observe."""
+    away = next(number for number in range(site.partitions) if number != site.home)
+    site.broker.retain_from(away, 1)
+    renew(site, topic)
+    run = member(site)
+    assert renew_snapshots(run, Snapshots(topic), site.clock) == []
+    assert list(run.world.partitions) == [site.home]
+
+
+@pytest.mark.parametrize("error", [RightMissing("no WRITE"), TopicMissing("no topic"), RuntimeError("a bug")])
+def test_who_cannot_write_goes_on(site: Site, error: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """Without the right, without the topic, or whatever else is wrong: the run ends well."""
+    closed: list[int] = []
+
+    class Refusing(MemorySnapshotTopic):
+        def append(self, partition: int, records: Sequence[Record]) -> None:  # noqa: ARG002
+            raise error
+
+        def close(self) -> None:
+            closed.append(1)
+
+    with caplog.at_level(logging.INFO):
+        assert renew(site, Refusing(site.partitions)) == []
+    assert str(error) in caplog.text
+    assert closed == [1]
+
+
+def test_a_run_renews_at_its_end_and_the_next_starts_there() -> None:
+    """A delivery that is closed leaves snapshots; after retention took the log the next run goes on at the offset."""
+    scene = Scene()
+    scene.data.make(messages=5)
+    topic = MemorySnapshotTopic(8)
+    first = scene.delivery(snapshots=Snapshots(topic))
+    scene.work(first)
+    assert topic.bounds([0])[0].end == 0
+    first.close()
+    for number in range(scene.broker.identity.partitions):
+        scene.broker.retain_from(number, scene.broker.bounds(number).end)
+    scene.data.append(0, 2)
+
+    second = scene.work(scene.delivery(snapshots=Snapshots(topic)))
+
+    assert second.committed
+    assert [(one.partition, one.start, one.end) for one in second.ranges] == [(0, 5, 7)]
+
+
+def test_a_run_that_did_nothing_asks_nothing() -> None:
+    """A delivery without a batch, or whose log failed, does not even look at the snapshots."""
+
+    class Untouched(MemorySnapshotTopic):
+        def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+            raise AssertionError(partitions)
+
+    Scene().delivery(snapshots=Snapshots(Untouched())).close()

@@ -1,0 +1,81 @@
+"""What every snapshot topic promises, whatever it lies in; the one over Kafka takes the same tests."""
+
+from abc import ABC, abstractmethod
+
+import pytest
+
+from marshal_dagster.coordination.log import Bounds
+from marshal_dagster.coordination.snapshots import SnapshotTopic
+from marshal_dagster.errors import TopicMissing
+from marshal_dagster.protocol.snapshots import Record
+from marshal_dagster.testing import MemorySnapshotTopic
+
+SOON_S = 20
+ROWS = [Record(b"a", b"1"), Record(b"b", b"2"), Record(b"a", None), Record(b"c", b"")]
+
+
+class SnapshotTopicPort(ABC):
+    """The promises; `topic` is empty and has two partitions."""
+
+    @pytest.fixture
+    @abstractmethod
+    def topic(self) -> SnapshotTopic:
+        """An empty topic of two partitions."""
+
+    def test_an_empty_topic_has_nothing_to_read(self, topic: SnapshotTopic) -> None:
+        """Its bounds are equal, and reading them ends at once."""
+        assert topic.bounds([0, 1]) == {0: Bounds(0, 0), 1: Bounds(0, 0)}
+        assert topic.read(topic.bounds([0, 1]), SOON_S) == {0: [], 1: []}
+
+    def test_what_was_appended_is_read_in_order(self, topic: SnapshotTopic) -> None:
+        """Keys and values come back as they are, deletions too, from each partition its own."""
+        topic.append(0, ROWS)
+        topic.append(1, ROWS[:1])
+        bounds = topic.bounds([0, 1])
+        assert bounds == {0: Bounds(0, 4), 1: Bounds(0, 1)}
+        read = topic.read(bounds, SOON_S)
+        assert {number: [tuple(row) for row in rows] for number, rows in read.items()} == {
+            0: [(b"a", b"1"), (b"b", b"2"), (b"a", None), (b"c", b"")],
+            1: [(b"a", b"1")],
+        }
+
+    def test_only_what_was_asked_for_is_read(self, topic: SnapshotTopic) -> None:
+        """A range ends where it says, and another one can be read next, also an earlier one."""
+        topic.append(0, ROWS)
+        for start, end in ((1, 3), (0, 1), (3, 4), (2, 2)):
+            assert len(topic.read({0: Bounds(start, end)}, SOON_S)[0]) == end - start
+
+    def test_appending_nothing_is_nothing(self, topic: SnapshotTopic) -> None:
+        """No records, no change."""
+        topic.append(1, [])
+        assert topic.bounds([1]) == {1: Bounds(0, 0)}
+
+    def test_a_partition_that_is_not_there_is_missing(self, topic: SnapshotTopic) -> None:
+        """A topic made for fewer coordination partitions says so."""
+        with pytest.raises(TopicMissing):
+            topic.bounds([0, 2])
+
+    def test_a_closed_topic_can_be_used_again(self, topic: SnapshotTopic) -> None:
+        """Closing lets go of connections, and no more."""
+        topic.append(0, ROWS[:1])
+        for _ in range(2):
+            topic.close()
+            assert len(topic.read(topic.bounds([0]), SOON_S)[0]) == 1
+
+
+class TestMemorySnapshotTopic(SnapshotTopicPort):
+    """The topic in memory."""
+
+    @pytest.fixture
+    def topic(self) -> SnapshotTopic:
+        """A topic of two partitions."""
+        return MemorySnapshotTopic(2)
+
+    def test_compaction_leaves_offsets_as_they_are(self) -> None:
+        """The last record of each key stays where it was; what was deleted is gone."""
+        topic = MemorySnapshotTopic(1)
+        topic.append(0, [Record(b"a", b"1"), Record(b"b", b"1"), Record(b"b", b"2"), Record(b"a", None)])
+        topic.compact()
+        assert topic.bounds([0]) == {0: Bounds(0, 4)}
+        assert topic.read({0: Bounds(2, 3)}, SOON_S) == {0: [(b"b", b"2")]}
+        assert topic.read({0: Bounds(0, 4)}, SOON_S) == {0: [(b"b", b"2")]}

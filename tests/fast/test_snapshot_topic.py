@@ -1,0 +1,244 @@
+"""Where a reader starts, and what writers leave in the snapshot topic (PROTOCOL.md 5)."""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+import pytest
+
+from marshal_dagster.coordination import rationalizer as rationalizer_module
+from marshal_dagster.coordination import snapshots as snapshots_module
+from marshal_dagster.coordination.log import Bounds
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshots import Head, Read, Snapshots, SnapshotTopic
+from marshal_dagster.errors import RightMissing, UnavailableError
+from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat
+from marshal_dagster.protocol.replay import summary
+from marshal_dagster.protocol.snapshots import Record, collect, render
+from marshal_dagster.testing import MemorySnapshotTopic
+from tests.members import Site, about
+
+
+@pytest.fixture
+def site() -> Site:
+    """A coordination topic of its own, with two owners and a pause in it."""
+    site = Site()
+    for number in range(2):
+        site.say(about(ClaimingPartition, f"run{number}.0", number))
+        site.say(about(Heartbeat, f"run{number}.0", number, offset=5 + number))
+    site.pause(1_000)
+    return site
+
+
+@pytest.fixture
+def topic(site: Site) -> MemorySnapshotTopic:
+    """The topic beside it."""
+    return MemorySnapshotTopic(site.partitions)
+
+
+def reader(site: Site, topic: SnapshotTopic | None) -> Rationalizer:
+    """Open a reader of the coordination partition that the tests' topic needs, and let it catch up."""
+    opened = Rationalizer(
+        site.log(), topics=["orders"], clock=site.clock, snapshots=None if topic is None else Snapshots(topic)
+    )
+    opened.catch_up()
+    return opened
+
+
+def write(site: Site, topic: SnapshotTopic, of: Rationalizer | None = None) -> Rationalizer:
+    """Write a snapshot of the state as read now, or as `of` has it."""
+    rationalizer = of or reader(site, None)
+    Snapshots(topic).write(rationalizer.world.partitions[site.home], rationalizer.identity)
+    return rationalizer
+
+
+def beat(site: Site, offset: int) -> None:
+    """Let the first owner commit."""
+    site.say(about(Heartbeat, "run0.0", 0, offset=offset))
+
+
+def cut(site: Site) -> None:
+    """Let retention delete all that is in the log now."""
+    site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
+
+
+def kept(site: Site, topic: MemorySnapshotTopic) -> list[int]:
+    """Give the log offsets of the snapshots that are there, in whole or in part."""
+    at = topic.bounds([site.home])
+    stored, _ = collect(topic.read(at, 1)[site.home])
+    return [one.name.offset for one in stored]
+
+
+def test_a_cut_log_with_a_snapshot_is_certain(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Owners, offsets and pauses outlive the log's retention; what came since is read on."""
+    write(site, topic)
+    cut(site)
+    beat(site, 9)
+
+    started = reader(site, topic)
+
+    world = started.world.partitions[site.home]
+    assert world.certain
+    assert started.records_read == 1
+    assert world.groups["etl"].keys["orders", 0].offset == 9
+    assert world.groups["etl"].keys["orders", 1].owner is not None
+    assert world.groups["etl"].paused_by == "ops.1"
+
+
+def test_without_a_snapshot_a_cut_log_is_observed(site: Site, topic: MemorySnapshotTopic) -> None:
+    """An empty snapshot topic changes nothing."""
+    cut(site)
+    assert not reader(site, topic).world.partitions[site.home].certain
+
+
+def test_a_short_whole_log_is_read_as_it_is(site: Site) -> None:
+    """No snapshot is asked for where reading the log is as fast."""
+
+    class Untouched(MemorySnapshotTopic):
+        def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+            raise AssertionError(partitions)
+
+    assert reader(site, Untouched()).world.partitions[site.home].certain
+
+
+def test_a_long_log_is_read_from_the_snapshot(
+    site: Site, topic: MemorySnapshotTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What lies before the snapshot is not read, and the state is that of who read it."""
+    monkeypatch.setattr(rationalizer_module, "WORTH_A_LOOK", 3)
+    write(site, topic)
+    beat(site, 9)
+
+    started, whole = reader(site, topic), reader(site, None)
+
+    assert started.records_read == 1
+    assert summary(started.world) == summary(whole.world)
+
+
+@pytest.mark.parametrize("error", [UnavailableError("away"), RightMissing("no READ")])
+def test_a_snapshot_topic_that_does_not_answer_is_done_without(
+    site: Site, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A log is read without snapshots too; where one was needed it is said why there is none."""
+
+    class Failing(MemorySnapshotTopic):
+        def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:  # noqa: ARG002
+            raise error
+
+    cut(site)
+    with caplog.at_level(logging.WARNING):
+        assert not reader(site, Failing(site.partitions)).world.partitions[site.home].certain
+    assert str(error) in caplog.text
+
+
+def test_a_snapshot_that_does_not_fit_is_told(
+    site: Site, topic: MemorySnapshotTopic, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One of a log that was made anew is passed over, with a warning."""
+    write(site, topic)
+    site.broker.make_anew()
+    beat(site, 3)
+    cut(site)
+    with caplog.at_level(logging.WARNING):
+        assert not reader(site, topic).world.partitions[site.home].certain
+    assert "another coordination topic" in caplog.text
+
+
+def test_an_older_writer_does_not_displace_a_newer_snapshot(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Who wrote late what is old harms nobody, before and after compaction."""
+    lagging = reader(site, None)
+    beat(site, 9)
+    newest = write(site, topic)
+    write(site, topic, lagging)
+    cut(site)
+    for _ in range(2):
+        found = reader(site, topic).world.partitions[site.home]
+        assert found.next_offset == newest.world.partitions[site.home].next_offset
+        topic.compact()
+
+
+def test_a_half_written_newer_one_leaves_the_older(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Until a newer snapshot is whole the older one counts, compacted or not; then it goes."""
+    older = write(site, topic)
+    at_offset = older.world.partitions[site.home].next_offset
+    beat(site, 9)
+    world, identity = reader(site, None).world.partitions[site.home], older.identity
+    for written in range(2):
+        broken_off = render(world, identity.topic_id, f"broken{written}")[written : written + 1]
+        topic.append(site.home, broken_off)
+        topic.compact()
+        heads = Snapshots(topic).heads(identity)
+        assert heads[site.home] == Head(at_offset, older.world.partitions[site.home].log_time_ms)
+    beat(site, 11)
+    write(site, topic)
+    topic.compact()
+    assert kept(site, topic) == [at_offset + 2]
+
+
+def test_what_was_not_read_back_whole_deletes_nothing(site: Site) -> None:
+    """A writer whose snapshot is not whole in the topic leaves the older ones alone."""
+
+    class Losing(MemorySnapshotTopic):
+        loses = False
+
+        def append(self, partition: int, records: Sequence[Record]) -> None:
+            lost = [record for record in records if self.loses and record.value and record.key.endswith(b"end")]
+            super().append(partition, [record for record in records if record not in lost])
+
+    topic = Losing(site.partitions)
+    older = write(site, topic)
+    beat(site, 9)
+    topic.loses = True
+    write(site, topic)
+    assert kept(site, topic)[-1] == older.world.partitions[site.home].next_offset
+    assert len(kept(site, topic)) == 2
+
+
+def test_it_is_found_behind_whatever_came_after_it(site: Site) -> None:
+    """The topic is read back from its end until a whole snapshot is found, and no further."""
+    reads: list[Bounds] = []
+
+    class Watched(MemorySnapshotTopic):
+        def read(self, ranges: Mapping[int, Bounds], timeout_s: float) -> Mapping[int, Read]:
+            reads.extend(ranges.values())
+            return super().read(ranges, timeout_s)
+
+    watched = Watched(site.partitions)
+    watched.append(site.home, [Record(b"old %d" % number, b"x") for number in range(10_000)])
+    write(site, watched)
+    watched.append(site.home, [Record(b"junk", b"x")] * 700)
+    cut(site)
+    reads.clear()
+
+    assert reader(site, watched).world.partitions[site.home].certain
+    assert [at.end - at.start for at in reads] == [32, 256, 2048]
+
+
+def test_a_snapshot_longer_than_the_first_look_is_found(
+    site: Site, topic: MemorySnapshotTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of which the first look sees the end alone is preferred to an older one that it sees whole."""
+    lagging = reader(site, None)
+    beat(site, 9)
+    newest = reader(site, None)
+    monkeypatch.setattr(
+        snapshots_module, "render", lambda world, topic_id, name: render(world, topic_id, name, part_bytes=8)
+    )
+    write(site, topic, newest)
+    monkeypatch.undo()
+    write(site, topic, lagging)
+    site.broker.retain_from(site.home, lagging.world.partitions[site.home].next_offset)
+    assert reader(site, topic).records_read == 0
+
+
+def test_a_reader_overtaken_by_retention_goes_on_from_a_snapshot(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Retention that deletes what was to be read next makes nobody an observer where a snapshot is newer."""
+    overtaken = reader(site, topic)
+    beat(site, 9)
+    write(site, topic)
+    cut(site)
+    beat(site, 12)
+
+    world = overtaken.catch_up().partitions[site.home]
+
+    assert world.certain
+    assert world.groups["etl"].keys["orders", 0].offset == 12

@@ -1,0 +1,377 @@
+"""The state of a coordination partition as records, and back (PROTOCOL.md 5)."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marshal_dagster.protocol import snapshots
+from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.snapshots import Choice, Misfit, Record, SnapshotName, choose, collect, outdated, render
+from marshal_dagster.protocol.world import PartitionWorld, World
+from tests.log_generator import LogRecord, Profile, generate
+from tests.second_reader import PROFILES, Case, case_of
+
+TOPIC_ID, OTHER_TOPIC_ID = "A" * 22, "B" * 22
+LogPart = list[tuple[int, int, bytes | None]]
+
+
+def facts(world: PartitionWorld) -> tuple[object, ...]:
+    """Give all that a state consists of."""
+    counts = (world.invalid, world.refused, world.noted)
+    return world.number, world.certain, world.next_offset, world.log_time_ms, world.groups, counts, world.defaults
+
+
+def read(records: Iterable[Record], like: PartitionWorld, **asked: Any) -> Choice:  # noqa: ANN401 - of what was asked
+    """Read the newest snapshot as a reader of the same log would, unless asked otherwise."""
+    request: dict[str, Any] = {
+        "topic_id": TOPIC_ID,
+        "number": like.number,
+        "partitions": like.coordination_partitions,
+        "start": 0,
+        "end": 2**62,
+        "defaults": like.defaults,
+    }
+    return choose(records, **{**request, **asked})
+
+
+def world_of(profile: Profile = "steady", seed: int = 1, records: int = 400) -> PartitionWorld:
+    """Give the state that a generated log of one coordination partition leads to."""
+    world = World(1)
+    for each in generate(seed, records, keys=30, coordination_partitions=1, profile=profile):
+        world.apply(*each)
+    return world.partitions[0]
+
+
+def at(world: PartitionWorld, offset: int) -> PartitionWorld:
+    """Let `world` stand at a log offset."""
+    world.resume_at(offset, world.log_time_ms)
+    return world
+
+
+def by_partition(log: Iterable[LogRecord]) -> dict[int, LogPart]:
+    """Sort a log by coordination partition."""
+    parts: dict[int, LogPart] = {}
+    for partition, offset, timestamp_ms, value in log:
+        parts.setdefault(partition, []).append((offset, timestamp_ms, value))
+    return parts
+
+
+@pytest.mark.parametrize("profile", [*PROFILES, "steady"])
+@pytest.mark.parametrize("many", [False, True])
+def test_a_snapshot_and_the_rest_of_the_log_are_the_whole_log(profile: Profile, many: bool) -> None:
+    """Whoever starts at a snapshot and reads on has, field by field, the state of who read everything."""
+    compared = 0
+    for seed in range(15):
+        case = Case(profile, seed, 300, 12, 2, 60_000) if profile == "steady" else case_of(profile, seed, 200)
+        rng = Random(seed)
+        for number, records in by_partition(case.log()).items():
+            if records[0][0] != 0:
+                continue
+            cut = rng.randrange(len(records) + 1)
+            whole, taken = case.library().world, case.library().world
+            for world in (whole, taken):
+                world.start(number, 0)
+                world.apply_many(number, records[:cut])
+            kept = render(taken.partitions[number], TOPIC_ID, "s")
+            restored = read(kept, taken.partitions[number]).world
+            assert restored is not None
+            assert facts(restored) == facts(whole.partitions[number])
+            taken.adopt(restored)
+            for world in (whole, taken):
+                if many:
+                    world.apply_many(number, records[cut:])
+                else:
+                    for record in records[cut:]:
+                        world.apply(number, *record)
+            assert facts(taken.partitions[number]) == facts(whole.partitions[number])
+            compared += bool(whole.partitions[number].groups)
+    assert compared > 8
+
+
+def test_many_keys_are_several_parts_each_under_the_limit() -> None:
+    """50,000 keys of one topic are a few MB in parts that brokers take by default, and come back equal."""
+    world = world_of(records=10)
+    (group,) = list(world.groups.values())[:1]
+    place, key = next((place, key) for place, key in group.keys.items() if key.owner is not None)
+    for number in range(50_000):
+        group.keys[place[0], number] = replace(key, offset=number)
+
+    records = render(world, TOPIC_ID, "s")
+
+    sizes = [len(record.value or b"") for record in records]
+    assert len(records) > 4
+    assert max(sizes) <= snapshots.PART_BYTES
+    restored = read(records, world).world
+    assert restored is not None
+    assert facts(restored) == facts(world)
+
+
+def test_an_observed_state_is_no_start_for_anyone() -> None:
+    """Nobody can write what was only observed."""
+    world = World(1)
+    world.apply(0, 7, 1, b"x")
+    with pytest.raises(ValueError, match="only observed"):
+        render(world.partitions[0], TOPIC_ID, "s")
+
+
+def test_an_id_that_would_spoil_a_key_is_refused() -> None:
+    """No id can reach into another field of the key."""
+    for snapshot_id in ("", "a/b", "a" * 65):
+        with pytest.raises(ValueError, match="cannot stand"):
+            render(world_of(), TOPIC_ID, snapshot_id)
+    with pytest.raises(ValueError, match="cannot stand"):
+        render(world_of(), "a/b", "s")
+
+
+# What does not fit
+
+
+def reasons(choice: Choice) -> set[Misfit]:
+    """Give why snapshots were passed over, when none was taken."""
+    assert choice.world is None
+    return set(choice.passed_over.values())
+
+
+def test_every_single_missing_part_makes_it_incomplete() -> None:
+    """Without any one of its parts a snapshot does not count."""
+    world = world_of()
+    records = render(world, TOPIC_ID, "s")
+    assert len(records) == 2
+    for missing in range(len(records)):
+        assert reasons(read(records[:missing] + records[missing + 1 :], world)) == {Misfit.INCOMPLETE}
+        deleted = [*records, Record(records[missing].key, None)]
+        assert reasons(read(deleted, world)) == {Misfit.INCOMPLETE}
+    assert reasons(read([], world)) == set()
+
+
+def test_a_changed_byte_is_found() -> None:
+    """The checksum is over all of the text and over what the snapshot is of."""
+    world = world_of()
+    part, closing = render(world, TOPIC_ID, "s")
+    assert part.value is not None
+    for position in (0, len(part.value) // 2, len(part.value) - 1):
+        changed = bytearray(part.value)
+        changed[position] ^= 1
+        assert reasons(read([Record(part.key, bytes(changed)), closing], world)) == {Misfit.CHECKSUM}
+    elsewhere = [Record(each.key.replace(b"/s/", b"/t/"), each.value) for each in (part, closing)]
+    assert reasons(read(elsewhere, world)) == {Misfit.CHECKSUM}
+
+
+def test_a_snapshot_of_another_log_is_passed_over() -> None:
+    """Another topic id, another partition count, or offsets outside the log: the reason is named."""
+    world = at(world_of(), 1000)
+    records = render(world, TOPIC_ID, "s")
+    assert reasons(read(records, world, topic_id=OTHER_TOPIC_ID)) == {Misfit.OTHER_LOG}
+    assert reasons(read(records, world, partitions=2)) == {Misfit.OTHER_PARTITION_COUNT}
+    assert reasons(read(records, world, start=1001)) == {Misfit.BEFORE_START}
+    assert reasons(read(records, world, end=999)) == {Misfit.BEYOND_END}
+    assert reasons(read(records, world, defaults=Settings(1))) == {Misfit.OTHER_DEFAULTS}
+    assert reasons(read(records, world, number=1)) == set()
+    assert read(records, world, start=1000, end=1000).world is not None
+
+
+def test_a_newer_version_is_passed_over_by_its_name() -> None:
+    """What a later version writes, in whatever form, is told and not touched."""
+    world = world_of()
+    records = render(world, TOPIC_ID, "s")
+    newer = [Record(b"2" + each.key[1:], each.value) for each in records]
+    assert reasons(read(newer, world)) == {Misfit.NEWER_VERSION}
+    assert read([*records, *newer], world).world is not None
+    stored, foreign = collect([*records, *newer])
+    assert len(stored) == len(foreign) == 1
+    assert outdated(stored, stored[0].name._replace(offset=2**40)) == [Record(each.key, None) for each in records]
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        None,
+        b"",
+        b"/",
+        b"\xff\xff",
+        b"x/1",
+        b"1",
+        b"1/a/1/0/0/s",
+        b"1/a/1/1/0/s/0",
+        b"1/a/-1/0/0/s/0",
+        b"1/a/1/0/0/s/x",
+        b"1/a/1/0/99999999999999999999/s/0",
+        b"1/a/1/0/0/a b/0",
+    ],
+)
+def test_a_key_of_something_else_is_no_snapshot(key: bytes | None) -> None:
+    """Records that others put into the topic are passed over."""
+    assert collect([(key, b"value")]) == ([], {})
+
+
+def rendered(rows: Sequence[object], world: PartitionWorld) -> list[Record]:
+    """Write rows of one's own under a right checksum."""
+    text = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in rows).encode()
+    name = SnapshotName(TOPIC_ID, 1, 0, world.next_offset, "s")
+    checksum = sha256(f"{name}\n".encode() + text).hexdigest()
+    closing = json.dumps({"parts": 1, "sha256": checksum, "log_time_ms": 5}).encode()
+    return [Record(name.key(0), text), Record(name.key("end"), closing)]
+
+
+HEAD = {"defaults": "60000/native/at_least_once/", "log_time_ms": 5, "invalid": {}, "refused": {}, "noted": {}}
+GROUP = {"group": "g", "settings": "9/native/at_least_once/-", "paused_until_s": 1, "paused_by": "i"}
+TOPIC = {"topic": "t"}
+KEY: list[object] = [0, 5, 9, 1, 0, None, 7, "i", "c", 3]
+
+
+def spoiled_rows() -> list[list[object]]:
+    """Give the row of a key with one thing wrong in each."""
+    wrongs: tuple[object, ...] = (True, -2.5, {})
+    of_no_kind = [(at, wrong) for at in range(len(KEY)) for wrong in wrongs]
+    out_of_range: list[tuple[int, object]] = [(at, wrong) for at in (0, 1, 2, 3, 4, 9) for wrong in (-1, 2**63)]
+    return [[*KEY[:at], wrong, *KEY[at + 1 :]] for at, wrong in of_no_kind + out_of_range]
+
+
+def test_rows_of_ones_own_are_read() -> None:
+    """The rows that the next test spoils are right as they stand; an unknown reason of a count is left out."""
+    world = PartitionWorld(0, 1, Settings(), 0)
+    head = {**HEAD, "refused": {"a reason to come": 3, "the group is paused": 2}}
+    restored = read(rendered([head, GROUP, TOPIC, KEY], world), world).world
+    assert restored is not None
+    assert restored.groups["g"].keys["t", 0].plan_end == 9
+    assert restored.refused.total() == 2
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        [[]],
+        ["["],
+        ["[" * 100_000],
+        ["9" * 5_000],
+        [HEAD, "null"],
+        [HEAD, 7],
+        [HEAD, "text"],
+        [{"defaults": HEAD["defaults"]}],
+        [{**HEAD, "log_time_ms": "5"}],
+        [{**HEAD, "invalid": []}],
+        [{**HEAD, "refused": {"the group is paused": -1}}],
+        [HEAD, {**GROUP, "group": "a/b"}],
+        [HEAD, {**GROUP, "group": None}],
+        [HEAD, {**GROUP, "settings": "0/native/at_least_once/-"}],
+        [HEAD, {**GROUP, "settings": "9/native"}],
+        [HEAD, {**GROUP, "settings": 5}],
+        [HEAD, {**GROUP, "paused_until_s": 1.5}],
+        [HEAD, {**GROUP, "paused_by": ""}],
+        [HEAD, GROUP, KEY],
+        [HEAD, TOPIC, GROUP, KEY],
+        [HEAD, GROUP, {"topic": "a b"}],
+        [HEAD, GROUP, {}],
+        [HEAD, GROUP, TOPIC, []],
+        [HEAD, GROUP, TOPIC, KEY[:6]],
+        [HEAD, GROUP, TOPIC, KEY[:9]],
+        [HEAD, GROUP, TOPIC, [*KEY, 1]],
+        *[[HEAD, GROUP, TOPIC, row] for row in spoiled_rows()],
+        [HEAD, GROUP, TOPIC, [2**31, *KEY[1:]]],
+        [HEAD, GROUP, TOPIC, [*KEY[:5], "short", *KEY[6:]]],
+    ],
+)
+def test_rows_that_are_wrong_are_malformed(rows: Sequence[object]) -> None:
+    """Under a right checksum too, what no version has written is passed over and raises nothing."""
+    world = PartitionWorld(0, 1, Settings(), 0)
+    assert reasons(read(rendered(rows, world), world)) <= {Misfit.MALFORMED, Misfit.OTHER_DEFAULTS}
+    assert reasons(read(rendered(rows, world), world))
+
+
+@pytest.mark.parametrize("closing", [b"", b"{}", b"[]", b"1", b'{"parts": -1, "sha256": "", "log_time_ms": 1}', b"["])
+def test_a_closing_part_that_is_none_leaves_it_incomplete(closing: bytes) -> None:
+    """A closing part that says nothing closes nothing."""
+    world = world_of()
+    part, end = render(world, TOPIC_ID, "s")
+    assert reasons(read([part, Record(end.key, closing)], world)) == {Misfit.INCOMPLETE}
+
+
+def test_a_topic_of_another_coordination_partition_is_malformed() -> None:
+    """A key that could not lie there is a sign of a broken writer."""
+    world = PartitionWorld(0, 1, Settings(), 0)
+    part, _ = rendered([HEAD, GROUP, {"topic": "orders"}, KEY], world)
+    name = SnapshotName(TOPIC_ID, 4, 0, 0, "s")
+    checksum = sha256(f"{name}\n".encode() + (part.value or b"")).hexdigest()
+    closing = json.dumps({"parts": 1, "sha256": checksum, "log_time_ms": 5}).encode()
+    records = [Record(name.key(0), part.value), Record(name.key("end"), closing)]
+    assert reasons(read(records, world, partitions=4)) == {Misfit.MALFORMED}
+
+
+# Several writers
+
+
+def test_what_another_log_left_is_not_touched() -> None:
+    """Only parts of the same log, partition count and coordination partition are deleted."""
+    world = at(world_of(), 10)
+    own = collect(render(world, TOPIC_ID, "s"))[0]
+    for foreign in (
+        SnapshotName(OTHER_TOPIC_ID, 1, 0, 20, "t"),
+        SnapshotName(TOPIC_ID, 2, 0, 20, "t"),
+        SnapshotName(TOPIC_ID, 1, 1, 20, "t"),
+    ):
+        assert outdated(own, foreign) == []
+    assert len(outdated(own, SnapshotName(TOPIC_ID, 1, 0, 11, "t"))) == 2
+
+
+WORLDS = [at(world_of(seed=seed, records=40), offset) for seed, offset in enumerate((10, 20, 20, 30))]
+WRITTEN = [render(world, TOPIC_ID, f"writer{number}", 400) for number, world in enumerate(WORLDS)]
+assert min(map(len, WRITTEN)) > 5
+
+
+@settings(deadline=None)
+@given(st.randoms(use_true_random=False), st.lists(st.booleans(), min_size=len(WRITTEN), max_size=len(WRITTEN)))
+def test_interleaved_writers_do_not_break_each_other(rng: Random, breaks_off: list[bool]) -> None:
+    """However writers interleave, and wherever some break off, the newest whole snapshot is read."""
+    both = zip(WRITTEN, breaks_off, strict=True)
+    queues = [records[: rng.randrange(len(records))] if off else list(records) for records, off in both]
+    whole = [world for world, off in zip(WORLDS, breaks_off, strict=True) if not off]
+    topic: list[Record] = []
+    while any(queues):
+        topic.append(rng.choice([queue for queue in queues if queue]).pop(0))
+
+    choice = read(topic, WORLDS[0])
+
+    if not whole:
+        assert choice.world is None
+        return
+    highest = max(world.next_offset for world in whole)
+    assert choice.world is not None
+    assert facts(choice.world) in [facts(world) for world in whole if world.next_offset == highest]
+
+
+@settings(deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_what_is_deleted_is_never_the_newest_that_is_whole(rng: Random) -> None:
+    """Once a snapshot was whole there always is one at its log offset or above, in whatever order things happen."""
+    topic: list[Record] = []
+    queues = {number: list(records) for number, records in enumerate(WRITTEN)}
+    deletions: list[list[Record]] = []
+    reached = -1
+    for _ in range(120):
+        deed = rng.randrange(5)
+        waiting = [queue for queue in queues.values() if queue]
+        if deed <= 1 and waiting:
+            topic.append(rng.choice(waiting).pop(0))
+        elif deed == 2:
+            stored, _ = collect(topic)
+            newest = read(topic, WORLDS[0]).world
+            if newest is not None:
+                name = next(each.name for each in stored if each.name.offset == newest.next_offset)
+                deletions.append(outdated(stored, name))
+        elif deed == 3 and deletions:  # a deleter that looked long ago
+            topic.extend(rng.choice(deletions))
+        elif deed == 4:
+            last = {record.key: index for index, record in enumerate(topic)}
+            topic = [record for index, record in enumerate(topic) if last[record.key] == index]
+        found = read(topic, WORLDS[0]).world
+        at_offset = -1 if found is None else found.next_offset
+        assert at_offset >= reached
+        reached = at_offset

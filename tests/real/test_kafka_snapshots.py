@@ -1,0 +1,110 @@
+"""Snapshots in a real Kafka topic: large ones, compacted ones, and none."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from marshal_dagster.coordination.admin import SNAPSHOT_SETTINGS
+from marshal_dagster.coordination.kafka_snapshots import KafkaSnapshotTopic
+from marshal_dagster.coordination.log import Bounds, LogIdentity
+from marshal_dagster.coordination.snapshots import Snapshots, SnapshotTopic
+from marshal_dagster.errors import TopicMissing
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, render
+from marshal_dagster.protocol.snapshots import PART_BYTES, Record
+from marshal_dagster.protocol.world import PartitionWorld, World
+from tests.fast.test_snapshot_port import SnapshotTopicPort
+from tests.members import TOPIC, about
+from tests.real.conftest import MakeTopic
+
+SOON_S = 60.0
+IDENTITY = LogIdentity("__marshal", "A" * 22, 1)
+
+
+@pytest.fixture
+def kept(connection: KafkaConnection, topic: MakeTopic) -> Iterator[KafkaSnapshotTopic]:
+    """A topic with one partition, compacted as often as the broker can."""
+    settings = {**SNAPSHOT_SETTINGS, "segment.ms": "100", "min.cleanable.dirty.ratio": "0.001"}
+    settings |= {"delete.retention.ms": "0"}
+    kept = KafkaSnapshotTopic(connection, topic(1, settings))
+    yield kept
+    kept.close()
+
+
+class TestKafkaSnapshotTopic(SnapshotTopicPort):
+    """The topic over Kafka."""
+
+    @pytest.fixture
+    def topic(self, connection: KafkaConnection, topics: Topics) -> Iterator[SnapshotTopic]:
+        """A topic of two partitions, made as the library makes it."""
+        name = f"port-{uuid.uuid4().hex}"
+        assert topics.create(name, 2, 1, SNAPSHOT_SETTINGS)
+        opened = KafkaSnapshotTopic(connection, name)
+        yield opened
+        opened.close()
+
+
+def state(keys: int) -> PartitionWorld:
+    """Give a state with so many keys that have an owner."""
+    world = World(1)
+    world.apply(0, 0, 1_000, render(about(ClaimingPartition, "run1.0", 0)))
+    world.apply(0, 1, 2_000, render(about(Heartbeat, "run1.0", 0, offset=5)))
+    (group,) = world.partitions[0].groups.values()
+    for number in range(keys):
+        group.keys[TOPIC, number] = replace(group.keys[TOPIC, 0], offset=number)
+    return world.partitions[0]
+
+
+def newest(kept: KafkaSnapshotTopic, world: PartitionWorld) -> PartitionWorld | None:
+    """Read it as a fresh process does."""
+    end = Bounds(world.next_offset, world.next_offset)
+    found = Snapshots(KafkaSnapshotTopic(kept._connection, kept.topic)).newest(IDENTITY, {0: end}, world.defaults)
+    return found.get(0)
+
+
+def test_a_snapshot_of_several_mb_comes_back(kept: KafkaSnapshotTopic) -> None:
+    """50,000 keys are written in parts that the broker takes with its own limits, and are read back equal."""
+    world = state(50_000)
+    Snapshots(kept).write(world, IDENTITY)
+    (records,) = kept.read(kept.bounds([0]), 10).values()
+    sizes = [len(value or b"") for _, value in records]
+    assert len(sizes) > 4
+    assert max(sizes) == PART_BYTES
+    found = newest(kept, world)
+    assert found is not None
+    assert found.groups == world.groups
+
+
+def test_compaction_leaves_the_newest_and_it_is_found(kept: KafkaSnapshotTopic) -> None:
+    """What was deleted is gone from the topic some time later; the newest is read across the gaps."""
+    world = state(10)
+    for offset in range(2, 12):
+        world.resume_at(offset, 1_000 * offset)
+        Snapshots(kept).write(world, IDENTITY)
+    deadline = time.monotonic() + SOON_S
+    while True:
+        kept.append(0, [Record(b"junk", b"rolls the segment")])
+        at = kept.bounds([0])[0]
+        (records,) = kept.read({0: Bounds(0, at.end)}, 10).values()
+        if len([value for _, value in records if value]) < 10:
+            break
+        assert time.monotonic() < deadline, records
+        time.sleep(0.2)
+    assert at.end > 20
+    found = newest(kept, world)
+    assert found is not None
+    assert found.next_offset == 11
+
+
+def test_a_missing_topic_is_told(connection: KafkaConnection) -> None:
+    """Where there is no snapshot topic the question says so, at once."""
+    missing = KafkaSnapshotTopic(connection, "no-such-topic")
+    began_s = time.monotonic()
+    with pytest.raises(TopicMissing):
+        missing.bounds([0])
+    assert time.monotonic() - began_s < 5
+    missing.close()
