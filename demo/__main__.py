@@ -34,12 +34,12 @@ from marshal_dagster.spark.sinks import FileSink
 HEARTBEAT_INTERVAL_S: Final = 2.0
 SETTINGS: Final = {
     "MARSHAL_HEARTBEAT_INTERVAL_S": str(HEARTBEAT_INTERVAL_S),
-    "MARSHAL_MAX_RECORDS": "60000",
+    "MARSHAL_MAX_RECORDS": "75000",
     "MARSHAL_MAX_BATCHES": "3",
 }
 NEEDED_BEFORE_TICK_S: Final = 45
 """From a run's launch to the reprocessing run's claim; the schedule should not tick in between."""
-LATEST_KILL_SECOND: Final = 35
+LATEST_KILL_SECOND: Final = 45
 """Of the minute: the sensor then finds the dead run before the schedule's next run comes across it."""
 RUN_S: Final = 150.0
 
