@@ -63,8 +63,8 @@ test: java $(READY) ## all tests: the fast ones, then those on a real Kafka, Spa
 	$(BIN)/pytest tests/real
 
 .PHONY: test-fast
-test-fast: $(READY) ## the tests that need no Java and no service
-	$(BIN)/pytest -n auto tests/fast
+test-fast: $(READY) ## the tests that need no Java and no service, but for a few that take seconds each
+	$(BIN)/pytest -n auto -m "not thorough" tests/fast
 
 .PHONY: test-real
 test-real: java $(READY) ## the tests on real services, which they start and stop themselves

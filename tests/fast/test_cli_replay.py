@@ -254,6 +254,7 @@ def test_a_verdict_is_written_before_the_next_record_is_there() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.thorough
 def test_a_long_log_is_not_held_in_memory(tmp_path: Path) -> None:
     """A log of a hundred times as many records takes hardly more memory."""
     one = render_record(StoredRecord(EV, 0, 0, CLAIM.format(instance="a").encode())) + "\n"

@@ -33,6 +33,7 @@ def test_the_code_location_loads_without_kafka_and_java(tmp_path: Path) -> None:
     assert "All code locations passed validation" in told.stderr + told.stdout
 
 
+@pytest.mark.thorough
 def test_a_wrong_variable_is_named_when_the_location_is_loaded(tmp_path: Path) -> None:
     """A setting of the environment that makes no sense is told by its name, with what would be right."""
     told = _validate(tmp_path, MARSHAL_MAX_RECORDS="many")

@@ -331,6 +331,7 @@ def test_a_run_that_never_claims_blocks_for_a_bounded_time(watch: Watch, monkeyp
     assert request.run_key not in {each.run_key for each in again}
 
 
+@pytest.mark.thorough
 def test_a_run_key_never_repeats_however_many_runs_there_were(watch: Watch) -> None:
     """Dagster compares run keys with all of its history: after 201 runs for other partitions the count goes on."""
     watch.die(partitions=(2,))
@@ -349,6 +350,7 @@ def test_a_run_key_never_repeats_however_many_runs_there_were(watch: Watch) -> N
     assert "left alone after 1 runs" in watch.skipped()
 
 
+@pytest.mark.thorough
 def test_the_run_key_of_a_bundle_never_repeats(watch: Watch) -> None:
     """A bundle whose earlier runs are no longer looked at is asked for under another key too."""
     watch.die()

@@ -74,6 +74,7 @@ def test_verdict_and_state_after_each_record(profile: Profile, first_seed: int) 
 
 
 @pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.thorough
 def test_long_logs(profile: Profile) -> None:
     """A long log with many keys leads both readers to the same verdicts and states, by the fast path too."""
     case = Case(profile, 1, records=6000, keys=120, coordination_partitions=8, heartbeat_interval_ms=60_000)

@@ -58,6 +58,7 @@ def test_a_seed_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch
     assert command_line.run_one(scenario(3)).violations[0].promise == "every seed ends"
 
 
+@pytest.mark.thorough
 def test_a_soak_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finished ranges are kept with the commit that they ran on, and add up."""
     results = tmp_path / "results" / "soak.jsonl"

@@ -150,6 +150,7 @@ def test_a_missing_commit_is_noticed(output: FileOutput) -> None:
         reader.verdicts([part(0, 6, 7)])
 
 
+@pytest.mark.thorough
 def test_an_attempt_that_can_still_count_is_not_swept(output: FileOutput) -> None:
     """Only what the commits have or refuse for good goes, however old it is; files that count stay."""
     CrashConformance.dies(output, "none", "kept", part(3, 0, 2))

@@ -87,6 +87,7 @@ def written_until(output: FileOutput, sink: FileSink, count: int | None) -> list
     return passed
 
 
+@pytest.mark.thorough
 def test_an_interrupt_at_any_line_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a write is interrupted, what it committed stays, and the same process and another read the same."""
     monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 3)

@@ -349,6 +349,7 @@ def test_interleaved_writers_do_not_break_each_other(rng: Random, breaks_off: li
 
 @settings(deadline=None)
 @given(st.randoms(use_true_random=False))
+@pytest.mark.thorough
 def test_what_is_deleted_is_never_the_newest_that_is_whole(rng: Random) -> None:
     """Once a snapshot was whole there always is one at its log offset or above, in whatever order things happen."""
     topic: list[Record] = []
