@@ -55,7 +55,8 @@ class LogJudge:
     highest_epoch: dict[Place, int] = field(default_factory=dict)
     committed: dict[tuple[Place, int], str] = field(default_factory=dict)
     """By place and offset: who moved the key there."""
-    revoked: set[tuple[Place, int]] = field(default_factory=set)
+    revoked_ms: dict[tuple[Place, int], int] = field(default_factory=dict)
+    """By place and epoch: the timestamp of the revocation."""
     owned_at: dict[Place, int] = field(default_factory=dict)
     """Log time of the last accepted record of an owner."""
 
@@ -112,7 +113,7 @@ class LogJudge:
                 self.fail("epochs only grow", f"{place}: {offset} after {self.highest_epoch[place]}")
             self.highest_epoch[place] = offset
         if kind == "RevokingClaim":
-            self.revoked.add((place, int(str(before[2]))))
+            self.revoked_ms[place, int(str(before[2]))] = self.records[-1][2]
         if kind == "Heartbeat" and before[4] != after[4]:
             if before[0] != sender:
                 self.fail("a commit is only ever by the owner", f"{place}: {sender} committed, {before[0]} owned")
@@ -146,11 +147,14 @@ def check_readers_agree(
             judge.fail("readers agree", f"{place} up to offset {next_offset}: {found} instead of {wanted}")
 
 
-def check_beliefs(judge: LogJudge, beliefs: Iterable[Belief]) -> None:
-    """Two processes work under leases that both believe in only when one of the claims was revoked."""
+def check_beliefs(judge: LogJudge, beliefs: Iterable[Belief], heard_by_ms: float) -> None:
+    """Two processes work under leases that both believe in only when one of the claims was revoked, and for a while.
+
+    Who was revoked by broker time `heard_by_ms` has heard of it by now: a heartbeat was due, or the lease is over.
+    """
     holders: dict[Place, Belief] = {}
     for belief in beliefs:
-        if (belief.place, belief.epoch) in judge.revoked:
+        if judge.revoked_ms.get((belief.place, belief.epoch), 0) > heard_by_ms:
             continue
         other = holders.setdefault(belief.place, belief)
         if other is not belief and other.process != belief.process:

@@ -315,7 +315,7 @@ class Simulation:
         if leases and not run.batch._claimer.rationalizer.world.partition_of(TOPIC).certain:
             self._fail("an observing reader never claims", f"{run.batch.batch_id} holds {len(leases)} partitions")
         self._busy_ms[run.number] = self.scheduler.now_ms
-        check_beliefs(self.judge, self._beliefs())
+        check_beliefs(self.judge, self._beliefs(), self.cluster.broker.now_ms() - 2 * HI_MS)
 
     def _beliefs(self) -> Iterator[Belief]:
         now_ms = self.scheduler.now_ms
