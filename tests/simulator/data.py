@@ -53,8 +53,6 @@ class Attempt:
     """One process's work on one range, without a sink: the offsets that it processed so far."""
 
     range: ClaimedRange
-    instance: str
-    began_ms: float
     done: list[int] = field(default_factory=list)
 
 

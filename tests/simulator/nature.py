@@ -111,18 +111,14 @@ class Nature:
                 int(str(beat_ms)) - EPOCH_MS - self._world.cluster.jump_ms + 2 * HI_MS + chance.choice((-1, 0, 0, 1))
             )
             self._world.scheduler.sleep(max(1.0, at_ms - self._world.scheduler.now_ms + 0.5))
-            hasty = f"hasty.{self._world.judge.log_time_ms(self._world.home)}"
-            claim = f"ClaimingPartition/1/1700000000/{hasty}/c/{GROUP}/{TOPIC}/{partition}"
-            self._world.cluster.put(self._world.home, claim.encode())
+            self._claim_and_die(partition)
 
     def _join_with_another_interval(self, chance: random.Random) -> None:
         """Let somebody try who is configured otherwise: nothing may be claimed."""
         member = Member(client="misconfigured", heartbeat_interval_ms=HI_MS * 3)
         number = len(self._world.scenario.members)
         run = self._world.start(f"run{number}x{chance.getrandbits(16)}", number, member)
-        run.process.wait_until_over()
-        self._world.runs.remove(run)
-        del self._world.by_process[run.process]
+        self._world.finish(run)
 
     def _grow(self, chance: random.Random) -> None:
         partitions = len(self._world.data.describe(TOPIC).partitions)
@@ -145,7 +141,8 @@ class Nature:
         clock, operator = self._operator()
         settles = chance.random() < 0.3
         if settles:
-            self._claim_and_die()
+            for partition in self._world.data.describe(TOPIC).partitions:
+                self._claim_and_die(partition)
         until_s = clock.wall_ms() // 1_000 + chance.randint(1, 4)
         operator.pause(until_s)
         self._world.check_paused(until_s)
@@ -154,13 +151,12 @@ class Nature:
             self._settle_again()
         operator.resume()
 
-    def _claim_and_die(self) -> None:
-        """Claim what is free, as somebody who does nothing with it."""
+    def _claim_and_die(self, partition: int) -> None:
+        """Claim a partition, as somebody who does nothing with it."""
         world = self._world
-        for partition in world.data.describe(TOPIC).partitions:
-            hasty = f"hasty.{world.judge.log_time_ms(world.home)}"
-            claim = f"ClaimingPartition/1/1700000000/{hasty}/c/{GROUP}/{TOPIC}/{partition}"
-            world.cluster.put(world.home, claim.encode())
+        hasty = f"hasty.{world.judge.log_time_ms(world.home)}"
+        claim = f"ClaimingPartition/1/1700000000/{hasty}/c/{GROUP}/{TOPIC}/{partition}"
+        world.cluster.put(world.home, claim.encode())
 
     def _settle_again(self) -> None:
         """Write the group's settings again, as who paused it: that clears stale owners, nothing else."""

@@ -171,9 +171,7 @@ class Simulation:
             count += 1
             run_id = f"run{'0' if member.is_twin else number}x{count}"
             run = self.start(run_id, number, member)
-            run.process.wait_until_over()
-            self.runs.remove(run)
-            del self.by_process[run.process]
+            self.finish(run)
             if run.process.is_dead:
                 if scheduler.now_ms < CALM_MS and self.chance.random() < 0.5:
                     scheduler.sleep(self.chance.random() * HI_MS)
@@ -200,6 +198,12 @@ class Simulation:
         )
         process.spawn(lambda: self._work(run, member, request))
         return run
+
+    def finish(self, run: Run) -> None:
+        """Wait until a run's process has ended, and forget it."""
+        run.process.wait_until_over()
+        self.runs.remove(run)
+        del self.by_process[run.process]
 
     def _work(self, run: Run, member: Member, request: BatchRequest) -> None:
         """Work in rounds, as the steps of a process do; one that fails is sometimes followed by another."""
@@ -254,7 +258,7 @@ class Simulation:
             batch.write(cast("DataFrame", found))
             return
         for one in batch.ranges:
-            attempt = Attempt(one, batch.batch_id, self.scheduler.now_ms)
+            attempt = Attempt(one)
             self.output.attempts.append(attempt)
             without_lease = 0
             for _, offset in self.data.read([one]):
