@@ -6,108 +6,23 @@ commit that it ran on, and leaves out the ranges that are in it for the same com
 """
 
 import argparse
-import gc
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from tests.simulator.checkers import Violation
+from tests.simulator.running import Tally, run_one, run_range
 from tests.simulator.scenario import Scenario, scenario
-from tests.simulator.world import Result, simulate
+from tests.simulator.world import Result
 
 TOP: Final = Path(__file__).parents[2]
 CODE: Final = ("marshal_dagster", "tests/*.py")
 """What a result depends on, as git names it; a results file may lie beside."""
-CHUNK: Final = 100
-LONGEST_SEED_S: Final = 30
-
-
-@dataclass(slots=True)
-class Tally:
-    """What many seeds came to."""
-
-    seeds: int = 0
-    records: int = 0
-    steps: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    failed: dict[int, list[str]] = field(default_factory=dict)
-
-    def add(self, result: Result) -> None:
-        """Count one seed."""
-        self.seeds += 1
-        self.records += result.records
-        self.steps += result.steps
-        self.faults += Counter({str(kind): count for kind, count in result.befallen.items()})
-        if result.violations:
-            self.failed[result.seed] = [str(violation) for violation in result.violations]
-
-    def merge(self, other: "Tally") -> None:
-        """Count the seeds of another tally."""
-        self.seeds += other.seeds
-        self.records += other.records
-        self.steps += other.steps
-        self.faults += other.faults
-        self.failed |= other.failed
-
-    def __str__(self) -> str:
-        """Say it in one line."""
-        faults = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.faults.items()))
-        return (
-            f"{self.seeds:,} seeds, {self.records:,} records, {self.steps:,} steps, "
-            f"{sum(self.faults.values()):,} faults ({faults}), {len(self.failed)} violations"
-        )
-
-
-def run_one(of: Scenario) -> Result:
-    """Run a scenario; one that does not end is a violation too."""
-
-    def give_up(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(LONGEST_SEED_S)
-    try:
-        return simulate(of)
-    except TimeoutError:
-        endless = Violation("every seed ends", f"not after {LONGEST_SEED_S} s")
-        return Result(of.seed, (endless,), 0, 0, Counter())
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def run_chunk(first: int, seeds: int) -> Tally:
-    """Run seeds one after another."""
-    tally = Tally()
-    gc.disable()
-    for seed in range(first, first + seeds):
-        tally.add(run_one(scenario(seed)))
-        if not seed % 20:
-            gc.collect()
-    return tally
-
-
-def run_range(first: int, seeds: int, processes: int, *, until_first: bool = False) -> Tally:
-    """Run seeds in several processes."""
-    tally = Tally()
-    starts = range(first, first + seeds, CHUNK)
-    with ProcessPoolExecutor(processes) as pool:
-        parts = [pool.submit(run_chunk, start, min(CHUNK, first + seeds - start)) for start in starts]
-        for part in parts:
-            tally.merge(part.result())
-            if until_first and tally.failed:
-                pool.shutdown(wait=False, cancel_futures=True)
-                break
-    return tally
 
 
 def shrink(of: Scenario) -> tuple[set[int], Result]:

@@ -9,7 +9,7 @@ from tests.simulator.broker import AppendFault
 
 GROUP, TOPIC = "etl", "orders"
 HI_MS = 1_000
-FAULTY_MS = 5 * HI_MS
+FAULTY_MS = 4 * HI_MS
 """Faults begin before that."""
 MOST_APPENDS = 60
 """Append faults befall one of so many first appends."""
@@ -111,7 +111,7 @@ def scenario(seed: int) -> Scenario:
         seed=seed,
         mode=chance.choice(_MODES),
         coordination_partitions=chance.randint(1, 2),
-        data_partitions=chance.randint(1, 3),
+        data_partitions=chance.randint(1, 4),
         messages=chance.randint(2, 12),
         max_records=chance.randint(3, 12),
         slow_ms=chance.choice((5.0, 100.0, 400.0)),

@@ -144,11 +144,9 @@ class Simulation:
                 mishap.spawn(lambda event=event: nature.befall(event))  # type: ignore[misc]
             scheduler.run(CALM_MS)
             nature.end()
-            if not self._is_drained():
-                scheduler.run(CALM_MS + TAKEN_UP_MS)
-                self._check_taken_up()
-            while scheduler.now_ms < END_MS and not self._is_drained() and not self.violations:
-                scheduler.run(scheduler.now_ms + HI_MS)
+            self._run_until_drained(CALM_MS + TAKEN_UP_MS)
+            self._check_taken_up()
+            self._run_until_drained(self._ends_ms())
             self._check_end()
             scheduler.kill_all()
         for process, error in scheduler.failures:
@@ -161,6 +159,14 @@ class Simulation:
             self.befallen + self.cluster.befallen,
             tuple(f"{p}/{o} at {t - EPOCH_MS} ms {verdict}: {value}" for p, o, t, value, verdict in self.judge.records),
         )
+
+    def _run_until_drained(self, until_ms: float) -> None:
+        while self.scheduler.now_ms < until_ms and not self._is_drained() and not self.violations:
+            self.scheduler.run(min(until_ms, self.scheduler.now_ms + HI_MS / 2))
+
+    def _ends_ms(self) -> float:
+        """Say when it is over at the latest: readers of a damaged log only observe, and drain nothing."""
+        return CALM_MS + TAKEN_UP_MS if self.is_cut or self.is_truncated else END_MS
 
     # Who takes part
 
@@ -234,11 +240,18 @@ class Simulation:
                 except MarshalError:
                     if chance.random() < 0.5:
                         break
-                is_calm = self.scheduler.now_ms > CALM_MS - 2 * HI_MS
-                self.scheduler.sleep(HI_MS * (chance.uniform(0.5, 0.8) if is_calm else chance.uniform(0.7, 2)))
+                self.scheduler.sleep(self._until_next(chance))
         finally:
             if delivery._followed is not None and not run.process.is_dead:
                 self._check_reader(delivery._followed)
+
+    def _until_next(self, chance: random.Random) -> float:
+        """Say how long a process waits before it looks again: often enough, once faults are over."""
+        now_ms = self.scheduler.now_ms
+        soon_ms, later_ms = HI_MS * chance.uniform(0.5, 0.8), HI_MS * chance.uniform(0.7, 3)
+        if now_ms < CALM_MS:
+            return min(later_ms, CALM_MS - now_ms + soon_ms)
+        return soon_ms if now_ms < CALM_MS + TAKEN_UP_MS else later_ms
 
     def _work_once(self, run: Run, batches: Iterable[ClaimedBatch], chance: random.Random) -> None:
         for batch in batches:
@@ -254,7 +267,7 @@ class Simulation:
         batch.begin_processing()
         if batch.mode is DeliveryMode.EFFECTIVELY_ONCE:
             found = self.data.read(batch.ranges)
-            self.scheduler.sleep(chance.random() * self.scenario.slow_ms * len(found))
+            self.scheduler.sleep(chance.random() * self._slow_ms() * len(found))
             batch.write(cast("DataFrame", found))
             return
         for one in batch.ranges:
@@ -262,7 +275,7 @@ class Simulation:
             self.output.attempts.append(attempt)
             without_lease = 0
             for _, offset in self.data.read([one]):
-                self.scheduler.sleep(chance.random() * self.scenario.slow_ms)
+                self.scheduler.sleep(chance.random() * self._slow_ms())
                 if batch._lost is not None:
                     raise batch._lost
                 attempt.done.append(offset)
@@ -270,11 +283,15 @@ class Simulation:
                 if without_lease > 1:  # the first may be under way when the lease ends, as after a pause
                     self._fail("no work without a lease", f"{one} by {batch.batch_id} at {offset}")
 
+    def _slow_ms(self) -> float:
+        """Say how long a message may take: what is left once faults are over shall be drained soon."""
+        return self.scenario.slow_ms if self.scheduler.now_ms < CALM_MS else min(5.0, self.scenario.slow_ms)
+
     def _produce(self) -> None:
         """Let messages arrive, until faults are over."""
         scheduler, chance = self.scheduler, random.Random(self.scenario.seed * 7 + 4)
         while scheduler.now_ms < FAULTY_MS:
-            scheduler.sleep(HI_MS * chance.uniform(0.3, 1.5))
+            scheduler.sleep(HI_MS * chance.uniform(0.2, 1))
             partition = chance.randrange(len(self.data.describe(TOPIC).partitions))
             self.data.append(partition, chance.randint(1, self.scenario.messages))
 
@@ -449,6 +466,10 @@ def _has_lease(run: Run, partition: int) -> bool:
     return claim is not None and claim.lease.ends_ms > run.clock.lease_ms()
 
 
+_remembering = lru_cache(maxsize=1_000)
+"""For what is asked the same again and again."""
+
+
 @contextmanager
 def _instead_of_threads(scheduler: Scheduler, seed: int) -> Iterator[None]:
     """Let the library use the scheduler in place of threads, and random bytes that come from the seed."""
@@ -458,15 +479,17 @@ def _instead_of_threads(scheduler: Scheduler, seed: int) -> Iterator[None]:
     def urandom(size: int) -> bytes:
         return (chance if scheduler.current is None else scheduler.current.process.random).randbytes(size)
 
-    plain_parse = lru_cache(maxsize=1_000)(plain_reader.parse)
+    plain_parse = _remembering(plain_reader.parse)
     modules: list[tuple[Any, str, Any]] = [
         (heartbeats, "threading", _THREADING),
         (rationalizer, "threading", _THREADING),
         (heartbeats, "random", SimpleNamespace(Random=lambda _: random.Random(chance.getrandbits(32)))),
         (tenure, "os", SimpleNamespace(urandom=urandom)),
         (plain_reader, "parse", plain_parse),
+        (plain_reader, "coordination_partition", _remembering(plain_reader.coordination_partition)),
+        (plain_reader, "is_name", _remembering(plain_reader.is_name)),
         (checkers, "parse", plain_parse),
-        (world, "parse", lru_cache(maxsize=1_000)(messages.parse)),
+        (world, "parse", _remembering(messages.parse)),
     ]
     before = [getattr(module, name) for module, name, _ in modules]
     logging.disable(logging.CRITICAL)
