@@ -6,20 +6,25 @@ the simulated world saw: records as they got into the log, messages as they were
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeVar
 
 from tests.plain_reader import PlainReader, parse
 from tests.simulator.data import Attempt, Output
 
+T = TypeVar("T")
 Place = tuple[str, str, int]
 """Group, topic, partition."""
 KeyState = tuple[object, ...]
 """Owner's instance, client, epoch and last beat; offset, plan end, plan attempts, generation, data topic id."""
+GroupState = tuple[object, ...]
+"""Paused until and by whom; once settings were accepted: heartbeat interval, rule set, delivery, features."""
 NOBODY: KeyState = (None, None, None, None)
 UNKNOWN: KeyState = (*NOBODY, None, None, 0, 0, None)
+UNHEARD_OF: GroupState = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +47,16 @@ class Belief:
     epoch: int
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a certain reader knows of a coordination partition that it has read up to `next_offset`."""
+
+    next_offset: int
+    log_time_ms: int | None
+    groups: Mapping[str, GroupState]
+    keys: Mapping[Place, KeyState]
+
+
 @dataclass(slots=True)
 class LogJudge:
     """Reads every record as it gets into the log, and remembers each key's state after each of them."""
@@ -52,6 +67,8 @@ class LogJudge:
     records: list[tuple[int, int, int, str, str]] = field(default_factory=list)
     """Coordination partition, offset, timestamp, value, verdict."""
     history: dict[int, dict[Place, list[tuple[int, KeyState]]]] = field(init=False)
+    groups: dict[int, dict[str, list[tuple[int, GroupState]]]] = field(init=False)
+    log_times: dict[int, list[tuple[int, int]]] = field(init=False)
     highest_epoch: dict[Place, int] = field(default_factory=dict)
     committed: dict[tuple[Place, int], str] = field(default_factory=dict)
     """By place and offset: who moved the key there."""
@@ -68,6 +85,8 @@ class LogJudge:
         """Forget all: the log is another one."""
         self.reader = PlainReader(self.coordination_partitions)
         self.history = {number: defaultdict(list) for number in range(self.coordination_partitions)}
+        self.groups = {number: defaultdict(list) for number in range(self.coordination_partitions)}
+        self.log_times = {number: [] for number in range(self.coordination_partitions)}
         self.highest_epoch.clear()
 
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes) -> None:
@@ -77,8 +96,11 @@ class LogJudge:
         before = UNKNOWN if place is None else self.state(partition, place)
         verdict = self.reader.read(partition, offset, timestamp_ms, value)
         self.records.append((partition, offset, timestamp_ms, value.decode("utf-8", "replace"), verdict))
-        if verdict != "accepted" or record is None or place is None:
+        self.log_times[partition].append((offset, self.log_time_ms(partition)))
+        if verdict != "accepted" or record is None or place is None or record["type"] == "Mark":
             return
+        group = self.reader.logs[partition]["groups"][record["group"]]
+        self.groups[partition][record["group"]].append((offset, _group_state_of(group)))
         if record["type"] == "GroupSettings":
             for each in self.history[partition]:
                 self._remember(partition, each, offset)
@@ -92,9 +114,7 @@ class LogJudge:
 
     def state(self, partition: int, place: Place, before_offset: int | None = None) -> KeyState:
         """Give a key's state after the records below `before_offset`, or after all."""
-        states = self.history[partition].get(place, [])
-        count = len(states) if before_offset is None else bisect_left(states, (before_offset,))
-        return states[count - 1][1] if count else UNKNOWN
+        return _before(self.history[partition].get(place, []), before_offset, UNKNOWN)
 
     def log_time_ms(self, partition: int) -> int:
         """Give the log time of a coordination partition; 0 before its first record."""
@@ -120,6 +140,21 @@ class LogJudge:
             self.committed[place, int(str(after[4]))] = sender
 
 
+def _before(states: Sequence[tuple[int, T]], offset: int | None, nothing: T) -> T:
+    """Give the last of `states` below `offset`, or of all; `nothing` where there is none."""
+    count = len(states) if offset is None else bisect_left(states, offset, key=itemgetter(0))
+    return states[count - 1][1] if count else nothing
+
+
+def _group_state_of(group: Mapping[str, Any]) -> GroupState:
+    pause = (group["paused_until"], group["paused_by"])
+    settings = group["settings"]
+    if settings is None:
+        return pause
+    how = (settings["heartbeat_interval_ms"], settings["rules"], settings["delivery"])
+    return (*pause, *how, tuple(settings["features"]))
+
+
 def _state_of(key: Mapping[str, Any]) -> KeyState:
     owner = key["owner"]
     held = NOBODY if owner is None else (owner["instance"], owner["client"], owner["epoch"], owner["last_beat"])
@@ -133,18 +168,20 @@ def _state_of(key: Mapping[str, Any]) -> KeyState:
     )
 
 
-def check_readers_agree(
-    judge: LogJudge,
-    partition: int,
-    next_offset: int,
-    states: Iterable[tuple[Place, KeyState]],
-) -> None:
-    """Compare a certain reader's `states` of all keys, read up to `next_offset`, with the plain reader's there."""
-    seen = dict(states)
-    for place in seen.keys() | judge.history[partition].keys():
-        wanted, found = judge.state(partition, place, next_offset), seen.get(place, UNKNOWN)
+def check_readers_agree(judge: LogJudge, partition: int, seen: Seen) -> None:
+    """Compare what a certain reader knows with what the plain reader knew at the same log offset."""
+    at = seen.next_offset
+    log_time_ms = _before(judge.log_times[partition], at, None)
+    if seen.log_time_ms != log_time_ms:
+        judge.fail("readers agree", f"log time up to offset {at}: {seen.log_time_ms} instead of {log_time_ms}")
+    for place in seen.keys.keys() | judge.history[partition].keys():
+        wanted, found = judge.state(partition, place, at), seen.keys.get(place, UNKNOWN)
         if found != wanted:
-            judge.fail("readers agree", f"{place} up to offset {next_offset}: {found} instead of {wanted}")
+            judge.fail("readers agree", f"{place} up to offset {at}: {found} instead of {wanted}")
+    for group in seen.groups.keys() | judge.groups[partition].keys():
+        known = _before(judge.groups[partition].get(group, []), at, UNHEARD_OF)
+        if seen.groups.get(group, UNHEARD_OF) != known:
+            judge.fail("readers agree", f"group {group} up to offset {at}: {seen.groups.get(group)} instead of {known}")
 
 
 def check_beliefs(judge: LogJudge, beliefs: Iterable[Belief], heard_by_ms: float) -> None:

@@ -20,6 +20,7 @@ LIBRARY: Final = "marshal_dagster"
 TRANSITIONS: Final = "protocol/transitions.py"
 CLAIMER: Final = "coordination/claimer.py"
 DELIVERY: Final = "delivery.py"
+SNAPSHOTS: Final = "protocol/snapshots.py"
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +266,44 @@ MUTANTS: Final = (
         CLAIMER,
         "        if fenced:\n            self.rationalizer.log.purge()",
         "        if fenced:\n            pass",
+    ),
+    Mutant(
+        "a snapshot leaves out the pause",
+        SNAPSHOTS,
+        '"paused_until_s": group.paused_until_s,',
+        '"paused_until_s": None,',
+    ),
+    Mutant(
+        "a snapshot forgets the attempts of a plan",
+        SNAPSHOTS,
+        "key.plan_end, key.plan_attempts, key.generation",
+        "key.plan_end, 0, key.generation",
+    ),
+    Mutant(
+        "a snapshot from before the log's start is read on from",
+        SNAPSHOTS,
+        "    if name.offset < start:\n        return Misfit.BEFORE_START\n",
+        "",
+    ),
+    Mutant(
+        "who writes a snapshot late deletes newer ones",
+        SNAPSHOTS,
+        "one.name[:3] == newest[:3] and one.name.offset < newest.offset",
+        "one.name[:3] == newest[:3] and one.name.offset != newest.offset",
+    ),
+    Mutant(
+        "half a snapshot is read on from",
+        SNAPSHOTS,
+        "not all(str(part) in self.parts for part in range(closing.parts))",
+        "False",
+        (
+            (
+                SNAPSHOTS,
+                'b"".join(self.parts[str(part)] for part in range(closing.parts))',
+                'b"".join(self.parts.get(str(part), b"") for part in range(closing.parts))',
+            ),
+            (SNAPSHOTS, "text if _checksum(self.name, text) == closing.checksum else Misfit.CHECKSUM", "text"),
+        ),
     ),
 )
 

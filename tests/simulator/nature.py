@@ -8,7 +8,7 @@ from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError
 from tests.simulator.broker import EPOCH_MS, SimulatedClock
-from tests.simulator.scenario import GROUP, HI_MS, TOPIC, Event, EventKind, Member
+from tests.simulator.scenario import GROUP, TOPIC, Event, EventKind, Member
 from tests.simulator.scheduling import Process
 
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ class Nature:
             EventKind.PAUSE: self._pause,
             EventKind.POSITION: self._set_positions,
             EventKind.PARTITIONS: self._grow,
+            EventKind.RETENTION: self._cut_behind_a_snapshot,
+            EventKind.LATE_SNAPSHOT: self._write_a_snapshot_late,
             EventKind.MIDDLE: self._cut,
             EventKind.TRUNCATION: self._truncate,
         }
@@ -48,7 +50,9 @@ class Nature:
         """From now on nothing goes wrong: who was stopped goes on, the broker's clock is right, no one is paused."""
         self._world.cluster.faults.clear()
         if self._world.cluster.jump_ms < 0:
-            self._world.unsure_until_ms = self._world.scheduler.now_ms - self._world.cluster.jump_ms + 3 * HI_MS
+            self._world.unsure_until_ms = (
+                self._world.scheduler.now_ms - self._world.cluster.jump_ms + 3 * self._world.hi_ms
+            )
         self._world.cluster.jump_ms = 0
         for run in self._world.runs:
             run.process.runs_from_ms = min(run.process.runs_from_ms, self._world.scheduler.now_ms)
@@ -101,21 +105,21 @@ class Nature:
 
     def _claim_at_the_last_moment(self, chance: random.Random) -> None:
         """Claim, as somebody who dies at once, when an owner has been silent for exactly two intervals, or 1 ms off."""
+        world = self._world
         for _ in range(8):
-            partition = chance.choice(self._world.data.describe(TOPIC).partitions)
-            instance, _, _, beat_ms, *_ = self._world.judge.state(self._world.home, (GROUP, TOPIC, partition))
+            partition = chance.choice(world.data.describe(TOPIC).partitions)
+            instance, _, _, beat_ms, *_ = world.judge.state(world.home, (GROUP, TOPIC, partition))
             if instance is None:
-                self._world.scheduler.sleep(HI_MS / 2)
+                world.scheduler.sleep(world.hi_ms / 2)
                 continue
-            at_ms = (
-                int(str(beat_ms)) - EPOCH_MS - self._world.cluster.jump_ms + 2 * HI_MS + chance.choice((-1, 0, 0, 1))
-            )
-            self._world.scheduler.sleep(max(1.0, at_ms - self._world.scheduler.now_ms + 0.5))
+            stale_ms = int(str(beat_ms)) - EPOCH_MS - world.cluster.jump_ms + 2 * world.hi_ms
+            at_ms = stale_ms + chance.choice((-1, 0, 0, 1))
+            world.scheduler.sleep(max(1.0, at_ms - world.scheduler.now_ms + 0.5))
             self._claim_and_die(partition)
 
     def _join_with_another_interval(self, chance: random.Random) -> None:
         """Let somebody try who is configured otherwise: nothing may be claimed."""
-        member = Member(client="misconfigured", heartbeat_interval_ms=HI_MS * 3)
+        member = Member(client="misconfigured", interval_factor=3)
         number = len(self._world.scenario.members)
         run = self._world.start(f"run{number}x{chance.getrandbits(16)}", number, member)
         self._world.finish(run)
@@ -146,7 +150,7 @@ class Nature:
         until_s = clock.wall_ms() // 1_000 + chance.randint(1, 4)
         operator.pause(until_s)
         self._world.check_paused(until_s)
-        self._world.scheduler.sleep(HI_MS * (2.1 if settles else chance.uniform(0.1, 3)))
+        self._world.scheduler.sleep(self._world.hi_ms * (2.1 if settles else chance.uniform(0.1, 3)))
         if settles:
             self._settle_again()
         operator.resume()
@@ -164,7 +168,7 @@ class Nature:
         for partition, log in world.judge.reader.logs.items():
             by = log["groups"].get(GROUP, {}).get("paused_by")
             if by is not None:
-                settings = f"{HI_MS}/native/{world.scenario.mode}/-"
+                settings = f"{self._world.hi_ms}/native/{world.scenario.mode}/-"
                 world.cluster.put(partition, f"GroupSettings/1/1700000000/{by}/operator/{GROUP}//0/{settings}".encode())
 
     def _set_positions(self, chance: random.Random) -> None:
@@ -175,7 +179,7 @@ class Nature:
         since = world.cluster.broker.bounds(world.home).end
         if chance.random() < 0.4:
             self._resume_soon(chance)
-        operator.set_positions(TOPIC, offsets, described.topic_id, wait_ms=4 * HI_MS, is_dead=world.is_dead)
+        operator.set_positions(TOPIC, offsets, described.topic_id, wait_ms=4 * self._world.hi_ms, is_dead=world.is_dead)
         if not world.is_truncated:
             world.check_positions(offsets, since)
 
@@ -203,7 +207,7 @@ class Nature:
 
     def _stop(self, chance: random.Random) -> None:
         for run in self._one_living(chance):
-            run.process.stop(HI_MS * chance.uniform(2, 4))
+            run.process.stop(self._world.hi_ms * chance.uniform(2, 4))
 
     def _orphan(self, chance: random.Random) -> None:
         for run in self._one_living(chance):
@@ -215,12 +219,36 @@ class Nature:
         return [chance.choice(living)] if living else []
 
     def _clock_back(self, chance: random.Random) -> None:
-        self._world.cluster.jump_ms -= int(HI_MS * chance.uniform(0.1, 3))
+        self._world.cluster.jump_ms -= int(self._world.hi_ms * chance.uniform(0.1, 3))
 
     def _clock_ahead(self, chance: random.Random) -> None:
-        jump_ms = int(HI_MS * chance.uniform(0.1, 3))
+        jump_ms = int(self._world.hi_ms * chance.uniform(0.1, 3))
         self._world.cluster.jump_ms += jump_ms
-        self._world.unsure_until_ms = self._world.scheduler.now_ms + jump_ms + 3 * HI_MS
+        self._world.unsure_until_ms = self._world.scheduler.now_ms + jump_ms + 3 * self._world.hi_ms
+
+    def _cut_behind_a_snapshot(self, chance: random.Random) -> None:
+        """Let retention delete records that the newest whole snapshot knows, all or some of them."""
+        world = self._world
+        kept = world.snapshots(lambda: None)
+        assert kept is not None
+        for partition, head in kept.heads(world.cluster.broker.identity).items():
+            start = world.cluster.broker.bounds(partition).start
+            if head is not None and head.offset > start:
+                start = chance.choice((head.offset, chance.randint(start, head.offset)))
+                world.cluster.broker.retain_from(partition, start)
+
+    def _write_a_snapshot_late(self, chance: random.Random) -> None:
+        """Read the log, sleep, and write a snapshot of what was read: others may have written newer ones."""
+        world = self._world
+        task = world.scheduler.current
+        assert task is not None
+        kept = world.snapshots(lambda: world.scheduler.sleep(chance.random() * 5))
+        reader = Rationalizer(world.cluster.open(task.process), clock=SimulatedClock(world.scheduler), snapshots=kept)
+        reader.catch_up()
+        world.scheduler.sleep(world.hi_ms * chance.uniform(0, 4))
+        for partition in reader.world.partitions.values():
+            if partition.certain and kept is not None:
+                kept.write(partition, reader.identity)
 
     def _cut(self, _: random.Random) -> None:
         world = self._world

@@ -4,13 +4,13 @@ import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
 from tests.simulator.broker import AppendFault
 
 GROUP, TOPIC = "etl", "orders"
 HI_MS = 1_000
-FAULTY_MS = 4 * HI_MS
-"""Faults begin before that."""
+GO_HI_MS = 60_000
 MOST_APPENDS = 60
 """Append faults befall one of so many first appends."""
 
@@ -30,6 +30,8 @@ class EventKind(StrEnum):
     PAUSE = "group paused"
     POSITION = "position set back"
     PARTITIONS = "partitions added"
+    RETENTION = "log cut behind a snapshot"
+    LATE_SNAPSHOT = "snapshot by a reader that lags"
     MIDDLE = "log cut: readers start in the middle"
     TRUNCATION = "log truncated"
 
@@ -55,7 +57,8 @@ class Member:
     """Its runs use the instance ids of the first member."""
     entire_topic: bool = False
     max_claims: int | None = None
-    heartbeat_interval_ms: int = HI_MS
+    interval_factor: int = 1
+    """Configured with so many times the group's heartbeat interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +67,45 @@ class Scenario:
 
     seed: int
     mode: DeliveryMode
+    rule_set: RuleSet
     coordination_partitions: int
     data_partitions: int
     messages: int
     max_records: int
-    slow_ms: float
-    """How long one message may take to process."""
+    slow: float
+    """How long one message may take to process, in heartbeat intervals."""
+    has_snapshots: bool
     members: tuple[Member, ...]
     append_faults: tuple[tuple[int, AppendFault], ...]
     events: tuple[Event, ...]
+    go_members: int = 0
+    """Members that do as the Go library does, in a group with rule set `go`."""
+
+    @property
+    def hi_ms(self) -> int:
+        """The group's heartbeat interval."""
+        return GO_HI_MS if self.rule_set is RuleSet.GO else HI_MS
+
+    @property
+    def faulty_ms(self) -> int:
+        """Faults begin before that."""
+        return 4 * self.hi_ms
+
+    @property
+    def calm_ms(self) -> int:
+        """By then every fault is over."""
+        return self.faulty_ms + 2 * self.hi_ms
+
+    @property
+    def taken_up_ms(self) -> int:
+        """By then every partition is being worked on again: after that long in log time."""
+        patience_ms = GO_EXTRA_PATIENCE_MS if self.rule_set is RuleSet.GO else 0
+        return self.calm_ms + 2 * self.hi_ms + 1_000 + patience_ms
+
+    @property
+    def end_ms(self) -> int:
+        """By then all is drained."""
+        return self.calm_ms + 40 * self.hi_ms
 
     @property
     def faults(self) -> int:
@@ -90,7 +123,8 @@ class Scenario:
 
 
 _RARE = frozenset({EventKind.MIDDLE, EventKind.TRUNCATION})
-_COMMON_EVENTS = [kind for kind in EventKind if kind not in _RARE]
+_WITH_SNAPSHOTS = frozenset({EventKind.RETENTION, EventKind.LATE_SNAPSHOT})
+_COMMON_EVENTS = [kind for kind in EventKind if kind not in _RARE | _WITH_SNAPSHOTS]
 _APPEND_FAULTS = list(AppendFault)
 _MODES = list(DeliveryMode)
 
@@ -106,15 +140,20 @@ def scenario(seed: int) -> Scenario:
     kinds = [chance.choice(_COMMON_EVENTS) for _ in range(chance.randint(0, 5 if many else 2))]
     if chance.random() < 0.06:
         kinds.append(chance.choice(sorted(_RARE)))
-    events = [Event(kind, chance.random() * FAULTY_MS, chance.getrandbits(32)) for kind in kinds]
+    has_snapshots = chance.random() < 0.5
+    if has_snapshots:
+        kinds += chance.choices(sorted(_WITH_SNAPSHOTS), k=chance.randint(0, 3))
+    events = [Event(kind, chance.random() * 4 * HI_MS, chance.getrandbits(32)) for kind in kinds]
     return Scenario(
         seed=seed,
         mode=chance.choice(_MODES),
+        rule_set=RuleSet.NATIVE,
         coordination_partitions=chance.randint(1, 2),
         data_partitions=chance.randint(1, 4),
         messages=chance.randint(2, 12),
         max_records=chance.randint(3, 12),
-        slow_ms=chance.choice((5.0, 100.0, 400.0)),
+        slow=chance.choice((0.005, 0.1, 0.4)),
+        has_snapshots=has_snapshots,
         members=tuple(_member(number, chance) for number in range(chance.randint(3, 4))),
         append_faults=tuple(sorted(append_faults.items())),
         events=tuple(sorted(events, key=lambda event: event.at_ms)),

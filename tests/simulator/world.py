@@ -3,32 +3,40 @@
 import logging
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from marshal_dagster.coordination import heartbeats, rationalizer, tenure
+from marshal_dagster import protocol
+from marshal_dagster.coordination import heartbeats, keeping, rationalizer, snapshots, tenure
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol import messages, world
 from marshal_dagster.protocol.leases import Lease
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, Settings
 from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.protocol.state import Owner
+from marshal_dagster.protocol.state import Group, Owner
+from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.runs import run_of
 from marshal_dagster.sensors import partitions_left
+from marshal_dagster.testing import MemorySnapshotTopic
 from tests import plain_reader
 from tests.delivering import DataTopics
 from tests.simulator import checkers
 from tests.simulator.broker import EPOCH_MS, Cluster, SimulatedClock
 from tests.simulator.checkers import (
+    NOBODY,
     Belief,
+    KeyState,
     LogJudge,
+    Place,
+    Seen,
     Violation,
     check_attempts,
     check_beliefs,
@@ -37,8 +45,9 @@ from tests.simulator.checkers import (
 )
 from tests.simulator.data import Attempt, Output, ProcessTopics, SimulatedSink
 from tests.simulator.nature import Nature
-from tests.simulator.scenario import FAULTY_MS, GROUP, HI_MS, TOPIC, Member, Scenario
+from tests.simulator.scenario import GROUP, TOPIC, Member, Scenario
 from tests.simulator.scheduling import Process, Scheduler, SimulatedThreading
+from tests.simulator.snapshots import SimulatedSnapshotTopic
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -47,11 +56,6 @@ if TYPE_CHECKING:
 
 MOST_ATTEMPTS = 1_000
 """A seed's faults may befall the same plan more often than five times."""
-CALM_MS = FAULTY_MS + 2 * HI_MS
-"""By then every fault is over."""
-END_MS = CALM_MS + 40 * HI_MS
-TAKEN_UP_MS = 2 * HI_MS + 1_000
-"""How long after the last fault, in log time, a partition may still wait to be worked on."""
 _CONNECTION = KafkaConnection(bootstrap_servers="127.0.0.1:1")
 _THREADING = SimulatedThreading()
 
@@ -90,6 +94,7 @@ class Simulation:
     scheduler: Scheduler = field(init=False)
     data: DataTopics = field(default_factory=DataTopics)
     output: Output = field(default_factory=Output)
+    snapshot_topic: MemorySnapshotTopic = field(init=False)
     violations: list[Violation] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     over: set[str] = field(default_factory=set)
@@ -100,6 +105,8 @@ class Simulation:
     """Until then the broker's clock, having jumped ahead, may call live owners stale."""
     is_cut: bool = False
     is_truncated: bool = False
+    doubled: frozenset[int] = field(init=False)
+    """The members whose runs have the same instance ids as another's."""
     cluster: Cluster = field(init=False)
     judge: LogJudge = field(init=False)
     chance: random.Random = field(init=False)
@@ -115,13 +122,21 @@ class Simulation:
         self.scheduler = Scheduler(seed)
         self.chance = random.Random(seed * 7 + 1)
         self.cluster = Cluster(
-            self.scheduler, coordination_partitions, HI_MS, dict(self.scenario.append_faults), seed * 7 + 2
+            self.scheduler, coordination_partitions, self.hi_ms, dict(self.scenario.append_faults), seed * 7 + 2
         )
         self.judge = LogJudge(coordination_partitions, self._fail)
         self.cluster.appended = self.judge.read
         self.cluster.work_of = lambda process: self.by_process[process].batch if process in self.by_process else None
         self.cluster.left_queue = self._check_left_queue
+        twins = {number for number, member in enumerate(self.scenario.members) if member.is_twin}
+        self.doubled = frozenset({0, *twins} if twins else ())
+        self.snapshot_topic = MemorySnapshotTopic(coordination_partitions)
         self.data.make(TOPIC, self.scenario.data_partitions, self.scenario.messages)
+
+    @property
+    def hi_ms(self) -> int:
+        """The group's heartbeat interval."""
+        return self.scenario.hi_ms
 
     @property
     def home(self) -> int:
@@ -142,9 +157,9 @@ class Simulation:
             for event in self.scenario.events:
                 mishap = Process(scheduler, event.kind.value)
                 mishap.spawn(lambda event=event: nature.befall(event))  # type: ignore[misc]
-            scheduler.run(CALM_MS)
+            scheduler.run(self.scenario.calm_ms)
             nature.end()
-            self._run_until_drained(CALM_MS + TAKEN_UP_MS)
+            self._run_until_drained(self.scenario.taken_up_ms)
             self._check_taken_up()
             self._run_until_drained(self._ends_ms())
             self._check_end()
@@ -162,11 +177,11 @@ class Simulation:
 
     def _run_until_drained(self, until_ms: float) -> None:
         while self.scheduler.now_ms < until_ms and not self._is_drained() and not self.violations:
-            self.scheduler.run(min(until_ms, self.scheduler.now_ms + HI_MS / 2))
+            self.scheduler.run(min(until_ms, self.scheduler.now_ms + self.hi_ms / 2))
 
     def _ends_ms(self) -> float:
         """Say when it is over at the latest: readers of a damaged log only observe, and drain nothing."""
-        return CALM_MS + TAKEN_UP_MS if self.is_cut or self.is_truncated else END_MS
+        return self.scenario.taken_up_ms if self.is_cut or self.is_truncated else self.scenario.end_ms
 
     # Who takes part
 
@@ -179,12 +194,12 @@ class Simulation:
             run = self.start(run_id, number, member)
             self.finish(run)
             if run.process.is_dead:
-                if scheduler.now_ms < CALM_MS and self.chance.random() < 0.5:
-                    scheduler.sleep(self.chance.random() * HI_MS)
+                if scheduler.now_ms < self.scenario.calm_ms and self.chance.random() < 0.5:
+                    scheduler.sleep(self.chance.random() * self.hi_ms)
                     self.over.add(run_id)
             else:
                 self.over.add(run_id)
-            scheduler.sleep(HI_MS * (0.05 + 0.3 * self.chance.random()))
+            scheduler.sleep(self.hi_ms * (0.05 + 0.3 * self.chance.random()))
 
     def start(self, run_id: str, number: int, member: Member) -> Run:
         """Start a run of a member, for what the sensor asked for, if anything."""
@@ -225,11 +240,12 @@ class Simulation:
             group=GROUP,
             client=member.client,
             run_id=run.run_id,
-            settings=Settings(member.heartbeat_interval_ms, RuleSet.NATIVE, self.scenario.mode),
+            settings=self.settings(member),
             is_dead=self.is_dead,
             announce=lambda _: wait(),
             reasons_to_stop=[lambda: "Dagster says that it is over" if run.run_id in self.over else None],
             clock=run.clock,
+            snapshots=self.snapshots(wait),
         )
         has_sink = self.scenario.mode is DeliveryMode.EFFECTIVELY_ONCE
         sink = SimulatedSink(self.output, wait) if has_sink else None
@@ -241,6 +257,7 @@ class Simulation:
                     if chance.random() < 0.5:
                         break
                 self.scheduler.sleep(self._until_next(chance))
+            delivery.close()
         finally:
             if delivery._followed is not None and not run.process.is_dead:
                 self._check_reader(delivery._followed)
@@ -248,10 +265,10 @@ class Simulation:
     def _until_next(self, chance: random.Random) -> float:
         """Say how long a process waits before it looks again: often enough, once faults are over."""
         now_ms = self.scheduler.now_ms
-        soon_ms, later_ms = HI_MS * chance.uniform(0.5, 0.8), HI_MS * chance.uniform(0.7, 3)
-        if now_ms < CALM_MS:
-            return min(later_ms, CALM_MS - now_ms + soon_ms)
-        return soon_ms if now_ms < CALM_MS + TAKEN_UP_MS else later_ms
+        soon_ms, later_ms = self.hi_ms * chance.uniform(0.5, 0.8), self.hi_ms * chance.uniform(0.7, 3)
+        if now_ms < self.scenario.calm_ms:
+            return min(later_ms, self.scenario.calm_ms - now_ms + soon_ms)
+        return soon_ms if now_ms < self.scenario.taken_up_ms else later_ms
 
     def _work_once(self, run: Run, batches: Iterable[ClaimedBatch], chance: random.Random) -> None:
         for batch in batches:
@@ -285,15 +302,27 @@ class Simulation:
 
     def _slow_ms(self) -> float:
         """Say how long a message may take: what is left once faults are over shall be drained soon."""
-        return self.scenario.slow_ms if self.scheduler.now_ms < CALM_MS else min(5.0, self.scenario.slow_ms)
+        return self.scenario.slow * self.hi_ms if self.scheduler.now_ms < self.scenario.calm_ms else 5.0
 
     def _produce(self) -> None:
         """Let messages arrive, until faults are over."""
         scheduler, chance = self.scheduler, random.Random(self.scenario.seed * 7 + 4)
-        while scheduler.now_ms < FAULTY_MS:
-            scheduler.sleep(HI_MS * chance.uniform(0.2, 1))
+        while scheduler.now_ms < self.scenario.faulty_ms:
+            scheduler.sleep(self.hi_ms * chance.uniform(0.2, 1))
             partition = chance.randrange(len(self.data.describe(TOPIC).partitions))
             self.data.append(partition, chance.randint(1, self.scenario.messages))
+
+    def snapshots(self, wait: Callable[[], None]) -> Snapshots | None:
+        """Open the snapshots for a process, if this group has any."""
+        if not self.scenario.has_snapshots:
+            return None
+        return Snapshots(
+            SimulatedSnapshotTopic(self.snapshot_topic, wait, compacts=lambda: self.chance.random() < 0.05)
+        )
+
+    def settings(self, member: Member) -> Settings:
+        """Say how a member is configured."""
+        return Settings(self.hi_ms * member.interval_factor, self.scenario.rule_set, self.scenario.mode)
 
     def is_dead(self, owner: Owner) -> bool:
         """Tell whether Dagster says that the owner's run is over."""
@@ -306,9 +335,11 @@ class Simulation:
         clock = SimulatedClock(scheduler)
         follower: Rationalizer | None = None
         while True:
-            scheduler.sleep(HI_MS * 0.8)
+            scheduler.sleep(self.hi_ms * 0.8)
             try:
-                follower = follower or Rationalizer(self.cluster.open(process), clock=clock)
+                follower = follower or Rationalizer(
+                    self.cluster.open(process), clock=clock, snapshots=self.snapshots(lambda: scheduler.sleep(1))
+                )
                 left = partitions_left(follower.catch_up(), GROUP, TOPIC, clock.wall_ms())
                 self.wanted = [tuple(one.partition for one in left)] if left else []
                 self._check_reader(follower)
@@ -336,13 +367,16 @@ class Simulation:
         if leases and not run.batch._claimer.rationalizer.world.partition_of(TOPIC).certain:
             self._fail("an observing reader never claims", f"{run.batch.batch_id} holds {len(leases)} partitions")
         self._busy_ms[run.number] = self.scheduler.now_ms
-        check_beliefs(self.judge, self._beliefs(), self.cluster.broker.now_ms() - 2 * HI_MS)
+        check_beliefs(self.judge, self._beliefs(), self.cluster.broker.now_ms() - 2 * self.hi_ms)
 
     def _beliefs(self) -> Iterator[Belief]:
+        """Give what processes believe that can be held to it: not one whose instance id another uses too."""
         now_ms = self.scheduler.now_ms
         for run in self.runs:
             batch, process = run.batch, run.process
             if batch is None or process.is_dead or process.runs_from_ms > now_ms or run.clock.rate < 0.95:
+                continue
+            if run.number in self.doubled:
                 continue
             lease_ms = run.clock.lease_ms()
             for number, claim in batch._claimer._tenure.claims.items():
@@ -392,22 +426,7 @@ class Simulation:
         for number, read in reader.world.partitions.items():
             if not read.certain:
                 continue
-            states = (
-                (
-                    (name, *place),
-                    (
-                        *((None, None, None, None) if key.owner is None else (*key.owner, key.last_beat_ms)),
-                        key.offset,
-                        key.plan_end,
-                        key.plan_attempts,
-                        key.generation,
-                        key.data_topic_id,
-                    ),
-                )
-                for name, group in read.groups.items()
-                for place, key in group.keys.items()
-            )
-            check_readers_agree(self.judge, number, read.next_offset, states)
+            check_readers_agree(self.judge, number, _seen(read))
 
     def _check_taken_up(self) -> None:
         """When faults have stopped, every partition with something to read is soon worked on."""
@@ -417,13 +436,13 @@ class Simulation:
         if log_time_ms > EPOCH_MS + self.scheduler.now_ms or not self._is_anyone_idle():
             return
         for partition, (lag, state) in self._lags().items():
-            if lag and self.judge.owned_at.get((GROUP, TOPIC, partition), 0) < EPOCH_MS + CALM_MS:
+            if lag and self.judge.owned_at.get((GROUP, TOPIC, partition), 0) < EPOCH_MS + self.scenario.calm_ms:
                 self._fail("partitions are soon worked on again", f"partition {partition}: {lag} to read, {state}")
 
     def _is_anyone_idle(self) -> bool:
         """Tell whether a member that takes any partition, and sees by its clock what is stale, held none lately."""
         return any(
-            self._busy_ms.get(number, 0) < CALM_MS
+            self._busy_ms.get(number, 0) < self.scenario.calm_ms
             for number, member in enumerate(self.scenario.members)
             if not member.entire_topic and member.slowness == 1 and member.clock_off_ms >= 0 and member.clock_rate >= 1
         )
@@ -461,6 +480,33 @@ class Simulation:
             )
 
 
+def _seen(read: PartitionWorld) -> Seen:
+    """Put what the library knows into the words of the checkers."""
+    keys: dict[Place, KeyState] = {}
+    for name, group in read.groups.items():
+        for place, key in group.keys.items():
+            owner = NOBODY if key.owner is None else (*key.owner, key.last_beat_ms)
+            stands = (key.offset, key.plan_end, key.plan_attempts, key.generation, key.data_topic_id)
+            keys[name, *place] = (*owner, *stands)
+    return Seen(
+        read.next_offset,
+        read.log_time_ms,
+        {name: (*_pause(group), *_agreed(group)) for name, group in read.groups.items()},
+        keys,
+    )
+
+
+def _pause(group: Group) -> tuple[object, ...]:
+    return (group.paused_until_s, group.paused_by)
+
+
+def _agreed(group: Group) -> tuple[object, ...]:
+    settings = group.settings
+    if not group.settings_accepted:
+        return ()
+    return (settings.heartbeat_interval_ms, settings.rule_set, settings.delivery, tuple(settings.features))
+
+
 def _has_lease(run: Run, partition: int) -> bool:
     claim = None if run.batch is None else run.batch._claimer._tenure.claims.get(partition)
     return claim is not None and claim.lease.ends_ms > run.clock.lease_ms()
@@ -485,6 +531,10 @@ def _instead_of_threads(scheduler: Scheduler, seed: int) -> Iterator[None]:
         (rationalizer, "threading", _THREADING),
         (heartbeats, "random", SimpleNamespace(Random=lambda _: random.Random(chance.getrandbits(32)))),
         (tenure, "os", SimpleNamespace(urandom=urandom)),
+        (snapshots, "render", partial(protocol.snapshots.render, part_bytes=300)),
+        (snapshots, "uuid4", lambda: SimpleNamespace(hex=chance.randbytes(8).hex())),
+        (rationalizer, "WORTH_A_LOOK", 30),
+        (keeping, "OLD_RECORDS", 15),
         (plain_reader, "parse", plain_parse),
         (plain_reader, "coordination_partition", _remembering(plain_reader.coordination_partition)),
         (plain_reader, "is_name", _remembering(plain_reader.is_name)),
