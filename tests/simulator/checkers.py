@@ -108,7 +108,8 @@ class LogJudge:
         if not record["topic"]:
             return
         self._remember(partition, place, offset)
-        self._judge(record, place, before, self.state(partition, place), offset)
+        is_go = _group_state_of(group)[3:4] == ("go",)
+        self._judge(record, place, before, self.state(partition, place), offset, is_go=is_go)
         if record["type"] != "RevokingClaim":
             self.owned_at[place] = self.log_time_ms(partition)
 
@@ -126,16 +127,18 @@ class LogJudge:
         key = self.reader.logs[partition]["groups"][group]["keys"][topic, number]
         self.history[partition][place].append((offset, _state_of(key)))
 
-    def _judge(self, record: dict[str, Any], place: Place, before: KeyState, after: KeyState, offset: int) -> None:
+    def _judge(
+        self, record: dict[str, Any], place: Place, before: KeyState, after: KeyState, offset: int, *, is_go: bool
+    ) -> None:
         kind, sender = record["type"], record["instance"]
-        if kind == "ClaimingPartition":
-            if offset <= self.highest_epoch.get(place, -1):
-                self.fail("epochs only grow", f"{place}: {offset} after {self.highest_epoch[place]}")
+        if after[2] is not None and after[2] != before[2]:
+            if offset <= self.highest_epoch.get(place, -1) or after[2] != offset:
+                self.fail("epochs only grow", f"{place}: {after[2]} at {offset} after {self.highest_epoch.get(place)}")
             self.highest_epoch[place] = offset
         if kind == "RevokingClaim":
             self.revoked_ms[place, int(str(before[2]))] = self.records[-1][2]
         if kind == "Heartbeat" and before[4] != after[4]:
-            if before[0] != sender:
+            if (after if is_go else before)[0] != sender:
                 self.fail("a commit is only ever by the owner", f"{place}: {sender} committed, {before[0]} owned")
             self.committed[place, int(str(after[4]))] = sender
 
@@ -226,7 +229,7 @@ def check_nothing_lost(
     judge: LogJudge, output: Output, messages: Iterable[tuple[int, int]], *, effectively_once: bool
 ) -> None:
     """Judge the output once everything was drained."""
-    done = {(one.range.partition, offset) for one in output.attempts for offset in one.done}
+    done = {(one.range.partition, offset) for one in output.attempts for offset in one.done} | output.elsewhere
     for message in sorted(messages):
         if effectively_once:
             count = sum(output.rows[message].values())

@@ -61,6 +61,8 @@ class Output:
     """What was processed without a sink, and what a sink holds."""
 
     attempts: list[Attempt] = field(default_factory=list)
+    elsewhere: set[tuple[int, int]] = field(default_factory=set)
+    """Partition and offset of what Go members have processed."""
     rows: dict[tuple[int, int], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     """For partition and offset: how many rows of each generation."""
     stored: dict[int, StoredPosition] = field(default_factory=dict)

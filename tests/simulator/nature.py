@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError
+from marshal_dagster.protocol.messages import settings_text
 from tests.simulator.broker import EPOCH_MS, SimulatedClock
 from tests.simulator.scenario import GROUP, TOPIC, Event, EventKind, Member
 from tests.simulator.scheduling import Process
@@ -142,12 +143,13 @@ class Nature:
                 self._world.judge.read(partition, offset, timestamp_ms, value.encode("utf-8", "surrogateescape"))
 
     def _pause(self, chance: random.Random) -> None:
+        world = self._world
         clock, operator = self._operator()
         settles = chance.random() < 0.3
         if settles:
             for partition in self._world.data.describe(TOPIC).partitions:
                 self._claim_and_die(partition)
-        until_s = clock.wall_ms() // 1_000 + chance.randint(1, 4)
+        until_s = clock.wall_ms() // 1_000 + chance.randint(1, 4) * world.hi_ms // 1_000
         operator.pause(until_s)
         self._world.check_paused(until_s)
         self._world.scheduler.sleep(self._world.hi_ms * (2.1 if settles else chance.uniform(0.1, 3)))
@@ -168,7 +170,7 @@ class Nature:
         for partition, log in world.judge.reader.logs.items():
             by = log["groups"].get(GROUP, {}).get("paused_by")
             if by is not None:
-                settings = f"{self._world.hi_ms}/native/{world.scenario.mode}/-"
+                settings = settings_text(world.settings(world.scenario.members[0]))
                 world.cluster.put(partition, f"GroupSettings/1/1700000000/{by}/operator/{GROUP}//0/{settings}".encode())
 
     def _set_positions(self, chance: random.Random) -> None:

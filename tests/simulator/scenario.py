@@ -11,6 +11,8 @@ from tests.simulator.broker import AppendFault
 GROUP, TOPIC = "etl", "orders"
 HI_MS = 1_000
 GO_HI_MS = 60_000
+LOOK_LEAST, LOOK_MOST = 0.5, 0.8
+"""How often members look for work once faults are over, in heartbeat intervals."""
 MOST_APPENDS = 60
 """Append faults befall one of so many first appends."""
 
@@ -97,10 +99,10 @@ class Scenario:
         return self.faulty_ms + 2 * self.hi_ms
 
     @property
-    def taken_up_ms(self) -> int:
-        """By then every partition is being worked on again: after that long in log time."""
+    def taken_up_ms(self) -> float:
+        """By then every partition is being worked on again: once stale, it waits until somebody looks."""
         patience_ms = GO_EXTRA_PATIENCE_MS if self.rule_set is RuleSet.GO else 0
-        return self.calm_ms + 2 * self.hi_ms + 1_000 + patience_ms
+        return self.calm_ms + 2 * self.hi_ms + (LOOK_MOST + 0.2) * self.hi_ms + patience_ms
 
     @property
     def end_ms(self) -> int:
@@ -125,6 +127,17 @@ class Scenario:
 _RARE = frozenset({EventKind.MIDDLE, EventKind.TRUNCATION})
 _WITH_SNAPSHOTS = frozenset({EventKind.RETENTION, EventKind.LATE_SNAPSHOT})
 _COMMON_EVENTS = [kind for kind in EventKind if kind not in _RARE | _WITH_SNAPSHOTS]
+_UNDER_GO = [
+    EventKind.CRASH,
+    EventKind.STOP,
+    EventKind.ORPHAN,
+    EventKind.CLOCK_BACK,
+    EventKind.CLOCK_AHEAD,
+    EventKind.LAST_MOMENT,
+    EventKind.PAUSE,
+    EventKind.PARTITIONS,
+]
+"""Where any heartbeat counts, who sends one in another's name does harm; and a position holds only without members."""
 _APPEND_FAULTS = list(AppendFault)
 _MODES = list(DeliveryMode)
 
@@ -137,26 +150,31 @@ def scenario(seed: int) -> Scenario:
         chance.randint(1, MOST_APPENDS): chance.choice(_APPEND_FAULTS)
         for _ in range(chance.randint(0, 8 if many else 3))
     }
-    kinds = [chance.choice(_COMMON_EVENTS) for _ in range(chance.randint(0, 5 if many else 2))]
+    is_go = chance.random() < 0.08
+    hi_ms = GO_HI_MS if is_go else HI_MS
+    common = _UNDER_GO if is_go else _COMMON_EVENTS
+    kinds = [chance.choice(common) for _ in range(chance.randint(0, 5 if many else 2))]
     if chance.random() < 0.06:
         kinds.append(chance.choice(sorted(_RARE)))
     has_snapshots = chance.random() < 0.5
     if has_snapshots:
         kinds += chance.choices(sorted(_WITH_SNAPSHOTS), k=chance.randint(0, 3))
-    events = [Event(kind, chance.random() * 4 * HI_MS, chance.getrandbits(32)) for kind in kinds]
+    events = [Event(kind, chance.random() * 4 * hi_ms, chance.getrandbits(32)) for kind in kinds]
+    members = tuple(_member(number, chance) for number in range(chance.randint(3, 4)))
     return Scenario(
         seed=seed,
-        mode=chance.choice(_MODES),
-        rule_set=RuleSet.NATIVE,
+        mode=DeliveryMode.AT_LEAST_ONCE if is_go else chance.choice(_MODES),
+        rule_set=RuleSet.GO if is_go else RuleSet.NATIVE,
         coordination_partitions=chance.randint(1, 2),
         data_partitions=chance.randint(1, 4),
         messages=chance.randint(2, 12),
         max_records=chance.randint(3, 12),
         slow=chance.choice((0.005, 0.1, 0.4)),
         has_snapshots=has_snapshots,
-        members=tuple(_member(number, chance) for number in range(chance.randint(3, 4))),
+        members=tuple(replace(member, is_twin=False) for member in members) if is_go else members,
         append_faults=tuple(sorted(append_faults.items())),
         events=tuple(sorted(events, key=lambda event: event.at_ms)),
+        go_members=chance.randint(1, 2) if is_go else 0,
     )
 
 

@@ -19,7 +19,7 @@ from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol import messages, world
 from marshal_dagster.protocol.leases import Lease
-from marshal_dagster.protocol.messages import DeliveryMode, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings, settings_text
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Group, Owner
 from marshal_dagster.protocol.world import PartitionWorld
@@ -44,8 +44,9 @@ from tests.simulator.checkers import (
     check_readers_agree,
 )
 from tests.simulator.data import Attempt, Output, ProcessTopics, SimulatedSink
+from tests.simulator.go_members import GoMember
 from tests.simulator.nature import Nature
-from tests.simulator.scenario import GROUP, TOPIC, Member, Scenario
+from tests.simulator.scenario import GROUP, LOOK_LEAST, LOOK_MOST, TOPIC, Member, Scenario
 from tests.simulator.scheduling import Process, Scheduler, SimulatedThreading
 from tests.simulator.snapshots import SimulatedSnapshotTopic
 
@@ -151,6 +152,7 @@ class Simulation:
             for number, member in enumerate(self.scenario.members):
                 dagster = Process(scheduler, f"dagster{number}")
                 dagster.spawn(lambda number=number, member=member: self._dagster(number, member))  # type: ignore[misc]
+            self._prepare_go()
             Process(scheduler, "sensor").spawn(self._sensor)
             Process(scheduler, "producer").spawn(self._produce)
             nature = Nature(self)
@@ -182,6 +184,17 @@ class Simulation:
     def _ends_ms(self) -> float:
         """Say when it is over at the latest: readers of a damaged log only observe, and drain nothing."""
         return self.scenario.taken_up_ms if self.is_cut or self.is_truncated else self.scenario.end_ms
+
+    def _prepare_go(self) -> None:
+        """Let members of the other kind join, once somebody has written the settings that they do not know of."""
+        if not self.scenario.go_members:
+            return
+        settings = settings_text(self.settings(self.scenario.members[0]))
+        for partition in range(self.scenario.coordination_partitions):
+            self.cluster.put(partition, f"GroupSettings/1/1700000000/first.0/operator/{GROUP}//0/{settings}".encode())
+        for number in range(self.scenario.go_members):
+            member = GoMember(self, number)
+            Process(self.scheduler, f"go{number}").spawn(member.live)
 
     # Who takes part
 
@@ -265,7 +278,7 @@ class Simulation:
     def _until_next(self, chance: random.Random) -> float:
         """Say how long a process waits before it looks again: often enough, once faults are over."""
         now_ms = self.scheduler.now_ms
-        soon_ms, later_ms = self.hi_ms * chance.uniform(0.5, 0.8), self.hi_ms * chance.uniform(0.7, 3)
+        soon_ms, later_ms = self.hi_ms * chance.uniform(LOOK_LEAST, LOOK_MOST), self.hi_ms * chance.uniform(0.7, 3)
         if now_ms < self.scenario.calm_ms:
             return min(later_ms, self.scenario.calm_ms - now_ms + soon_ms)
         return soon_ms if now_ms < self.scenario.taken_up_ms else later_ms
@@ -367,7 +380,8 @@ class Simulation:
         if leases and not run.batch._claimer.rationalizer.world.partition_of(TOPIC).certain:
             self._fail("an observing reader never claims", f"{run.batch.batch_id} holds {len(leases)} partitions")
         self._busy_ms[run.number] = self.scheduler.now_ms
-        check_beliefs(self.judge, self._beliefs(), self.cluster.broker.now_ms() - 2 * self.hi_ms)
+        if self.scenario.rule_set is RuleSet.NATIVE:
+            check_beliefs(self.judge, self._beliefs(), self.cluster.broker.now_ms() - 2 * self.hi_ms)
 
     def _beliefs(self) -> Iterator[Belief]:
         """Give what processes believe that can be held to it: not one whose instance id another uses too."""
@@ -464,7 +478,7 @@ class Simulation:
         mode = self.scenario.mode
         if self.is_truncated:
             return
-        if mode is not DeliveryMode.EFFECTIVELY_ONCE:
+        if mode is not DeliveryMode.EFFECTIVELY_ONCE and self.scenario.rule_set is RuleSet.NATIVE:
             check_attempts(self.judge, self.output, at_most_once=mode is DeliveryMode.AT_MOST_ONCE)
         if self.is_cut:
             return
