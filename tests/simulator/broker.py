@@ -106,6 +106,10 @@ class SimulatedLog:
         self._slowness = slowness
         self._log = MemoryLog(cluster.broker)
         self._queued: list[Append] = []
+        """What waits in the sender."""
+        self._waiting = self._queued
+        """What fills in the present outage: that, or something in the network."""
+        self._is_out_until_ms = 0.0
 
     def identity(self) -> LogIdentity:
         """Ask which log it is."""
@@ -130,6 +134,8 @@ class SimulatedLog:
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
         """Append, with whatever befalls it."""
         cluster = self._cluster
+        if cluster.scheduler.now_ms < self._is_out_until_ms:
+            return self._fail_to_send(records)
         fault = cluster.next_fault()
         if fault is not None and fault is not AppendFault.RETRIED:
             return self._append_with(fault, records)
@@ -162,9 +168,8 @@ class SimulatedLog:
             cluster.scheduler.sleep(self.delivery_timeout_ms)
             return failed
         elif fault is AppendFault.OUTAGE:
-            self._send_later(records)
-            cluster.scheduler.sleep(self.delivery_timeout_ms)
-            return failed
+            self._go_out()
+            return self._fail_to_send(records)
         elif fault is AppendFault.PAUSE_BEFORE:
             process.stop(interval_ms * cluster.random.uniform(2, 4))
             self._wait()
@@ -190,18 +195,21 @@ class SimulatedLog:
         self._wait()
         return acks
 
-    def _send_later(self, records: Sequence[Append]) -> None:
-        """Let records arrive late: from the network, or from the sender's own queue, unless that is purged."""
+    def _go_out(self) -> None:
+        """Let nothing get through for a while, and then all of it: from the network, or from the sender's own queue.
+
+        What is still in the queue does not arrive when that is purged, or when the sender has ended.
+        """
         cluster, process = self._cluster, self._process
         is_queued = cluster.random.random() < 0.5
-        waiting = self._queued if is_queued else list[Append]()
-        waiting.extend(records)
-        delay_ms = cluster.heartbeat_interval_ms * cluster.random.uniform(0.3, 4)
+        duration_ms = cluster.heartbeat_interval_ms * cluster.random.uniform(0.3, 4)
+        self._is_out_until_ms = cluster.scheduler.now_ms + duration_ms
         work = cluster.work_of(process)
+        waiting = self._waiting = self._queued if is_queued else []
 
         def deliver() -> None:
-            cluster.scheduler.sleep(delay_ms)
-            while waiting and is_queued and process.runs_from_ms > cluster.scheduler.now_ms:
+            cluster.scheduler.sleep(duration_ms)
+            while is_queued and process.runs_from_ms > cluster.scheduler.now_ms:
                 cluster.scheduler.sleep(process.runs_from_ms - cluster.scheduler.now_ms)
             if is_queued and (process.is_dead or not process.tasks):
                 return
@@ -212,6 +220,11 @@ class SimulatedLog:
                 cluster.put(*record)
 
         Process(cluster.scheduler, "network").spawn(deliver)
+
+    def _fail_to_send(self, records: Sequence[Append]) -> Sequence[Ack]:
+        self._waiting.extend(records)
+        self._cluster.scheduler.sleep(self.delivery_timeout_ms)
+        return [Ack(None, "simulated")] * len(records)
 
     def _wait(self) -> None:
         """Let some time pass; nearly always little."""

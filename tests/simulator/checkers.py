@@ -225,6 +225,18 @@ def check_attempts(judge: LogJudge, output: Output, *, at_most_once: bool) -> No
                 )
 
 
+def check_takes(judge: LogJudge, output: Output) -> None:
+    """An output takes nothing of a lower token or generation than it has taken before."""
+    tokens: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    for one in output.taken:
+        generation, epoch = tokens[one.partition]
+        if one.generation < generation or one.epoch < epoch:
+            judge.fail(
+                "outputs fence", f"{one} of generation {one.generation}, token {one.epoch}, after {generation}, {epoch}"
+            )
+        tokens[one.partition] = (one.generation, one.epoch)
+
+
 def check_nothing_lost(
     judge: LogJudge, output: Output, messages: Iterable[tuple[int, int]], *, effectively_once: bool
 ) -> None:

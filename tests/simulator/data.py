@@ -66,14 +66,17 @@ class Output:
     rows: dict[tuple[int, int], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     """For partition and offset: how many rows of each generation."""
     stored: dict[int, StoredPosition] = field(default_factory=dict)
+    taken: list[ClaimedRange] = field(default_factory=list)
+    """The ranges that a sink took, in order."""
 
 
 class SimulatedSink:
     """A transactional output, written by one process: judged by the library's rules, taken in one step."""
 
-    def __init__(self, output: Output, wait: Wait) -> None:
+    def __init__(self, output: Output, wait: Wait, hesitate: Wait) -> None:
         self._output = output
         self._wait = wait
+        self._hesitate = hesitate
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
         """Judge each range."""
@@ -90,7 +93,7 @@ class SimulatedSink:
         """Take all ranges that are not there yet."""
         self._wait()
         before_commit()
-        self._wait()
+        self._hesitate()
         verdicts = self._judged(ranges)
         taken = tuple(one for one in ranges if verdicts[one] is not Verdict.SKIP)
         generations = {one.partition: one.generation for one in taken}
@@ -101,6 +104,7 @@ class SimulatedSink:
                 for older in [each for each in rows if each < generation]:
                     del rows[older]
                 rows[generation] += 1
+        self._output.taken += taken
         for one in taken:
             self._output.stored[one.partition] = StoredPosition(
                 one.coordination_topic_id, one.data_topic_id, one.generation, one.epoch, one.end

@@ -244,10 +244,11 @@ MUTANTS: Final = (
         "    if stored.position == wanted.end:\n        return Verdict.TAKE\n",
     ),
     Mutant(
-        "the output takes ranges of an older generation",
+        "the output takes a lower token, of an older generation too",
         "protocol/ranges.py",
         "    if wanted.generation < stored.generation:\n",
         "    if False:\n",
+        (("protocol/ranges.py", "    if wanted.epoch < stored.epoch:\n", "    if False:\n"),),
     ),
     Mutant(
         "a pause is half written",
@@ -266,6 +267,20 @@ MUTANTS: Final = (
         CLAIMER,
         "        if fenced:\n            self.rationalizer.log.purge()",
         "        if fenced:\n            pass",
+    ),
+    Mutant(
+        "a run goes on under the instance id of the one before",
+        "coordination/tenure.py",
+        '    return f"{run_id}.{os.urandom(6).hex()}"',
+        '    return f"{run_id}.0"',
+        ((DELIVERY, "new_instance_id(self.run_id)", "new_instance_id(self.client)"),),
+    ),
+    Mutant(
+        "a displaced instance claims again",
+        CLAIMER,
+        '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
+        "                again = ClaimingPartition(partition=claim.partition, **self._sender.signed(self.member))\n"
+        "                claim.epoch = self._sender.send([again]).log_offsets[0] or claim.epoch",
     ),
     Mutant(
         "a snapshot leaves out the pause",

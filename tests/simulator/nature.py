@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError
-from marshal_dagster.protocol.messages import settings_text
+from marshal_dagster.protocol.messages import DeliveryMode, settings_text
+from marshal_dagster.protocol.ranges import ClaimedRange
 from tests.simulator.broker import EPOCH_MS, SimulatedClock
+from tests.simulator.checkers import KeyState
+from tests.simulator.data import Attempt
 from tests.simulator.scenario import GROUP, TOPIC, Event, EventKind, Member
 from tests.simulator.scheduling import Process
 
@@ -86,10 +89,14 @@ class Nature:
 
     def _double(self, chance: random.Random) -> None:
         """Let a process with an owner's instance id, which knows less than the owner, say something."""
-        for partition in self._world.data.describe(TOPIC).partitions:
-            state = self._world.judge.state(self._world.home, (GROUP, TOPIC, partition))
+        world = self._world
+        for partition in world.data.describe(TOPIC).partitions:
+            state = world.judge.state(world.home, (GROUP, TOPIC, partition))
             instance, client, epoch, _, offset, plan_end, *_ = state
             if instance is None or offset is None:
+                continue
+            if plan_end is not None and chance.random() < 0.3:
+                self._carry_out_as_double(partition, state)
                 continue
             tail = chance.choice((f"{max(0, int(str(offset)) - 1)}", "0", str(offset)))
             sender = f"{instance}/{client}" if chance.random() < 0.7 else f"nobody.0/{client}"
@@ -100,9 +107,22 @@ class Nature:
                 kind, tail = "ClaimingMessages", str(int(str(plan_end)) + chance.choice((-1, 1)))
             if kind == "ReleasingPartition" and sender.startswith(str(instance)):
                 continue
-            self._world.cluster.put(
-                self._world.home, f"{kind}/1/1700000000/{sender}/{GROUP}/{TOPIC}/{partition}/{tail}".encode()
-            )
+            self._say(kind, sender, partition, tail)
+
+    def _carry_out_as_double(self, partition: int, state: KeyState) -> None:
+        """Let the double process the owner's plan and commit it: its record moves the offset, so it may."""
+        world = self._world
+        if world.scenario.mode is DeliveryMode.EFFECTIVELY_ONCE:
+            return
+        instance, client, _, _, _, _, _, _, data_topic_id = state
+        epoch, start, end, generation = (int(str(state[n])) for n in (2, 4, 5, 7))
+        one = ClaimedRange("", GROUP, TOPIC, str(data_topic_id), partition, generation, epoch, start, end, start)
+        world.output.attempts.append(Attempt(one, [offset for _, offset in world.data.read([one])]))
+        self._say("Heartbeat", f"{instance}/{client}", partition, str(end))
+
+    def _say(self, kind: str, sender: str, partition: int, tail: str) -> None:
+        value = f"{kind}/1/1700000000/{sender}/{GROUP}/{TOPIC}/{partition}/{tail}"
+        self._world.cluster.put(self._world.home, value.encode())
 
     def _claim_at_the_last_moment(self, chance: random.Random) -> None:
         """Claim, as somebody who dies at once, when an owner has been silent for exactly two intervals, or 1 ms off."""

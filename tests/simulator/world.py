@@ -42,6 +42,7 @@ from tests.simulator.checkers import (
     check_beliefs,
     check_nothing_lost,
     check_readers_agree,
+    check_takes,
 )
 from tests.simulator.data import Attempt, Output, ProcessTopics, SimulatedSink
 from tests.simulator.go_members import GoMember
@@ -261,7 +262,7 @@ class Simulation:
             snapshots=self.snapshots(wait),
         )
         has_sink = self.scenario.mode is DeliveryMode.EFFECTIVELY_ONCE
-        sink = SimulatedSink(self.output, wait) if has_sink else None
+        sink = SimulatedSink(self.output, wait, lambda: self._hesitate(run, chance)) if has_sink else None
         try:
             for _ in range(1 if request.partitions else chance.randint(1, 20)):
                 try:
@@ -274,6 +275,13 @@ class Simulation:
         finally:
             if delivery._followed is not None and not run.process.is_dead:
                 self._check_reader(delivery._followed)
+
+    def _hesitate(self, run: Run, chance: random.Random) -> None:
+        """Stop a process, rarely, between the last look at its lease and its output's commit."""
+        if chance.random() < 0.02 and self.scheduler.now_ms < self.scenario.faulty_ms:
+            self.befallen["pause beyond the lease within an output's commit"] += 1
+            run.process.stop(self.hi_ms * chance.uniform(2, 6))
+        self.scheduler.sleep(chance.random() * 4)
 
     def _until_next(self, chance: random.Random) -> float:
         """Say how long a process waits before it looks again: often enough, once faults are over."""
@@ -482,6 +490,7 @@ class Simulation:
             check_attempts(self.judge, self.output, at_most_once=mode is DeliveryMode.AT_MOST_ONCE)
         if self.is_cut:
             return
+        check_takes(self.judge, self.output)
         undone = {partition: at for partition, at in self._lags().items() if at[0]}
         if undone:
             self._fail("everything is drained in the end", str(undone))
