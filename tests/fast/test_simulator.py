@@ -7,6 +7,7 @@ import pytest
 
 from marshal_dagster.protocol.state import Key
 from tests.simulator import __main__ as command_line
+from tests.simulator import running
 from tests.simulator.mutants import LIBRARY, MUTANTS, TOP, Mutant
 from tests.simulator.scenario import scenario
 from tests.simulator.world import simulate
@@ -33,7 +34,7 @@ def test_what_is_broken_is_caught_shrunk_and_shown(
 ) -> None:
     """A rule that is not followed is a violation; what it does not need is left out of the command that shows it."""
     monkeypatch.setattr(Key, "end_plan", lambda _: None)
-    tally = command_line.run_chunk(0, 4)
+    tally = running.run_chunk(0, 20)
     seed = min(tally.failed)
     command_line.report(tally)
     printed = capsys.readouterr().out
@@ -53,9 +54,9 @@ def test_a_seed_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch
         while True:
             pass
 
-    monkeypatch.setattr(command_line, "simulate", hang)
-    monkeypatch.setattr(command_line, "LONGEST_SEED_S", 1)
-    assert command_line.run_one(scenario(3)).violations[0].promise == "every seed ends"
+    monkeypatch.setattr(running, "simulate", hang)
+    monkeypatch.setattr(running, "LONGEST_SEED_S", 1)
+    assert running.run_one(scenario(3)).violations[0].promise == "every seed ends"
 
 
 @pytest.mark.thorough
