@@ -1,12 +1,12 @@
 """Makes and checks the coordination topic: the settings that the protocol's promises rest on."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
-from marshal_dagster.errors import ConfigurationError, UnsafeTopic
+from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing, UnsafeTopic
 from marshal_dagster.kafka.topics import TopicDescription, Topics
 
 DEFAULT_TOPIC: Final = "__marshal"
@@ -18,6 +18,8 @@ UNLIMITED: Final = "-1"
 NOT_TOLD: Final = "not told by the broker"
 LEAST_MESSAGE_BYTES: Final = 4_096
 """More than the largest valid record (PROTOCOL.md 1) with Kafka's own overhead."""
+LEAST_RETENTION: Final[Mapping[str, int]] = {"retention.ms": 86_400_000, "retention.bytes": 1_073_741_824}
+"""Where there are snapshots a log may be cut that keeps a day of records at least, and a GiB."""
 BATCH_BYTES: Final = 1_048_588
 """Kafka's own default: the records of a claim of many partitions travel as one batch, to which this limit applies."""
 
@@ -178,6 +180,8 @@ def check_coordination_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> list[
     """
     settings = topics.settings(name)
     wrong = [problem for check in _CHECKS if (problem := _problem(name, check, settings.get(check.setting)))]
+    if any(map(_is_ample_retention, wrong)) and _has_snapshot_topic(topics, name):
+        wrong = [_outlived(problem) if _is_ample_retention(problem) else problem for problem in wrong]
     return [*wrong, *_replica_problems(topics, topics.describe(name), settings)]
 
 
@@ -201,6 +205,27 @@ def _problem(name: str, check: _Check, found: str | None) -> Problem | None:
         _alter(name, check.setting, ALWAYS[check.setting]),
         check.if_not_told if found is None else check.severity,
     )
+
+
+def _is_ample_retention(problem: Problem) -> bool:
+    least = LEAST_RETENTION.get(problem.setting)
+    return least is not None and problem.found != NOT_TOLD and int(problem.found) >= least
+
+
+def _has_snapshot_topic(topics: Topics, name: str) -> bool:
+    try:
+        topics.describe(snapshot_topic_of(name))
+    except (TopicMissing, RightMissing):
+        return False
+    return True
+
+
+def _outlived(problem: Problem) -> Problem:
+    why = (
+        "readers start from the snapshots that runs write when they end; where none ends well for longer than records "
+        "are kept, nothing can be claimed until a person has used `marshal-dagster recover`"
+    )
+    return replace(problem, why=why, severity=Severity.WARNING)
 
 
 def _replica_problems(topics: Topics, described: TopicDescription, settings: Mapping[str, str]) -> list[Problem]:

@@ -12,6 +12,7 @@ from marshal_dagster.coordination.admin import (
     Severity,
     check_coordination_topic,
     create_coordination_topic,
+    create_snapshot_topic,
     require_safe,
     settings_for,
 )
@@ -218,3 +219,26 @@ def test_a_missing_topic_is_missing() -> None:
 def test_settings_follow_the_replicas() -> None:
     """Never are more replicas wanted in step than there are, and two where that can be."""
     assert [settings_for(replicas)["min.insync.replicas"] for replicas in (1, 2, 3, 5)] == ["1", "2", "2", "2"]
+
+
+WEEK_MS, GIB = 604_800_000, 1_073_741_824
+
+
+@pytest.mark.parametrize(
+    ("setting", "found", "severity"),
+    [
+        ("retention_ms", WEEK_MS, Severity.WARNING),
+        ("retention_ms", 3_600_000, Severity.DANGER),
+        ("retention_bytes", GIB, Severity.WARNING),
+        ("retention_bytes", GIB - 1, Severity.DANGER),
+    ],
+)
+def test_snapshots_outlive_a_log_that_keeps_enough(setting: str, found: int, severity: Severity) -> None:
+    """With a topic for snapshots, an ample retention is a risk that one can take; without, none is safe."""
+    cluster = safe(3, **{setting: str(found)})
+    name = setting.replace("_", ".")
+    assert problems(cluster)[name].severity is Severity.DANGER
+    create_snapshot_topic(cluster.topics, NAME)
+    (problem,) = problems(cluster).values()
+    assert (problem.setting, problem.severity) == (name, severity)
+    assert ("marshal-dagster recover" in problem.why) == (severity is Severity.WARNING)
