@@ -1,9 +1,12 @@
 """A log that was cut without a snapshot is made certain again (PROTOCOL.md 5)."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from marshal_dagster.coordination.claimer import Claimer, Member
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.recovery import Confirmed, Recovery, Said, Whose
 from marshal_dagster.coordination.snapshots import Head, Snapshots
@@ -14,6 +17,7 @@ from marshal_dagster.protocol.messages import (
     Heartbeat,
     Mark,
     ReleasingPartition,
+    RuleSet,
     Settings,
     render,
 )
@@ -21,6 +25,7 @@ from marshal_dagster.testing import ManualClock, MemorySnapshotTopic
 from tests.faulty_log import Fault, FaultyLog
 from tests.members import GROUP, HI_MS, SETTINGS, TOPIC, TOPIC_ID, Site, about, settings_record
 
+GO_LOG = Path(__file__).parents[1] / "vectors" / "marshal-log.jsonl"
 KEY: Whose = (GROUP, (TOPIC, 0))
 CONFIRMED = {KEY: Confirmed(7, TOPIC_ID), (GROUP, (TOPIC, 1)): Confirmed(0, TOPIC_ID)}
 
@@ -215,3 +220,29 @@ def test_a_log_that_is_whole_needs_none() -> None:
     begun = recovery(site, MemorySnapshotTopic(0))
     assert begun.observed == {}
     assert begun.recover({}) == []
+
+
+def test_an_old_go_deployment_is_adopted() -> None:
+    """Of a log that Go wrote, cut in the middle, the last offsets are shown; once they are confirmed, members claim."""
+    records = [json.loads(line) for line in GO_LOG.read_text().splitlines()]
+    clock = ManualClock(max(record["timestamp"] for record in records))
+    site = Site(clock, 8)
+    for record in records:
+        site.broker.append(record["partition"], record["value"].encode(), record["timestamp"])
+    stood = Rationalizer(site.log(), clock=clock).catch_up().key("takeover", "ev", 1).offset
+    for partition in (4, 5, 7):
+        site.broker.retain_from(partition, site.broker.bounds(partition).end // 2)
+    topic = MemorySnapshotTopic(8)
+    begun = recovery(site, topic)
+    assert begun.observed.keys() == {4, 5, 7}
+    said = {whose: said for seen in begun.observed.values() for whose, said in seen.said.items()}
+    assert said["takeover", ("ev", 1)] == Said(stood, stood)
+    offsets = {whose: one.release if one.heartbeat is None else one.heartbeat for whose, one in said.items()}
+    begun.recover({whose: Confirmed(offset or 0, TOPIC_ID) for whose, offset in offsets.items()})
+
+    rationalizer = Rationalizer(site.log(), topics=["ev"], clock=clock, snapshots=Snapshots(topic))
+    settings = Settings(60_000, RuleSet.GO)
+    claimer = Claimer(rationalizer, Member("takeover", "native", "run1.0"), "ev", settings, clock=clock)
+    claimer.agree_on_settings()
+    (claim,) = claimer.claim([1])
+    assert claim.offset == stood
