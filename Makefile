@@ -59,7 +59,7 @@ java:
 .PHONY: test
 test: java $(READY) ## all tests: the fast ones, then those on a real Kafka, Spark, Dagster and Postgres
 	$(BIN)/pytest -n auto tests/fast
-	$(BIN)/python -m tests.simulator --seeds 4000
+	$(BIN)/python -m tests.simulator --seeds 10000
 	$(BIN)/pytest tests/real
 
 .PHONY: test-fast
