@@ -117,6 +117,11 @@ class LogJudge:
         """Give a key's state after the records below `before_offset`, or after all."""
         return _before(self.history[partition].get(place, []), before_offset, UNKNOWN)
 
+    def has_settings(self, partition: int, group: str) -> bool:
+        """Tell whether settings of a group were accepted in a coordination partition."""
+        states = self.groups[partition].get(group, [])
+        return bool(states) and len(states[-1][1]) > len(UNHEARD_OF)
+
     def log_time_ms(self, partition: int) -> int:
         """Give the log time of a coordination partition; 0 before its first record."""
         log = self.reader.logs.get(partition)

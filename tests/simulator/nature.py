@@ -178,8 +178,10 @@ class Nature:
         operator.resume()
 
     def _claim_and_die(self, partition: int) -> None:
-        """Claim a partition, as somebody who does nothing with it."""
+        """Claim a partition, as somebody who does nothing with it; before there are settings nobody claims."""
         world = self._world
+        if not world.judge.has_settings(world.home, GROUP):
+            return
         hasty = f"hasty.{world.judge.log_time_ms(world.home)}"
         claim = f"ClaimingPartition/1/1700000000/{hasty}/c/{GROUP}/{TOPIC}/{partition}"
         world.cluster.put(world.home, claim.encode())
