@@ -199,13 +199,21 @@ class Nature:
         world = self._world
         _, operator = self._operator()
         described = world.data.describe(TOPIC)
-        offsets = {n: chance.randint(0, at) for n in described.partitions[:2] if (at := world.offset(n))}
+        offsets = {n: self._earlier(n, at, chance) for n in described.partitions[:2] if (at := world.offset(n))}
+        world.hesitates = chance.random() < 0.5
         since = world.cluster.broker.bounds(world.home).end
         if chance.random() < 0.4:
             self._resume_soon(chance)
         operator.set_positions(TOPIC, offsets, described.topic_id, wait_ms=4 * self._world.hi_ms, is_dead=world.is_dead)
         if not world.is_truncated:
             world.check_positions(offsets, since)
+
+    def _earlier(self, partition: int, at: int, chance: random.Random) -> int:
+        """Choose an offset to go back to; often one that a batch has begun at."""
+        world = self._world
+        begun = {state[4] for _, state in world.judge.history[world.home][GROUP, TOPIC, partition]}
+        known = sorted(offset for offset in begun if isinstance(offset, int) and offset <= at)
+        return chance.choice(known) if known and chance.random() < 0.5 else chance.randint(0, at)
 
     def _resume_soon(self, chance: random.Random) -> None:
         """Let somebody else resume the group in a moment."""

@@ -105,6 +105,8 @@ class Simulation:
     steps: int = 0
     unsure_until_ms: float = 0.0
     """Until then the broker's clock, having jumped ahead, may call live owners stale."""
+    hesitates: bool = False
+    """Whether the next process that commits an output is stopped there for a while."""
     is_cut: bool = False
     is_truncated: bool = False
     doubled: frozenset[int] = field(init=False)
@@ -278,7 +280,8 @@ class Simulation:
 
     def _hesitate(self, run: Run, chance: random.Random) -> None:
         """Stop a process, rarely, between the last look at its lease and its output's commit."""
-        if chance.random() < 0.02 and self.scheduler.now_ms < self.scenario.faulty_ms:
+        if (self.hesitates or chance.random() < 0.02) and self.scheduler.now_ms < self.scenario.faulty_ms:
+            self.hesitates = False
             self.befallen["pause beyond the lease within an output's commit"] += 1
             run.process.stop(self.hi_ms * chance.uniform(2, 6))
         self.scheduler.sleep(chance.random() * 4)
