@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import psutil
 
 from demo.flights import PARTITIONS, TOPIC
-from marshal_dagster.coordination.admin import create_coordination_topic
+from marshal_dagster.coordination.admin import create_coordination_topic, create_snapshot_topic
 from marshal_dagster.devkafka import KafkaCluster
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
@@ -70,11 +70,12 @@ class Deployment:
         }
 
     def prepare(self) -> None:
-        """Make the Dagster instance and the two topics, where they are not there yet."""
+        """Make the Dagster instance and the topics, where they are not there yet."""
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "dagster.yaml").write_text(DAGSTER_YAML)
         with Topics(self.connection) as topics:
             create_coordination_topic(topics, COORDINATION_TOPIC)
+            create_snapshot_topic(topics, COORDINATION_TOPIC)
             topics.create(TOPIC, PARTITIONS, 1)
 
     def start(self, command: str, *arguments: str) -> subprocess.Popen[bytes]:
