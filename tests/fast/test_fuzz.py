@@ -12,7 +12,7 @@ import pytest
 from marshal_dagster.protocol import messages, snapshots
 from marshal_dagster.protocol.messages import Message
 from marshal_dagster.protocol.snapshots import Stored
-from marshal_dagster.protocol.state import Group, Key, Owner
+from marshal_dagster.protocol.state import Group, Key, Owner, Place
 from marshal_dagster.protocol.transitions import Note, Refusal
 from marshal_dagster.protocol.world import PartitionWorld, Verdict
 from tests.fuzz import __main__ as command_line
@@ -111,11 +111,25 @@ def test_a_world_that_remembers_what_it_refused_is_found(monkeypatch: pytest.Mon
 def test_a_world_that_keeps_more_than_a_record_holds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An accepted record grows a reader by so much and no more."""
 
-    def hoard(self: PartitionWorld, value: bytes | None, key: Key) -> None:
+    def hoard(self: PartitionWorld, value: bytes | None, key: Key, _: object) -> None:
+        self._beats.clear()
         self._beats[(value or b"") * 1_000] = (key, key.owner or Owner("", "", None))
 
     monkeypatch.setattr(PartitionWorld, "_remember_beat", hoard)
     with pytest.raises(Finding, match="grow a reader no more"):
+        run_corpus("world")
+
+
+def test_a_world_that_remembers_former_owners_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many owners a key has had, one is remembered."""
+    remember = PartitionWorld._remember_beat
+
+    def keep_all(self: PartitionWorld, value: bytes | None, key: Key, named: tuple[str, Place]) -> None:
+        self._remembered.clear()
+        remember(self, value, key, named)
+
+    monkeypatch.setattr(PartitionWorld, "_remember_beat", keep_all)
+    with pytest.raises(Finding, match="one heartbeat is remembered"):
         run_corpus("world")
 
 

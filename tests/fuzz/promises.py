@@ -37,7 +37,7 @@ def in_time(what: str, work: Callable[[], T], records: int = 1) -> T:
 
 def held_bytes(world: PartitionWorld) -> int:
     """Give the size of all that a reader keeps of the records that it has read, but for its counts, one a reason."""
-    size = sys.getsizeof(world.groups) + sys.getsizeof(world._beats)
+    size = sum(map(sys.getsizeof, (world.groups, world._beats, world._remembered, *world._remembered)))
     for rest, remembered in world._beats.items():
         size += sys.getsizeof(rest) + sys.getsizeof(remembered)
     for name, group in world.groups.items():

@@ -49,6 +49,9 @@ class Readers:
                 self._catch_up()
                 self._restart()
         self._catch_up()
+        for world in (self.by_one, self.by_many):
+            keys = sum(len(group.keys) for group in world.groups.values())
+            hold(len(world._beats) <= keys, "of each key one heartbeat is remembered", len(world._beats), keys)
         held = held_bytes(self.by_one) - self.empty_bytes
         hold(held <= self.may_grow_bytes, "accepted records grow a reader no more than they may", held)
         return records
