@@ -60,6 +60,7 @@ java:
 test: java $(READY) ## all tests: the fast ones, then those on a real Kafka, Spark, Dagster and Postgres
 	$(BIN)/pytest -n auto tests/fast
 	$(BIN)/python -m tests.simulator --seeds 10000
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 	$(BIN)/pytest tests/real
 
 .PHONY: test-fast
@@ -81,6 +82,14 @@ soak: $(READY) ## a million seeds; may be stopped, and goes on where it was
 
 mutants: $(READY) ## the library broken in one way after another: the simulator must catch each
 	$(BIN)/python -m tests.simulator.mutants
+
+.PHONY: fuzz fuzz-soak
+FUZZ_SECONDS ?= 60
+fuzz: $(READY) ## arbitrary bytes against the parser, the world state and the reader of snapshots: FUZZ_SECONDS=60
+	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
+
+fuzz-soak: $(READY) ## the same for a hundred million records; may be stopped, and goes on where it was
+	$(BIN)/python -m tests.fuzz --seconds 600 --records 100000000 --results tests/results/fuzz.jsonl
 
 .PHONY: demo
 demo: java $(READY) ## the whole thing on 336,776 real flights: a run is killed, found and redone

@@ -70,10 +70,16 @@ class KafkaLog:
         return {partition: Bounds(at.start, at.end) for partition, at in offsets.items()}
 
     def follow(self, positions: Mapping[int, int]) -> None:
-        """Read from `positions` on."""
+        """Read from `positions` on.
+
+        With a new client, where one was at work: it goes on handing out errors of the positions that it had before, and
+        nothing in them tells (the client library checks the version of such an error, and leaves it at 0).
+        """
         self._positions = dict(positions)
-        if self._consumer is None:
-            self._consumer = clients.consumer(self._connection, client_id=CLIENT_ID)[0]
+        former, self._consumer = self._consumer, None
+        if former is not None:
+            former.close()
+        self._consumer = clients.consumer(self._connection, client_id=CLIENT_ID)[0]
         self._consumer.assign([TopicPartition(self.topic, number, offset) for number, offset in positions.items()])
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:

@@ -28,6 +28,8 @@ TOPIC: Final = re.compile(r"[A-Za-z0-9._-]{1,249}")
 TOPIC_ID: Final = re.compile(r"[A-Za-z0-9_-]{22}")
 FEATURE: Final = re.compile(r"[a-z][a-z0-9_]{0,31}")
 NUMBER: Final = re.compile(r"0|[1-9][0-9]{0,18}")
+_NOT_IN_NAMES: Final = frozenset({"Cc", "Cs"})
+"""Unicode's categories of control characters and of surrogates."""
 
 
 class RuleSet(StrEnum):
@@ -184,10 +186,13 @@ _repeated_number = lru_cache(maxsize=4_096)(_number)
 
 @lru_cache(maxsize=4_096)
 def is_name(text: str) -> bool:
-    """Tell whether `text` may be an instance, client or group: 1 to 255 code points, no `/`, none of Cc."""
+    """Tell whether `text` may be an instance, client or group: 1 to 255 code points, no `/`, none of Cc.
+
+    Nor a lone surrogate, which no UTF-8 holds: an argument or a JSON text may bring one, a record never.
+    """
     if not 0 < len(text) <= MAX_NAME_LENGTH or "/" in text:
         return False
-    return (text.isascii() and text.isprintable()) or not any(unicodedata.category(c) == "Cc" for c in text)
+    return (text.isascii() and text.isprintable()) or not any(unicodedata.category(c) in _NOT_IN_NAMES for c in text)
 
 
 @lru_cache(maxsize=4_096)

@@ -72,6 +72,7 @@ class PartitionWorld:
         self.noted: Counter[Note] = Counter()
         self._log_time_ms: int | None = None
         self._beats: dict[bytes, tuple[Key, Owner]] = {}
+        self._remembered: dict[tuple[str, Place], bytes] = {}
 
     @property
     def log_time_ms(self) -> int | None:
@@ -158,7 +159,7 @@ class PartitionWorld:
             if kind not in GROUP_MESSAGES:
                 group.keys[place] = key
         if kind is Heartbeat:
-            self._remember_beat(value, key)
+            self._remember_beat(value, key, (message.group, place))
         if note is None:
             return ACCEPTED
         self.noted[note] += 1
@@ -169,16 +170,19 @@ class PartitionWorld:
             return OBSERVING
         return NATIVE if group.settings.rule_set is RuleSet.NATIVE else GO
 
-    def _remember_beat(self, value: bytes | None, key: Key) -> None:
-        """Let `apply_many` know the sender's fields of an accepted heartbeat, as long as that owner stays."""
+    def _remember_beat(self, value: bytes | None, key: Key, named: tuple[str, Place]) -> None:
+        """Let `apply_many` know the sender's fields of an accepted heartbeat, as long as that owner stays.
+
+        One a key: owners come and go for as long as a log is followed.
+        """
         if value is None or key.owner is None or not self.certain:
             return
         rest = value.rpartition(b"/")[0]
         if _BEAT.fullmatch(rest[:_BEAT_LENGTH]) is None or len(rest) > _LONGEST_REST:
             return
-        if len(self._beats) >= _MOST_REMEMBERED_BEATS:
-            self._beats.clear()
-        self._beats[rest[_BEAT_LENGTH:]] = (key, key.owner)
+        self._beats.pop(self._remembered.get(named, b""), None)
+        self._remembered[named] = sender = rest[_BEAT_LENGTH:]
+        self._beats[sender] = (key, key.owner)
 
     def _is_misplaced(self, message: Message) -> bool:
         return type(message) not in GROUP_MESSAGES and not self.is_home_of(message.topic)
@@ -191,7 +195,6 @@ class PartitionWorld:
 _BEAT: Final = re.compile(rb"Heartbeat/1/[1-9][0-9]{9}/")
 """What a heartbeat begins with whose sender's clock has ten digits, as all will have until the year 2286."""
 _BEAT_LENGTH: Final = len(b"Heartbeat/1/0123456789/")
-_MOST_REMEMBERED_BEATS: Final = 1_000_000
 _PLAIN_DIGITS: Final = 18
 _LONGEST_REST: Final = MAX_VALUE_BYTES - len("/") - _PLAIN_DIGITS
 """With any plain offset behind it, it is not too long for a record."""

@@ -66,7 +66,7 @@ def test_each_tenure_has_an_instance_id_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("field", ["group", "client", "instance"])
-@pytest.mark.parametrize("name", ["", "a/b", "a\nb", "x" * 256])
+@pytest.mark.parametrize("name", ["", "a/b", "a\nb", "a\ud800", "x" * 256])
 def test_a_name_that_no_record_carries_is_refused(field: str, name: str) -> None:
     """A group, client or instance id that would break a record is an error naming the field."""
     fields = {"group": "g", "client": "c", "instance": "i"} | {field: name}

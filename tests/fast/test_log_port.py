@@ -207,6 +207,19 @@ class LogPort:
         log.follow({0: start})
         assert (start, values(read(log, {0: 3}), 0)) == (2, [b"c"])
 
+    def test_what_was_lost_before_is_nothing_to_who_begins_elsewhere(self, house: House) -> None:
+        """A reader that was before the log's start and begins anew within it reads on; nothing of the past is told."""
+        log = house.open()
+        for value in (b"a", b"b", b"c"):
+            house.say(0, value)
+        house.retain_from(0, 2)
+        for _ in range(5):
+            log.follow({0: 0})
+            for _ in range(30):  # time in which a client that fetches ahead hears of it
+                log.bounds([0])
+            log.follow({0: 2})
+            assert values(read(log, {0: 3}), 0) == [b"c"]
+
     def test_members_agree_which_log_it_is(self, house: House) -> None:
         """The identity is the topic's: equal for all, with its id in 22 characters of URL-safe base64."""
         identity = house.open().identity()

@@ -15,6 +15,7 @@ import pytest
 
 from marshal_dagster.protocol.replay import StoredRecord, parse_lines, render_record
 from tests import second_reader
+from tests.fuzz.promises import held_bytes
 from tests.log_generator import (
     GROUP_TYPES,
     LogRecord,
@@ -231,6 +232,22 @@ def test_refused_and_invalid_records_do_not_grow_a_reader(tail: str) -> None:
         tracemalloc.stop()
     assert held_bytes < 2_000_000  # the values alone are 3.3 MB
     assert library.summary()["groups"] == {}
+
+
+def test_tenures_that_are_over_do_not_grow_a_reader() -> None:
+    """Of one key after another owner, or under another client id with each heartbeat, a reader keeps the last only."""
+    library = LibraryReader(1, 60_000, "native")
+    world = library.world.start(0, 0)
+    sizes = []
+    for tenure in range(2_000):
+        told = f"1795230000/run{tenure:06}/{'c' * 200}/g/t/0"
+        values = [f"ClaimingPartition/1/{told}", *(f"Heartbeat/1/{told}/{tenure}" for _ in range(2))]
+        values += [f"Heartbeat/1/{told.replace('/ccc', '/abc')}/{tenure}", f"ReleasingPartition/1/{told}/{tenure}"]
+        records = [(world.next_offset + at, START_MS, value.encode()) for at, value in enumerate(values)]
+        library.read_many(0, records)
+        sizes.append(held_bytes(world))
+    assert world.refused.total() == world.invalid.total() == 0
+    assert sizes[-1] == sizes[0]
 
 
 # The comparison itself must be able to fail.

@@ -1,0 +1,313 @@
+"""A machine in which members of a group do whatever they may, in any order, while time passes.
+
+Beside it stand a list of who holds what, kept from what the steps answered and nothing else, and the plain reader,
+which reads the log that the members write. After each step the three must agree, and no member may believe in a claim
+that is another's.
+"""
+
+from collections import Counter
+from typing import Any, ClassVar, NamedTuple
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from marshal_dagster.coordination.claimer import Claimer
+from marshal_dagster.errors import ClaimLost, GroupPaused, PlanRejected
+from marshal_dagster.protocol.leases import delivery_timeout_ms
+from marshal_dagster.protocol.messages import Message, parse
+from marshal_dagster.protocol.world import World
+from tests.fuzz.world import state_of, state_of_plain
+from tests.members import GROUP, HI_MS, TOPIC, TOPIC_ID, Site
+from tests.plain_reader import PlainReader, new_group, new_key
+
+PARTITIONS = 3
+MOST_MEMBERS = 4
+LEASE_MS = 2 * HI_MS - HI_MS // 10
+partitions = st.integers(0, PARTITIONS - 1)
+steps_ms = st.sampled_from(
+    [1, HI_MS // 2, HI_MS, LEASE_MS - delivery_timeout_ms(HI_MS), LEASE_MS - 1, LEASE_MS, 2 * HI_MS, 2 * HI_MS + 1]
+)
+which_ones = st.integers(0, 11)
+
+
+class Holder(NamedTuple):
+    """Who holds a key, by what the steps answered."""
+
+    instance: str
+    epoch: int
+
+
+class ClaimerMachine(RuleBasedStateMachine):
+    """The steps of the members."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+    """What has happened in any run, for a test to see that all does."""
+
+    @initialize()
+    def begin(self) -> None:
+        """A first member gives the group its settings."""
+        self.site = Site()
+        self.plain = PlainReader(self.site.partitions)
+        self.world = World(self.site.partitions)
+        self.read = 0
+        self.holders: dict[int, Holder] = {}
+        self.revoked: set[Holder] = set()
+        self.asked: set[tuple[str, int]] = set()
+        self.left: set[tuple[str, int]] = set()
+        self.paused_until_ms = 0
+        self.members = [self.site.member()]
+        self._read_log()
+
+    @rule()
+    @precondition(lambda self: len(self.members) < MOST_MEMBERS)
+    def join(self) -> None:
+        """A new member comes."""
+        self.members.append(self.site.member())
+
+    @rule(which=which_ones)
+    @precondition(lambda self: len(self.members) > 1)
+    def vanish(self, which: int) -> None:
+        """A member dies where it stands."""
+        self.members.remove(self._member(which))
+
+    @rule(passed_ms=steps_ms)
+    def wait(self, passed_ms: int) -> None:
+        """Time passes."""
+        self.site.clock.advance(passed_ms)
+
+    @rule(seconds=st.integers(1, 60))
+    def pause(self, seconds: int) -> None:
+        """A person pauses the group."""
+        self.site.pause(seconds)
+        self.paused_until_ms = (self._now_ms // 1_000 + seconds) * 1_000
+
+    @rule()
+    def resume(self) -> None:
+        """A person resumes the group."""
+        self.site.pause(0)
+        self.paused_until_ms = self._now_ms // 1_000 * 1_000
+
+    @rule(which=which_ones, wanted=st.sets(partitions, min_size=1), looks=st.booleans())
+    def claim(self, which: int, wanted: set[int], *, looks: bool) -> None:
+        """A member wins exactly what it had not asked for before and nobody alive holds, in a group that runs."""
+        member = self._member(which)
+        instance = member.member.instance
+        if looks:
+            member.rationalizer.catch_up()
+        new = {n for n in wanted if (instance, n) not in self.asked}
+        free = set() if self._is_paused else {n for n in new if not self._is_live(n)}
+        try:
+            won = member.claim(sorted(wanted))
+        except GroupPaused:
+            self._see("paused")
+            assert self._is_paused or not looks
+            return
+        assert not (self._is_paused and looks)
+        assert {claim.partition for claim in won} == free
+        self.asked |= {(instance, number) for number in new}
+        for claim in won:
+            former = self.holders.get(claim.partition)
+            self._see("takeover" if former else "claim")
+            assert former is None or claim.epoch > former.epoch
+            self.holders[claim.partition] = Holder(instance, claim.epoch)
+
+    @rule(passed_ms=steps_ms, starts=st.booleans())
+    def succeed(self, passed_ms: int, *, starts: bool) -> None:
+        """Time passes, and a new member comes for all there is; the oldest may not be heard of again."""
+        self.site.clock.advance(passed_ms)
+        self.members = [*self.members[1 - MOST_MEMBERS :], self.site.member()]
+        newest = len(self.members) - 1
+        self.claim(newest, set(range(PARTITIONS)), looks=True)
+        if starts:
+            self.start(newest)
+
+    @rule(which=which_ones)
+    def start(self, which: int) -> None:
+        """A member that has won sends what a member sends first."""
+        member = self._member(which)
+        nowhere = [n for n, claim in member.claims.items() if claim.offset is None]
+        before = self._may_lose(member)
+        try:
+            member.name_data_topic(TOPIC_ID)
+            member.beat(dict.fromkeys(nowhere, 0))
+        except ClaimLost:
+            self._see("lost at the start")
+            assert before
+            return
+        self._read_log()
+        assert all(self._key(n)["data_topic_id"] == TOPIC_ID for n in member.claims)
+        assert all(self._key(n)["offset"] == 0 for n in nowhere)
+
+    @rule(which=which_ones)
+    def beat(self, which: int) -> None:
+        """A member's heartbeat renews all that it holds; it is told when one is not its own any more."""
+        member = self._member(which)
+        before, ended = self._may_lose(member), self._has_ended(member)
+        try:
+            member.beat()
+        except ClaimLost:
+            self._see("lost at a heartbeat")
+            assert before
+            return
+        assert not ended
+        self._read_log()
+        for number, claim in member.claims.items():
+            if claim.offset is not None:
+                assert self._key(number)["owner"]["last_beat"] == self._now_ms
+
+    @rule(which=which_ones, ahead=st.integers(0, 20))
+    def plan(self, which: int, ahead: int) -> None:
+        """A plan is open after it was accepted, and rejected only where the plain reader says why."""
+        member = self._member(which)
+        number = self._one_of(member, which)
+        if number is None:
+            return
+        end = (member.claims[number].offset or 0) + ahead
+        key, may_lose = dict(self._key(number)), self._may_lose(member)
+        can = key["offset"] is not None and end > key["offset"] and key["plan_end"] in {None, end}
+        try:
+            member.plan({number: end})
+        except ClaimLost:
+            self._see("lost at a plan")
+            assert may_lose
+            return
+        except PlanRejected:
+            self._see("plan rejected")
+            assert self._is_paused or not can
+            return
+        self._see("plan")
+        self._read_log()
+        assert self._key(number)["plan_end"] == end
+
+    @rule(which=which_ones, ahead=st.integers(0, 20), whole=st.booleans())
+    def commit(self, which: int, ahead: int, whole: bool) -> None:
+        """A commit that succeeds is in the log; one that fails has moved nothing."""
+        member = self._member(which)
+        number = self._one_of(member, which)
+        if number is None:
+            return
+        claim = member.claims[number]
+        to = claim.plan_end if whole and claim.plan_end is not None else (claim.beat_offset or 0) + ahead
+        before, may_lose = self._key(number)["offset"], self._may_lose(member)
+        try:
+            member.commit({number: to})
+        except ClaimLost:
+            self._see("commit refused")
+            assert may_lose
+            self._read_log()
+            assert self._key(number)["offset"] == before
+            return
+        self._see("commit")
+        self._read_log()
+        assert self._key(number)["offset"] == to
+        assert self._key(number)["owner"]["instance"] == member.member.instance
+
+    @rule(which=which_ones, some=st.none() | st.sets(partitions, min_size=1))
+    def release(self, which: int, some: set[int] | None) -> None:
+        """A member gives up some or all: what its lease still covers is free at once, and no offset has moved."""
+        member = self._member(which)
+        leaving = [n for n in member.claims if some is None or n in some]
+        free = [n for n in leaving if not self._is_late(member, n)]
+        offsets = {n: self._key(n)["offset"] for n in range(PARTITIONS)}
+        member.release(some)
+        for number in free:
+            if self.holders.get(number, Holder("", -1)).instance == member.member.instance:
+                self._see("release")
+                del self.holders[number]
+        assert not set(leaving) & member.claims.keys()
+        self._read_log()
+        self.left |= {(member.member.instance, number) for number in leaving}
+        assert offsets == {n: self._key(n)["offset"] for n in range(PARTITIONS)}
+
+    @rule(which=which_ones, number=partitions, older=st.booleans())
+    def revoke(self, which: int, number: int, older: bool) -> None:
+        """A claim is taken from its owner by its epoch, and by no other."""
+        holder = self.holders.get(number)
+        epoch = 0 if holder is None else holder.epoch - older
+        taken = self._member(which).revoke({number: epoch})
+        assert taken == ({number} if holder is not None and not older else set())
+        if holder is not None and taken:
+            self._see("revoke")
+            self.revoked.add(holder)
+            del self.holders[number]
+
+    # What holds after each step
+
+    @invariant()
+    def readers_agree(self) -> None:
+        """The library and the plain reader make the same of the log; who holds what is what the steps answered."""
+        if not hasattr(self, "site"):
+            return
+        self._read_log()
+        state = state_of_plain(self.plain.logs[self.site.home])
+        assert state_of(self.world.partitions[self.site.home]) == state
+        owners = {n: self._key(n)["owner"] for n in range(PARTITIONS)}
+        held = {n: Holder(owner["instance"], owner["epoch"]) for n, owner in owners.items() if owner is not None}
+        assert held == self.holders
+
+    @invariant()
+    def nobody_believes_in_anothers_claim(self) -> None:
+        """What a member holds under a lease is its own by the log, unless it was revoked behind its back."""
+        for member in getattr(self, "members", []):
+            for number, claim in member.claims.items():
+                believed = Holder(member.member.instance, claim.epoch)
+                if claim.lease.holds(self.site.clock.lease_ms()) and believed not in self.revoked:
+                    assert self.holders.get(number) == believed
+
+    # What the steps need
+
+    @property
+    def _now_ms(self) -> int:
+        return self.site.clock.wall_ms()
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._now_ms < self.paused_until_ms
+
+    def _see(self, what: str) -> None:
+        self.seen[what] += 1
+
+    def _member(self, which: int) -> Claimer:
+        return self.members[which % len(self.members)]
+
+    @staticmethod
+    def _one_of(member: Claimer, which: int) -> int | None:
+        held = sorted(member.claims)
+        return held[which % len(held)] if held else None
+
+    def _key(self, number: int) -> dict[str, Any]:
+        group = self.plain.logs[self.site.home]["groups"].get(GROUP, new_group())
+        found: dict[str, Any] = group["keys"].get((TOPIC, number), new_key())
+        return found
+
+    def _is_live(self, number: int) -> bool:
+        owner = self._key(number)["owner"]
+        return owner is not None and self._now_ms - owner["last_beat"] <= 2 * HI_MS
+
+    def _is_late(self, member: Claimer, number: int) -> bool:
+        """Tell whether the lease is too short for another record."""
+        return not member.claims[number].lease.may_send(self.site.clock.lease_ms())
+
+    def _has_ended(self, member: Claimer) -> bool:
+        """Tell whether a lease has ended."""
+        now_ms = self.site.clock.lease_ms()
+        return any(not claim.lease.holds(now_ms) for claim in member.claims.values())
+
+    def _may_lose(self, member: Claimer) -> bool:
+        """Tell whether a member has lost something, or is about to: by its lease, or to another."""
+        instance = member.member.instance
+        return bool(member._tenure.left) or any(
+            self._is_late(member, n) or self.holders.get(n) != Holder(instance, claim.epoch)
+            for n, claim in member.claims.items()
+        )
+
+    def _read_log(self) -> None:
+        home = self.site.home
+        for offset, timestamp_ms, value in self.site.broker.records(home, self.read):
+            self.plain.read(home, offset, timestamp_ms, value)
+            self.world.apply(home, offset, timestamp_ms, value)
+            self.read = offset + 1
+            message = parse(value)
+            assert isinstance(message, Message)
+            # Who has left a key sends nothing more for it; a revocation names another's claim.
+            assert (message.instance, message.partition) not in self.left or message.topic != TOPIC

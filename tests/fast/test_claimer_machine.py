@@ -1,0 +1,62 @@
+"""Members of a group in any order of steps; what must hold after each stands in `tests/claimer_machine.py`."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from marshal_dagster.coordination.claimer import Claimer
+from marshal_dagster.coordination.tenure import Tenure
+from marshal_dagster.errors import MarshalError
+from marshal_dagster.protocol.leases import Lease
+from tests.claimer_machine import ClaimerMachine
+
+SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None)
+QUICK = settings(
+    SETTINGS, database=None, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False, print_blob=False
+)
+
+
+def test_any_steps_leave_every_claim_with_one_holder() -> None:
+    """Members claim, plan, commit, release, revoke and die, under pauses, while leases end; and all of it happens."""
+    ClaimerMachine.seen.clear()
+    run_state_machine_as_test(ClaimerMachine, settings=SETTINGS)
+    happened = {"claim", "takeover", "paused", "plan", "commit", "lost at a heartbeat", "release", "revoke"}
+    assert ClaimerMachine.seen.keys() >= happened
+
+
+# The machine can fail
+
+
+def forgetful(_: Claimer) -> None:
+    """Look at no lease."""
+
+
+def greedy(self: Tenure, partition: int, _: str) -> None:
+    """Keep a claim that was lost."""
+    self.left.pop(partition, None)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    ("of", "name", "instead"),
+    [
+        (Lease, "holds", lambda *_: True),
+        (Claimer, "_fence_what_ended", forgetful),
+        (Tenure, "lose", greedy),
+        (Tenure, "ask", lambda *_: None),
+        (Tenure, "give_up", lambda *_: []),
+        (Claimer, "revoke", lambda _, epochs: frozenset(epochs)),
+        (Claimer, "_require_running", forgetful),
+    ],
+    ids=["endless-lease", "no-fencing", "nothing-lost", "asks-twice", "stays", "revokes-nothing", "ignores-pauses"],
+)
+def test_a_broken_member_is_found(
+    monkeypatch: pytest.MonkeyPatch, of: type, name: str, instead: Callable[..., Any]
+) -> None:
+    """A member that does not keep a rule breaks what holds."""
+    monkeypatch.setattr(of, name, instead)
+    with pytest.raises((AssertionError, MarshalError)):
+        run_state_machine_as_test(ClaimerMachine, settings=QUICK)

@@ -1,0 +1,283 @@
+"""The fuzzer: its corpus holds everywhere, without atheris; its checks can fail; a soak goes on where it was."""
+
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.protocol import messages, snapshots
+from marshal_dagster.protocol.messages import Message
+from marshal_dagster.protocol.snapshots import Stored
+from marshal_dagster.protocol.state import Group, Key, Owner, Place
+from marshal_dagster.protocol.transitions import Note, Refusal
+from marshal_dagster.protocol.world import PartitionWorld, Verdict
+from tests.fuzz import __main__ as command_line
+from tests.fuzz import promises, world
+from tests.fuzz.counts import Count, read_count
+from tests.fuzz.logs import Log
+from tests.fuzz.parser import check_value
+from tests.fuzz.promises import Finding, in_time
+from tests.fuzz.supply import Supply
+from tests.fuzz.targets import CORPUS, TARGETS
+
+
+def run_corpus(target: str) -> int:
+    """Run each file of a target's corpus once; give the number of records."""
+    return sum(TARGETS[target](path.read_bytes()) for path in sorted((CORPUS / target).iterdir()))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_corpus_keeps_every_promise(target: str) -> None:
+    """All that fuzzing has kept, and each input that broke a promise once, is run again."""
+    assert run_corpus(target) > 100
+
+
+def test_the_corpus_reaches_every_verdict() -> None:
+    """The logs of the corpus lead to every refusal, every note, and every way to be invalid."""
+    seen: Counter[object] = Counter()
+    for path in (CORPUS / "world").iterdir():
+        readers = world.Readers(Log(Supply(path.read_bytes())))
+        readers.run()
+        for counts in (readers.by_one.refused, readers.by_one.invalid, readers.by_one.noted):
+            seen.update(counts.keys())
+    assert {*Refusal, *Note, *messages.Invalid} == set(seen)
+
+
+def test_a_record_without_value_is_judged_too() -> None:
+    """A null value is no message to either reader."""
+    check_value(None)
+
+
+# The checks can fail
+
+
+def test_a_parser_that_accepts_a_leading_zero_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the plain reader calls invalid must be so."""
+    monkeypatch.setattr(messages, "NUMBER", re.compile("[0-9]{1,19}"))
+    messages._repeated_number.cache_clear()
+    try:
+        with pytest.raises(Finding, match="section 1 calls invalid"):
+            run_corpus("parser")
+    finally:
+        messages._repeated_number.cache_clear()
+
+
+def test_a_parser_that_loses_a_byte_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read must be written back."""
+    render = messages.render
+    monkeypatch.setattr(messages, "render", lambda message: render(message)[:-1])
+    with pytest.raises(Finding, match="byte for byte"):
+        run_corpus("parser")
+
+
+def test_a_parser_that_raises_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception is never the answer to a value."""
+    monkeypatch.setattr(messages, "MAX_VALUE_BYTES", None)
+    with pytest.raises(TypeError):
+        run_corpus("parser")
+
+
+def test_a_world_that_keeps_a_trace_of_a_refused_record_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group that only a refused record named is not there."""
+    judge = PartitionWorld._judge
+
+    def keep(self: PartitionWorld, message: Message, *rest: object) -> Verdict:
+        self.groups.setdefault(message.group, Group(self.defaults))
+        return judge(self, message, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PartitionWorld, "_judge", keep)
+    with pytest.raises(Finding, match="the state after"):
+        run_corpus("world")
+
+
+def test_a_world_that_remembers_what_it_refused_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also what is no part of the state must not grow."""
+    judge = PartitionWorld._judge
+
+    def remember(self: PartitionWorld, message: Message, offset: int, log_time_ms: int, value: bytes | None) -> Verdict:
+        verdict = judge(self, message, offset, log_time_ms, value)
+        self._beats.setdefault(value or b"", (Key(), Owner("", "", None)))
+        return verdict
+
+    monkeypatch.setattr(PartitionWorld, "_judge", remember)
+    with pytest.raises(Finding, match="not remembered"):
+        run_corpus("world")
+
+
+def test_a_world_that_keeps_more_than_a_record_holds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An accepted record grows a reader by so much and no more."""
+
+    def hoard(self: PartitionWorld, value: bytes | None, key: Key, _: object) -> None:
+        self._beats.clear()
+        self._beats[(value or b"") * 1_000] = (key, key.owner or Owner("", "", None))
+
+    monkeypatch.setattr(PartitionWorld, "_remember_beat", hoard)
+    with pytest.raises(Finding, match="grow a reader no more"):
+        run_corpus("world")
+
+
+def test_a_world_that_remembers_former_owners_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many owners a key has had, one is remembered."""
+    remember = PartitionWorld._remember_beat
+
+    def keep_all(self: PartitionWorld, value: bytes | None, key: Key, named: tuple[str, Place]) -> None:
+        self._remembered.clear()
+        remember(self, value, key, named)
+
+    monkeypatch.setattr(PartitionWorld, "_remember_beat", keep_all)
+    with pytest.raises(Finding, match="one heartbeat is remembered"):
+        run_corpus("world")
+
+
+def test_a_lease_that_ends_a_millisecond_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Logs in which a record falls on the last millisecond of a lease are in the corpus."""
+
+    def is_live(self: Group, key: Key, at_ms: int) -> bool:
+        return key.owner is not None and at_ms - key.last_beat_ms < 2 * self.settings.heartbeat_interval_ms
+
+    monkeypatch.setattr(Group, "is_live", is_live)
+    with pytest.raises(Finding, match="verdict"):
+        run_corpus("world")
+
+
+def test_a_fast_path_that_takes_any_owner_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many at once must come to what one by one does."""
+    apply_many = PartitionWorld.apply_many
+
+    def lose_one(self: PartitionWorld, records: Iterable[tuple[int, int, bytes | None]]) -> None:
+        apply_many(self, list(records)[1:])
+
+    monkeypatch.setattr(PartitionWorld, "apply_many", lose_one)
+    with pytest.raises(Finding, match="many at once"):
+        run_corpus("world")
+
+
+def test_a_snapshot_that_forgets_plans_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot in the middle of a log brings back every field."""
+    read = snapshots._read_key_row
+
+    def forget(*row: object) -> Key:
+        key = read(*row)  # type: ignore[arg-type]
+        key.last_beat_ms += 1
+        return key
+
+    monkeypatch.setattr(snapshots, "_read_key_row", forget)
+    with pytest.raises(Finding, match="brings the whole state back"):
+        run_corpus("world")
+    with pytest.raises(Finding):
+        run_corpus("snapshots")
+
+
+def test_a_snapshot_whose_checksum_nobody_looks_at_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the checksum does not cover is never read."""
+
+    def text(stored: Stored) -> bytes | snapshots.Misfit:
+        closing = stored.closing
+        if closing is None:
+            return snapshots.Misfit.INCOMPLETE
+        return b"".join(stored.parts[str(part)] for part in range(closing.parts))
+
+    monkeypatch.setattr(Stored, "text", property(text))
+    with pytest.raises(Finding):
+        run_corpus("snapshots")
+
+
+def test_a_name_that_cannot_be_written_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forged snapshot may bring no state that its reader could not write."""
+    monkeypatch.setattr(messages, "_NOT_IN_NAMES", frozenset({"Cc"}))
+    messages.is_name.cache_clear()
+    try:
+        with pytest.raises(UnicodeEncodeError):
+            run_corpus("snapshots")
+    finally:
+        messages.is_name.cache_clear()
+
+
+def test_what_takes_too_long_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor's time for a record has a limit."""
+    assert in_time("nothing", lambda: 7) == 7
+    monkeypatch.setattr(promises, "CPU_MS_PER_RECORD", 1)
+    with pytest.raises(Finding, match="work takes no longer"):
+        in_time("work", lambda: sum(range(1_000_000)))
+
+
+# The command
+
+
+def fake(exit_code: int, *, finding: bool) -> Callable[[str, Path], list[str]]:
+    """Stand in for a fuzzing process that reads 30 records from 20 inputs."""
+    lines = [
+        "import sys; from pathlib import Path; from tests.fuzz.counts import Counter",
+        "counter = Counter(Path(sys.argv[1]))",
+        "[counter.add(1 + number % 2) for number in range(20)]",
+        "[folder] = [each.split('=')[1] for each in sys.argv if each.startswith('-artifact_prefix=')]",
+        "Path(folder, 'crash-1').write_bytes(b'x')" if finding else "",
+        f"print('the promise'); sys.exit({exit_code})",
+    ]
+    return lambda _, counts: [sys.executable, "-c", "\n".join(lines), str(counts)]
+
+
+def test_a_finding_is_shown_with_the_command_that_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What broke, the file and the command are printed; the outcome is not clean."""
+    monkeypatch.setattr(command_line, "child", fake(77, finding=True))
+    outcome = command_line.run(command_line.Stretch("parser", 1, 1, tmp_path))
+    assert outcome.count == Count(20, 30)
+    assert not command_line.report([outcome])
+    printed = capsys.readouterr().out
+    path = tmp_path / "findings" / "parser" / "crash-1"
+    assert "the promise" in printed
+    assert f"python -m tests.fuzz --replay {path}" in printed
+
+
+def test_a_process_that_dies_is_not_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a finding too, an exit code is one."""
+    monkeypatch.setattr(command_line, "child", fake(1, finding=False))
+    assert not command_line.run(command_line.Stretch("parser", 1, 1, tmp_path)).is_clean
+    monkeypatch.setattr(command_line, "child", fake(0, finding=False))
+    assert command_line.run(command_line.Stretch("parser", 1, 1, tmp_path)).is_clean
+
+
+def test_an_input_is_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder of an input tells its target."""
+    path = tmp_path / "parser" / "crash-2"
+    path.parent.mkdir()
+    path.write_bytes(b"Mark/1/1/a/c/g//0")
+    assert command_line.replay(path, None) == 0
+    assert "1 records" in capsys.readouterr().out
+
+
+def test_a_soak_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sittings on one commit add up, each from a seed of its own; what was found stays found."""
+    results = tmp_path / "results" / "fuzz.jsonl"
+    monkeypatch.setattr(command_line, "code_version", lambda: "one")
+    monkeypatch.setattr(command_line, "BUILD", tmp_path)
+    seeds = []
+
+    def run(stretch: command_line.Stretch) -> command_line.Outcome:
+        seeds.append(stretch.seed)
+        return command_line.Outcome(stretch, Count(10, 30), 1.0)
+
+    monkeypatch.setattr(command_line, "run", run)
+    assert command_line.soak(100, results, 1, 1, 1)
+    before = results.read_text()
+    assert len(before.splitlines()) == 2  # 60 log records a sitting; those of snapshots do not count
+    assert command_line.soak(130, results, 1, 1, 1)
+    assert results.read_text().startswith(before)
+    assert sorted(set(seeds)) == [1, 2, 3]
+    assert command_line.soaked(results, "one").records == 180
+    assert command_line.soaked(results, "another").records == 0
+
+    broken = json.loads(before.splitlines()[0]) | {"findings": 1}
+    results.write_text(f"{json.dumps(broken)}\n{before}")
+    assert not command_line.soak(100, results, 1, 1, 1)
+
+
+def test_a_process_that_never_began_has_counted_nothing(tmp_path: Path) -> None:
+    """No file, no count."""
+    assert read_count(tmp_path / "none") == Count()

@@ -1,0 +1,82 @@
+"""The log in memory under any order of steps; what it promises is what `tests/log_machine.py` says.
+
+The same machine runs against Kafka in `tests/real/test_log_machine.py`.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from marshal_dagster.coordination.log import Ack, Append, Chunk
+from marshal_dagster.testing import MemoryLog
+from tests.log_machine import MemoryLogMachine
+
+SETTINGS = settings(max_examples=150, stateful_step_count=30, deadline=None)
+
+
+def test_any_steps_leave_the_log_as_the_lists_say() -> None:
+    """Members that append, read, begin elsewhere and go away, and a broker that loses records, in any order."""
+    run_state_machine_as_test(MemoryLogMachine, settings=SETTINGS)
+
+
+# The machine can fail
+
+QUICK = settings(
+    SETTINGS, database=None, derandomize=True, phases=[Phase.generate], report_multiple_bugs=False, print_blob=False
+)
+
+
+def assert_found() -> None:
+    """See that the machine finds what was broken."""
+    with pytest.raises(AssertionError):
+        run_state_machine_as_test(MemoryLogMachine, settings=QUICK)
+
+
+def test_acknowledgements_of_other_offsets_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each acknowledgement must name its own record's offset."""
+    append = MemoryLog.append
+
+    def swapped(self: MemoryLog, records: Sequence[Append]) -> Sequence[Ack]:
+        return list(reversed(append(self, records)))
+
+    monkeypatch.setattr(MemoryLog, "append", swapped)
+    assert_found()
+
+
+def test_a_record_that_is_given_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each record is read once."""
+    read_until = MemoryLog.read_until
+
+    def twice(self: MemoryLog, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
+        for chunk in read_until(self, ends, timeout_s):
+            yield replace(chunk, records=[*chunk.records, *chunk.records[-1:]])
+
+    monkeypatch.setattr(MemoryLog, "read_until", twice)
+    assert_found()
+
+
+def test_a_position_that_is_not_told_as_lost_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader before the log's start must be told, not moved."""
+    read_until = MemoryLog.read_until
+
+    def moved(self: MemoryLog, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
+        for number, position in self._positions.items():
+            self._positions[number] = max(position, self.broker.bounds(number).start)
+        yield from read_until(self, ends, timeout_s)
+
+    monkeypatch.setattr(MemoryLog, "read_until", moved)
+    assert_found()
+
+
+def test_a_reader_that_begins_late_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader begins exactly where it is told."""
+    follow = MemoryLog.follow
+
+    def late(self: MemoryLog, positions: Mapping[int, int]) -> None:
+        follow(self, {number: min(at + 1, self.broker.bounds(number).end) for number, at in positions.items()})
+
+    monkeypatch.setattr(MemoryLog, "follow", late)
+    assert_found()

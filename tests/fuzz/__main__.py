@@ -1,0 +1,260 @@
+"""Fuzzes the protocol: `python -m tests.fuzz --seconds 60`; `python -m tests.fuzz --replay FILE` runs an input again.
+
+What is found is kept in `build/fuzz/findings`, and the command that shows it is printed; the exit code is then 1. The
+last line counts inputs and records. `--results FILE` goes on until as many records as `--records` says were read on
+this commit, sitting after sitting, and adds a row to the file for each stretch of `--seconds`.
+"""
+
+import argparse
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from tests.fuzz.counts import Count, read_count
+from tests.fuzz.targets import CORPUS, TARGETS
+from tests.simulator.__main__ import code_version
+
+TOP: Final = Path(__file__).parents[2]
+BUILD: Final = TOP / "build" / "fuzz"
+WORDS: Final = Path(__file__).parent / "words.dict"
+SHARES: Final = {"world": 0.5, "parser": 0.25, "snapshots": 0.25}
+"""Of the processors' time."""
+LOG_RECORDS: Final = ("world", "parser")
+"""The targets whose records count for a soak; those of snapshots are no records of the log."""
+LONGEST_INPUT_BYTES: Final = {"world": 600, "parser": 2_100, "snapshots": 400}
+LONGEST_RUN_S: Final = 20
+LARGEST_MIB: Final = 1_024
+KEPT_BYTES: Final = 1_024
+"""The longest input that the corpus in the repository takes in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One target, fuzzed for a while from a seed."""
+
+    target: str
+    seconds: int
+    seed: int
+    build: Path = BUILD
+
+    @property
+    def finds(self) -> Path:
+        """Where inputs go that reach something new."""
+        return self.build / "corpus" / self.target
+
+    @property
+    def findings(self) -> Path:
+        """Where inputs go that break a promise."""
+        return self.build / "findings" / self.target
+
+    def command(self, counts: Path) -> list[str]:
+        """Give the command that fuzzes."""
+        return [
+            *child(self.target, counts),
+            self.target,
+            str(self.finds),
+            str(CORPUS / self.target),
+            f"-max_total_time={self.seconds}",
+            f"-seed={self.seed}",
+            f"-max_len={LONGEST_INPUT_BYTES[self.target]}",
+            f"-timeout={LONGEST_RUN_S}",
+            f"-rss_limit_mb={LARGEST_MIB}",
+            f"-dict={WORDS}",
+            f"-artifact_prefix={self.findings}/",
+            "-print_final_stats=1",
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a stretch came to."""
+
+    stretch: Stretch
+    count: Count
+    seconds: float
+    findings: tuple[Path, ...] = ()
+    error: str = ""
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether every promise held."""
+        return not self.findings and not self.error
+
+
+def child(target: str, counts: Path) -> list[str]:
+    """Give how a fuzzing process begins, all but libFuzzer's arguments; of those the first is its own name."""
+    return [sys.executable, "-m", "tests.fuzz.child", target, str(counts)]
+
+
+def run(stretch: Stretch) -> Outcome:
+    """Fuzz in a process of its own, which libFuzzer ends."""
+    stretch.finds.mkdir(parents=True, exist_ok=True)
+    stretch.findings.mkdir(parents=True, exist_ok=True)
+    counts = stretch.build / f"{stretch.target}.count"
+    counts.unlink(missing_ok=True)
+    before = set(stretch.findings.iterdir())
+    began_s = time.monotonic()
+    ended = subprocess.run(
+        stretch.command(counts), cwd=TOP, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    outcome = Outcome(stretch, read_count(counts), round(time.monotonic() - began_s, 1))
+    if ended.returncode == 0:
+        return outcome
+    findings = tuple(sorted(set(stretch.findings.iterdir()) - before))
+    return replace(outcome, findings=findings, error=ended.stdout[-3_000:] or f"exit code {ended.returncode}")
+
+
+def run_all(seconds: int, seed: int, processes: int, targets: Iterable[str] = tuple(SHARES)) -> list[Outcome]:
+    """Fuzz the targets, each for its share of the time of that many processes."""
+    chosen = tuple(targets)
+    whole = sum(SHARES[target] for target in chosen)
+    stretches = [
+        Stretch(target, max(1, min(seconds, int(seconds * processes * SHARES[target] / whole))), seed)
+        for target in chosen
+    ]
+    with ThreadPoolExecutor(processes) as pool:
+        return list(pool.map(run, stretches))
+
+
+def report(outcomes: Iterable[Outcome]) -> bool:
+    """Print what was found and how to see it again; tell whether nothing was."""
+    clean = True
+    for outcome in outcomes:
+        if outcome.is_clean:
+            continue
+        clean = False
+        print(outcome.error)
+        for path in outcome.findings:
+            print(f"{outcome.stretch.target}: {path}\n    python -m tests.fuzz --replay {path}")
+    return clean
+
+
+def total(outcomes: Iterable[Outcome]) -> str:
+    """Say in one line what was done."""
+    parts = [
+        f"{outcome.stretch.target} {outcome.count.inputs:,} inputs, {outcome.count.records:,} records"
+        f" in {outcome.seconds:g} s"
+        for outcome in outcomes
+    ]
+    return "; ".join(parts)
+
+
+def replay(path: Path, target: str | None) -> int:
+    """Run one input; the folder that it lies in is named for its target."""
+    records = TARGETS[target or path.resolve().parent.name](path.read_bytes())
+    print(f"{path}: {records} records, every promise held")
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Soak:
+    """What a results file holds of a commit."""
+
+    records: int
+    sittings: int
+    clean: bool
+
+
+def soaked(results: Path, at: str) -> Soak:
+    """Add up the rows of a commit."""
+    lines = results.read_text().splitlines() if results.exists() else []
+    rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["commit"] == at]
+    records = sum(row["targets"][target]["records"] for row in rows for target in LOG_RECORDS)
+    return Soak(records, len(rows), all(row["findings"] == 0 for row in rows))
+
+
+def soak(records: int, results: Path, seconds: int, processes: int, first_seed: int) -> bool:
+    """Fuzz until the results file has that many records of this commit; tell whether nothing was found."""
+    at = code_version()
+    while (so_far := soaked(results, at)).records < records:
+        seed = first_seed + so_far.sittings
+        outcomes = run_all(seconds, seed, processes)
+        results.parent.mkdir(parents=True, exist_ok=True)
+        with results.open("a") as file:
+            file.write(json.dumps(row_of(at, seed, outcomes)) + "\n")
+        if not report(outcomes):
+            return False
+        print(f"{soaked(results, at).records:,} of {records:,} records; {total(outcomes)}", flush=True)
+    return so_far.clean
+
+
+def row_of(at: str, seed: int, outcomes: Iterable[Outcome]) -> dict[str, Any]:
+    """Give the row of one stretch."""
+    done = tuple(outcomes)
+    return {
+        "commit": at,
+        "seed": seed,
+        "targets": {
+            outcome.stretch.target: {**outcome.count._asdict(), "seconds": outcome.seconds} for outcome in done
+        },
+        "findings": sum(not outcome.is_clean for outcome in done),
+    }
+
+
+def merge(target: str) -> int:
+    """Make the corpus as small as still reaches all that it and the new finds reach."""
+    script = BUILD / "merge"
+    counts = BUILD / f"{target}.count"
+    merged = BUILD / "merged" / target
+    merged.mkdir(parents=True, exist_ok=True)
+    for path in merged.iterdir():
+        path.unlink()
+    # libFuzzer starts itself anew from its first argument: what crashes while it merges is passed over.
+    script.write_text(f'#!/bin/sh\nexec {shlex.join(child(target, counts))} "$0" "$@"\n')
+    script.chmod(0o755)
+    folders = [path for path in (CORPUS / target, BUILD / "corpus" / target) if path.is_dir()]
+    arguments = ["-merge=1", f"-max_len={KEPT_BYTES}", str(merged), *map(str, folders)]
+    ended = subprocess.run([str(script), *arguments], cwd=TOP, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        print(ended.stderr[-3_000:])
+        return 1
+    kept = {path.name: path.read_bytes() for path in merged.iterdir()}
+    (CORPUS / target).mkdir(parents=True, exist_ok=True)
+    for path in (CORPUS / target).iterdir():
+        if path.name not in kept and not path.name.startswith(STAYS):
+            path.unlink()
+    for name, data in kept.items():
+        (CORPUS / target / name).write_bytes(data)
+    print(f"{target}: {len(kept)} files, {sum(map(len, kept.values())):,} bytes")
+    return 0
+
+
+STAYS: Final = ("crash-", "timeout-", "oom-", "odd-")
+"""How the names begin of inputs that broke a promise once, and of those whose oddity no coverage tells; they stay."""
+
+
+def main() -> int:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=__doc__)
+    parser.add_argument("--seconds", type=int, default=60, help="how long (with --results: each stretch)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, default=1, help="where chance begins")
+    parser.add_argument("--target", choices=sorted(TARGETS), help="one target only")
+    parser.add_argument("--replay", type=Path, metavar="FILE", help="run one input again")
+    parser.add_argument("--records", type=int, default=100_000_000, help="with --results: until there are so many")
+    parser.add_argument("--results", type=Path, help="add what was done to this file, and go on from it")
+    parser.add_argument("--merge", action="store_true", help="take new finds into the corpus, and make it small")
+    options = parser.parse_args()
+    targets = [options.target] if options.target else list(SHARES)
+    if options.replay:
+        return replay(options.replay, options.target)
+    if options.merge:
+        return max(merge(target) for target in targets)
+    if options.results:
+        return 0 if soak(options.records, options.results, options.seconds, options.processes, options.seed) else 1
+    outcomes = run_all(options.seconds, options.seed, options.processes, targets)
+    clean = report(outcomes)
+    print(f"{total(outcomes)}; {sum(not outcome.is_clean for outcome in outcomes)} findings")
+    return 0 if clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

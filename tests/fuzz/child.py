@@ -1,0 +1,36 @@
+"""The process that libFuzzer takes over: `python -m tests.fuzz.child TARGET COUNTS SCRIPT [libFuzzer's arguments]`.
+
+SCRIPT is what libFuzzer starts where it needs a process like this one. Only the protocol is instrumented: what else
+takes part is not to be explored.
+"""
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Final
+
+import atheris
+
+from tests.fuzz.counts import Counter
+
+INSTRUMENTED: Final = ("messages", "placement", "state", "transitions", "world", "snapshots")
+
+
+def main() -> None:
+    """Fuzz; does not return."""
+    _, target, counts, *arguments = sys.argv
+    with atheris.instrument_imports(include=["marshal_dagster"]):
+        for name in INSTRUMENTED:
+            import_module(f"marshal_dagster.protocol.{name}")
+    check = import_module("tests.fuzz.targets").TARGETS[target]
+    counter = Counter(Path(counts))
+
+    def run(data: bytes) -> None:
+        counter.add(check(data))
+
+    atheris.Setup(arguments, run, enable_python_coverage=True)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

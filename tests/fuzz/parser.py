@@ -1,0 +1,63 @@
+"""The parser: any value is a message or an invalid one, as the plain reader says, and what is read is written back."""
+
+from typing import Any, Final
+
+from marshal_dagster.protocol import messages
+from marshal_dagster.protocol.messages import GroupSettings, InvalidMessage, Message, Settings
+from tests import plain_reader
+from tests.fuzz.promises import hold, in_time
+
+FIELDS_OF_ALL: Final = ("instance", "client", "group", "topic", "partition")
+TAILS: Final = {
+    "Heartbeat": ("offset", "offset"),
+    "ReleasingPartition": ("offset", "offset"),
+    "ClaimingMessages": ("plan_end", "offset"),
+    "RevokingClaim": ("epoch", "epoch"),
+    "ReleaseGroup": ("expiry_s", "expiry"),
+    "DataTopic": ("topic_id", "data_topic_id"),
+}
+"""The tail's name in the library's message and in the plain reader's record."""
+
+
+def check(data: bytes) -> int:
+    """Read the bytes as one value; give the number of records read."""
+    check_value(data)
+    return 1
+
+
+def check_value(value: bytes | None) -> None:
+    """Hold the library's reading of a value against the plain reader's."""
+    message = in_time("reading a value", lambda: messages.parse(value))
+    # With one coordination partition, all topics are at home in it.
+    plain = plain_reader.parse(value, 0, 1)
+    if plain is None:
+        hold(isinstance(message, InvalidMessage), "what section 1 calls invalid is invalid", value, message)
+        return
+    if not isinstance(message, Message):
+        hold(False, "what section 1 calls valid is a message", value, message)
+        return
+    hold(fields_of(message) == plain, "the fields are those of section 1", value, message, plain)
+    hold(messages.render(message) == value, "what was read is written back byte for byte", value, message)
+    hold(messages.parse(value) == message, "reading again gives the same", value)
+
+
+def fields_of(message: Message) -> dict[str, Any]:
+    """Give a message as the plain reader gives it."""
+    kind = type(message).__name__
+    fields: dict[str, Any] = {"type": kind} | {name: getattr(message, name) for name in FIELDS_OF_ALL}
+    if kind in TAILS:
+        ours, plain = TAILS[kind]
+        fields[plain] = getattr(message, ours)
+    if isinstance(message, GroupSettings):
+        fields["settings"] = settings_of(message.settings)
+    return fields
+
+
+def settings_of(settings: Settings) -> dict[str, Any]:
+    """Give settings as the plain reader gives them."""
+    return {
+        "heartbeat_interval_ms": settings.heartbeat_interval_ms,
+        "rules": str(settings.rule_set),
+        "delivery": str(settings.delivery),
+        "features": list(settings.features),
+    }

@@ -1,0 +1,49 @@
+"""What every target holds its subject to: no record may stop, crash, slow down or grow a reader (PROTOCOL.md 1)."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+from marshal_dagster.protocol.world import PartitionWorld
+
+CPU_MS_PER_RECORD: Final = 50
+"""Of one core, for a record of any size; it is the instrumented code on a busy machine that must keep it."""
+GROWTH_BYTES: Final = 2_048
+GROWTH_BYTES_PER_BYTE: Final = 32
+"""What an accepted record may add to a reader: this for each byte of its value, beside `GROWTH_BYTES`."""
+
+T = TypeVar("T")
+
+
+class Finding(Exception):
+    """A promise that does not hold."""
+
+
+def hold(kept: object, promise: str, *shown: object) -> None:
+    """Raise `Finding` unless the promise is kept."""
+    if not kept:
+        raise Finding("; ".join([promise, *map(repr, shown)]))
+
+
+def in_time(what: str, work: Callable[[], T], records: int = 1) -> T:
+    """Do some work and see that it took no more of the processor than its records may."""
+    began_s = time.thread_time()
+    result = work()
+    took_ms = (time.thread_time() - began_s) * 1_000
+    hold(took_ms <= CPU_MS_PER_RECORD * records, f"{what} takes no longer than {CPU_MS_PER_RECORD} ms", took_ms)
+    return result
+
+
+def held_bytes(world: PartitionWorld) -> int:
+    """Give the size of all that a reader keeps of the records that it has read, but for its counts, one a reason."""
+    size = sum(map(sys.getsizeof, (world.groups, world._beats, world._remembered, *world._remembered)))
+    for rest, remembered in world._beats.items():
+        size += sys.getsizeof(rest) + sys.getsizeof(remembered)
+    for name, group in world.groups.items():
+        features = group.settings.features
+        size += sum(map(sys.getsizeof, (name, group, group.keys, group.paused_by, features, *features)))
+        for place, key in group.keys.items():
+            parts = (place, *place, key, key.data_topic_id, key.owner, *(key.owner or ()))
+            size += sum(map(sys.getsizeof, parts))
+    return size

@@ -1,0 +1,15 @@
+"""What is fuzzed."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.fuzz import parser, snapshots, world
+
+CORPUS: Final = Path(__file__).parent / "corpus"
+TARGETS: Final[Mapping[str, Callable[[bytes], int]]] = {
+    "parser": parser.check,
+    "world": world.check,
+    "snapshots": snapshots.check,
+}
+"""Each takes bytes, gives the number of records that it read, and raises `Finding` when a promise is broken."""

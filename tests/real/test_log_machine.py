@@ -1,0 +1,30 @@
+"""The log over Kafka under any order of steps, as `tests/fast/test_log_machine.py` has it for the log in memory."""
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from tests.log_machine import LogMachine
+from tests.real.conftest import MakeTopic
+from tests.real.test_kafka_log import SETTINGS, KafkaHouse
+
+FEW = settings(
+    max_examples=10,
+    stateful_step_count=20,
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow],
+)
+
+
+def test_any_steps_leave_the_log_as_the_lists_say(
+    connection: KafkaConnection, topics: Topics, topic: MakeTopic
+) -> None:
+    """Members that append, read, begin elsewhere, purge and go away, under retention, each time on a new topic."""
+
+    class KafkaLogMachine(LogMachine):
+        def make_house(self) -> KafkaHouse:
+            return KafkaHouse(connection, topics, topic(2, SETTINGS))
+
+    run_state_machine_as_test(KafkaLogMachine, settings=FEW)
