@@ -825,8 +825,13 @@ class _Author:
         for epoch, instance in before:
             kind = self.rng.choice(("RangeHeartbeat", "RangeDone"))
             yield self._make(lane, self._soon_ms(lane), kind, instance, [epoch])
+        yield from self._whole_beside_ranges(lane, pauser, expiry_s, may_end=until_s == expiry_s)
+        yield self._make(lane, self._soon_ms(lane), "ReleaseGroup", pauser, [0])
+        yield self._make(lane, self._soon_ms(lane), "ClaimingRange", self._new_instance(), self._bounds(lane))
+
+    def _whole_beside_ranges(self, lane: _Lane, pauser: str, expiry_s: int, *, may_end: bool) -> Iterator[_Draft]:
         time_ms = self._soon_ms(lane)
-        if until_s == expiry_s and self.rng.random() < 0.7:
+        if may_end and self.rng.random() < 0.7:
             time_ms = max(time_ms, expiry_s * 1000 + self.rng.choice((-1, 0, 1)))
         if self.rng.random() < 0.8:
             yield self._make(lane, time_ms, "Heartbeat", pauser, [self._commit(lane)])
@@ -837,8 +842,6 @@ class _Author:
             yield self._make(lane, self._soon_ms(lane), "ReleasingPartition", pauser, [self._commit(lane)])
         if self.rng.random() < 0.5:
             yield self._make(lane, self._soon_ms(lane), "GroupSettings", pauser, self._settings())
-        yield self._make(lane, self._soon_ms(lane), "ReleaseGroup", pauser, [0])
-        yield self._make(lane, self._soon_ms(lane), "ClaimingRange", self._new_instance(), self._bounds(lane))
 
     def _settle_ranges(self, lane: _Lane) -> Iterator[_Draft]:
         """Change the settings at the end of the last lease, and let the ranges' owners be heard of again."""
