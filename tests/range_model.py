@@ -94,11 +94,12 @@ class Belief:
 
 @dataclass(slots=True)
 class Truth:
-    """What really happened in one generation."""
+    """What really happened in one generation; `done` is what the offset has not passed yet."""
 
     done: set[int] = field(default_factory=set)
     processed: Counter[int] = field(default_factory=Counter)
-    stored: list[tuple[int, int]] = field(default_factory=list)
+    stored: set[tuple[int, int]] = field(default_factory=set)
+    output: Counter[int] = field(default_factory=Counter)
 
 
 class Walk:
@@ -130,6 +131,10 @@ class Walk:
 
     def view(self) -> View:
         """Give what the log has led to."""
+        return self.views[-1] if self.views else View(Key(), Group(Settings()), 0)
+
+    def look(self) -> View:
+        """Copy what the log has led to."""
         group = self.world.group_of("g", PLACE[0])
         return View(
             replace(group.keys.get(PLACE) or Key()), replace(group, keys={}), self.world.partitions[0].log_time_ms or 0
@@ -143,7 +148,7 @@ class Walk:
         self.older.apply(0, offset, self.now_ms, older)
         is_accepted = verdict.kind is VerdictKind.ACCEPTED
         self.accepted.append(is_accepted)
-        self.views.append(self.view())
+        self.views.append(self.look())
         self.seen[f"{type(message).__name__} {verdict.kind}"] += 1
         self.told.append(f"{offset} at {self.now_ms}: {value.decode()} {verdict.kind} {verdict.reason or ''}")
         if is_accepted:
@@ -160,6 +165,8 @@ class Walk:
             truth.done |= set(range(found.start, found.end))
         if isinstance(message, Heartbeat) and was.offset is not None and was.plan_end == message.offset:
             truth.done |= set(range(was.offset, message.offset))
+        if isinstance(message, ClaimingRange | PlanningRange) and before.group.is_paused(after.log_time_ms):
+            raise Violation("new work in a paused group")
         if isinstance(message, RevokingClaim | RevokingRange):
             self.excused.add(message.epoch)
         for held in was.ranges:
@@ -184,10 +191,9 @@ class Walk:
             raise Violation(f"the offset passed {sorted(set(ground) - truth.done)}, which is not done")
         if self.mode is DeliveryMode.AT_LEAST_ONCE and not all(truth.processed[each] for each in ground):
             raise Violation("at least once: the offset passed what nobody processed")
-        if self.mode is DeliveryMode.EFFECTIVELY_ONCE:
-            times = Counter(each for one in truth.stored for each in range(*one))
-            if any(times[each] != 1 for each in ground):
-                raise Violation("effectively once: the output does not hold each once")
+        truth.done.difference_update(ground)
+        if self.mode is DeliveryMode.EFFECTIVELY_ONCE and any(truth.output[each] != 1 for each in ground):
+            raise Violation("effectively once: the output does not hold each once")
 
     def check_state(self, view: View) -> None:
         """Check what must hold of any state."""
@@ -213,9 +219,7 @@ class Walk:
     def check_done(self, key: Key) -> None:
         """Check that done ranges are what is done ahead of the offset, and all of it."""
         done = {each for one in key.ranges if one.phase is Phase.DONE for each in range(one.start, one.end)}
-        if done != {
-            each for each in self.truth_of(key.generation).done if key.offset is not None and each >= key.offset
-        }:
+        if done != self.truth_of(key.generation).done:
             raise Violation("what is done ahead of the offset is not what was done")
         if any(
             one.end == other.start and one.phase is other.phase is Phase.DONE
@@ -237,9 +241,10 @@ class Walk:
             if (start, end) in truth.stored:
                 self.seen["stored before"] += 1
                 return
-            if any(one < end and start < other for one, other in truth.stored):
+            if any(truth.output[each] for each in range(start, end)):
                 raise Violation(f"effectively once: the output holds a part of [{start}, {end})")
-            truth.stored.append((start, end))
+            truth.stored.add((start, end))
+            truth.output.update(range(start, end))
         truth.processed.update(range(start, end))
         if self.mode is DeliveryMode.AT_MOST_ONCE and any(truth.processed[each] > 1 for each in range(start, end)):
             raise Violation(f"at most once: [{start}, {end}) processed twice in generation {generation}")
@@ -295,6 +300,7 @@ class Walk:
             *(member,) * 30,
             whole_member,
             *(revoker,) * 3,
+            *(stranger,) * 6,
             position_setter,
             settler,
         )
@@ -654,6 +660,71 @@ def _switch_off(walk: Walk, instance: str) -> Steps:
     ours, theirs = walk.view().key, walk.older.key("g", *PLACE)
     if ours != theirs or walk.view().group.settings != walk.older.group_of("g", PLACE[0]).settings:
         raise Violation(f"a reader that knows no ranges has another state: {theirs}, not {ours}")
+
+
+def stranger(walk: Walk) -> Steps:
+    """Send records that no member sends so: they are refused, or nothing comes of them."""
+    instance = walk.new_instance()
+    yield
+    deed = walk.rng.choice((_speak_for_others, _claim_wrongly, _plan_wrongly, _pause_and_hold))
+    yield from deed(walk, instance)
+
+
+def _speak_for_others(walk: Walk, instance: str) -> Steps:
+    key = walk.view().key
+    for each in key.ranges:
+        kind = walk.rng.choice((RangeDone, RangeHeartbeat, ReleasingRange, PlanningRange))
+        if each.owner is not None:
+            content = {"end": each.end} if kind is PlanningRange else {}
+            walk.send(kind, instance, epoch=each.owner.epoch, **content)
+    walk.send(Heartbeat, instance, offset=(key.offset or 0) + 5)
+    yield
+
+
+def _claim_wrongly(walk: Walk, instance: str) -> Steps:
+    """Claim what others may hold, and say that it is done, without a plan."""
+    start = max(0, (walk.view().key.offset or 0) + walk.rng.randrange(-6, 12))
+    epoch = walk.send(ClaimingRange, instance, start=start, end=start + walk.rng.randrange(1, 8))
+    yield
+    held = next((each for each in walk.view().key.ranges if each.owner is not None and each.owner.epoch == epoch), None)
+    if held is not None and held.phase is Phase.CLAIMED:
+        walk.send(RangeDone, instance, epoch=epoch)
+
+
+def _plan_wrongly(walk: Walk, instance: str) -> Steps:
+    """Take a planned range over and plan it otherwise, or plan beyond what was claimed."""
+    view = walk.view()
+    left = [each for each in view.key.ranges if each.phase is Phase.PLANNED and not each.is_live(walk.now_ms, HI_MS)]
+    if left:
+        start, end = left[0].start, left[0].end
+        epoch, end = walk.send(ClaimingRange, instance, start=start, end=end), max(start + 1, end - 1)
+    else:
+        start = max([view.key.offset or 0, *(each.end for each in view.key.ranges)])
+        epoch, end = walk.send(ClaimingRange, instance, start=start, end=start + 1), start + 3
+    yield
+    if epoch is not None:
+        walk.send(PlanningRange, instance, epoch=epoch, end=end)
+
+
+def _pause_and_hold(walk: Walk, instance: str) -> Steps:
+    """Pause, claim ranges and the whole without waiting, and act as its owner when the pause is over."""
+    walk.send(ReleaseGroup, instance, expiry_s=FAR_S)
+    group = walk.view().group
+    walk.send(GroupSettings, instance, settings=group.settings if group.settings_accepted else walk.ranges_on)
+    start = max([walk.view().key.offset or 0, *(each.end for each in walk.view().key.ranges)])
+    walk.send(ClaimingRange, instance, start=start, end=start + 3)
+    walk.send(ClaimingPartition, instance)
+    yield
+    key = walk.view().key
+    if key.owner is not None and key.owner.instance == instance and key.ranges:
+        walk.send(Heartbeat, instance, offset=key.ranges[-1].end)
+        walk.send(ReleaseGroup, walk.new_instance(), expiry_s=0)
+        if walk.view().key.ranges == key.ranges:
+            walk.send(ClaimingMessages, instance, plan_end=key.ranges[-1].end + 1)
+        yield
+    walk.send(ReleaseGroup, walk.new_instance(), expiry_s=0)
+    if not walk.view().group.is_paused(walk.now_ms):
+        walk.send(ReleasingPartition, instance, offset=0)
 
 
 # Many walks
