@@ -548,6 +548,7 @@ class _Tenures:
                 yield
                 self.beat(epoch)
             walk.process(generation, held.start, held.end)
+        walk.believe(self.instance, epoch, None)
         if self.may_send(epoch):
             done = walk.send(RangeDone, self.instance, epoch=epoch)
             yield
@@ -556,7 +557,6 @@ class _Tenures:
                 walk.process(walk.views[done].key.generation, held.start, held.end)
         if self.held(epoch) is not None:
             self.leave(epoch)
-        walk.believe(self.instance, epoch, None)
 
     def wait_for_data(self, epoch: int) -> Steps:
         for _ in range(self.rng.randrange(6)):
@@ -609,7 +609,12 @@ def _set_position(walk: Walk, instance: str, *, to_own: bool) -> Generator[None,
     key = walk.view().key
     if epoch is None or key.owner is None or key.owner.epoch != epoch:
         return False
-    if walk.rng.random() < 0.2:
+    if to_own and key.data_topic_id is not None:
+        named = walk.send(DataTopic, instance, topic_id=key.data_topic_id)
+        yield
+        if named is None or not walk.accepted[named]:
+            return False
+    elif walk.rng.random() < 0.2:
         walk.send(Heartbeat, instance, offset=key.offset or 0)
         yield
     elif not to_own and walk.rng.random() < 0.2:
