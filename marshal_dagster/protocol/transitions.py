@@ -176,11 +176,11 @@ def is_without_plans_or_pauser(event: Event[GroupSettings]) -> bool:
 
 
 def is_free_of_live_ranges(event: Event[Any]) -> bool:
-    return not event.group.has_live_range(event.key, event.log_time_ms)
+    return not event.key.ranges or not event.group.has_live_range(event.key, event.log_time_ms)
 
 
 def is_free_of_ranges_or_pauser(event: Event[Any]) -> bool:
-    return not _unspent(event) or is_pauser(event)
+    return not event.key.ranges or not _unspent(event) or is_pauser(event)
 
 
 def is_without_ranges(event: Event[Any]) -> bool:
@@ -273,7 +273,8 @@ def take(event: Event[ClaimingPartition]) -> None:
     key = event.key
     key.owner = _owner_of(event)
     key.last_beat_ms = event.log_time_ms
-    key.ranges = left_by_all(key.ranges)
+    if key.ranges:
+        key.ranges = left_by_all(key.ranges)
     if key.plan_end is not None:
         key.plan_attempts += 1
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from marshal_dagster.cli.tail import _tail
 from marshal_dagster.protocol.key_ranges import MOST_RANGES
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
@@ -566,3 +567,16 @@ def test_settings_with_ranges_and_go_are_valid_though_they_enable_nothing() -> N
     assert isinstance(parse(b"GroupSettings/1/1/i/c/g//0/60000/go/at_least_once/ranges"), GroupSettings)
     assert Settings().features == ()
     assert ClaimingPartition in NATIVE
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (message(ClaimingRange, start=5, end=9), " from 5 up to 9"),
+        (message(PlanningRange, epoch=7, end=9), " of epoch 7 up to 9"),
+        (message(RangeHeartbeat, epoch=7), " of epoch 7"),
+    ],
+)
+def test_tail_says_what_a_range_record_says(record: Message, text: str) -> None:
+    """For a person who reads along."""
+    assert _tail(record) == text
