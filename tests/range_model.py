@@ -650,13 +650,15 @@ def settler(walk: Walk) -> Steps:
 
 
 def _switch_off(walk: Walk, instance: str) -> Steps:
-    begun_ms = walk.now_ms
+    begun_ms, pauses = walk.now_ms, walk.seen["ReleaseGroup accepted"]
     for _ in range(200):
         if walk.now_ms > begun_ms + 2 * HI_MS:
             break
         yield
     walk.send(Heartbeat, walk.new_instance(), offset=0)  # anything moves log time
     if not (yield from _set_position(walk, instance, to_own=True)):
+        return
+    if walk.seen["ReleaseGroup accepted"] != pauses:
         return
     settled = walk.send(GroupSettings, instance, settings=walk.ranges_off)
     if settled is None or not walk.accepted[settled]:

@@ -421,6 +421,7 @@ def observe_settings(event: Event[GroupSettings]) -> None:
 
 Rules = Mapping[type[Message], Rule]
 
+_RUNNING: Final = (is_running, Refusal.PAUSED)
 _BY_RANGE_OWNER: Final = ((is_range_of_epoch, Refusal.OTHER_EPOCH), (is_range_owner, Refusal.NOT_OWNER))
 
 NATIVE: Final[Rules] = MappingProxyType(
@@ -471,7 +472,7 @@ NATIVE: Final[Rules] = MappingProxyType(
             take_range,
             (
                 (is_enabled, Refusal.RANGES_DISABLED),
-                (is_running, Refusal.PAUSED),
+                _RUNNING,
                 (is_unowned, Refusal.LIVE_OWNER),
                 (is_plan_closed, Refusal.OPEN_PLAN),
                 (is_offset_known, Refusal.OFFSET_UNKNOWN),
@@ -487,7 +488,7 @@ NATIVE: Final[Rules] = MappingProxyType(
             (
                 *_BY_RANGE_OWNER,
                 (is_live_range, Refusal.NOT_LIVE),
-                (is_running, Refusal.PAUSED),
+                _RUNNING,
                 (is_within_range, Refusal.OUTSIDE_RANGE),
                 (is_same_plan_or_first, Refusal.OTHER_PLAN),
             ),
