@@ -20,7 +20,7 @@ from marshal_dagster.protocol.messages import (
     ReleasingRange,
     RevokingRange,
 )
-from marshal_dagster.protocol.state import Group, Key, Phase, Range, Ranges
+from marshal_dagster.protocol.state import Key, Phase, Range, Ranges
 from marshal_dagster.protocol.transitions import NATIVE, Event, Rule
 from tests import range_model
 from tests.range_model import main, run
@@ -81,12 +81,6 @@ def _take_range_and_leave_whole_owner(event: Event[ClaimingRange]) -> None:
     owner = event.key.owner
     transitions.take_range(event)
     event.key.owner = owner
-
-
-def _named_by_instance(event: Event[Any]) -> Range | None:
-    return next(
-        (each for each in event.key.ranges if each.owner and each.owner.instance == event.message.instance), None
-    )
 
 
 def _drop(event: Event[Any]) -> None:
@@ -154,10 +148,6 @@ def _drop_in_the_same_generation(event: Event[GroupSettings]) -> None:
         key.ranges, key.generation = (), generations[place]
 
 
-def _never_live(_: Group, __: Key, ___: int) -> bool:
-    return False
-
-
 def _live_for_one_interval(self: Range, at_ms: int, heartbeat_interval_ms: int) -> bool:
     return self.owner is not None and at_ms - self.last_beat_ms <= heartbeat_interval_ms
 
@@ -176,10 +166,6 @@ carry_out = range_model._Tenures.carry_out
 
 BROKEN: Final[Mapping[str, Patch]] = {
     "a heartbeat of the whole owner carries the offset over ranges": _does(Heartbeat, _beat_over_ranges),
-    "anybody claims whole beside planned and done ranges": _without(
-        ClaimingPartition, transitions.is_free_of_ranges_or_pauser
-    ),
-    "the whole is claimed beside live ranges": _without(ClaimingPartition, transitions.is_free_of_live_ranges),
     "a whole claim leaves the ranges' owners": _does(ClaimingPartition, _take_and_leave_owners),
     "a whole claim drops the ranges": _does(ClaimingPartition, _take_and_drop_ranges),
     "the whole is planned beside ranges": _without(ClaimingMessages, transitions.is_without_ranges),
@@ -199,14 +185,12 @@ BROKEN: Final[Mapping[str, Patch]] = {
     "a plan reaches beyond its range": _without(PlanningRange, transitions.is_within_range),
     "a planned range goes when it is released": _does(ReleasingRange, _drop),
     "a planned range goes when it is revoked": _does(RevokingRange, _drop),
-    "a record counts for whatever its instance holds": _set(transitions, "_named", _named_by_instance),
     "anybody says that a range is done": _without(RangeDone, transitions.is_range_of_epoch, transitions.is_range_owner),
     "a range is done without a plan": _without(RangeDone, transitions.is_planned),
     "the offset passes a gap": _set(transitions, "finish", _finish_over_gaps),
     "the offset goes one too far": _set(transitions, "finish", _finish_up_to),
     "a set position leaves the ranges": _does(ReleasingPartition, _release_and_keep_ranges),
     "a new generation leaves the ranges": _set(Key, "new_generation", _new_generation_only_of_the_plan),
-    "settings change under live ranges": _set(Group, "has_live_range", _never_live),
     "settings drop the ranges in the same generation": _does(GroupSettings, _drop_in_the_same_generation),
     "ranges are switched off before the positions are set": _set(range_model, "_set_position", _switch_off_at_once),
     "at most once processes before the commit": _set(range_model._Tenures, "carry_out", _process_first),
