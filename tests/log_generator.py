@@ -7,6 +7,7 @@ of the open plan, a time on the last millisecond of a lease. Scripts (a takeover
 interleaved with random records, and between them stand records with exactly one thing wrong.
 """
 
+import copy
 import functools
 import hashlib
 from collections import deque
@@ -17,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 
 from tests.plain_reader import DELIVERIES, INT32_MAX, INT64_MAX, PlainReader, is_paused, new_group, new_key
 
-Profile: TypeAlias = Literal["mixed", "steady", "hostile", "go"]
+Profile: TypeAlias = Literal["mixed", "steady", "hostile", "go", "ranges"]
 LogRecord: TypeAlias = tuple[int, int, int, bytes | None]
 """Coordination partition, log offset, broker timestamp in ms, value."""
 
@@ -95,7 +96,18 @@ BAD_FEATURES = (
 BAD_BYTES = (b"\xff", b"\xc3", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\x80", b"\xe2\x82")
 
 TYPE, VERSION, TIME, INSTANCE, CLIENT, GROUP, TOPIC, PARTITION, TAIL = range(9)
-NUMBER_TAILS = ("Heartbeat", "ReleasingPartition", "ClaimingMessages", "ReleaseGroup", "RevokingClaim")
+NUMBER_TAILS = (
+    "Heartbeat",
+    "ReleasingPartition",
+    "ClaimingMessages",
+    "ReleaseGroup",
+    "RevokingClaim",
+    "RangeHeartbeat",
+    "RangeDone",
+    "ReleasingRange",
+    "RevokingRange",
+)
+TWO_NUMBER_TAILS = ("ClaimingRange", "PlanningRange")
 GROUP_TYPES = ("ReleaseGroup", "GroupSettings", "Mark")
 
 
@@ -185,6 +197,9 @@ def _wrong_fields(fields: Sequence[str], foreign_topic: str | None) -> Iterator[
         yield PARTITION, (*BAD_NUMBERS, str(INT32_MAX + 1), str(INT64_MAX))
     if kind in NUMBER_TAILS:
         yield TAIL, (*BAD_NUMBERS, *too_large)
+    if kind in TWO_NUMBER_TAILS:
+        yield TAIL, (*BAD_NUMBERS, *too_large)
+        yield TAIL + 1, (*BAD_NUMBERS, *too_large)
     if kind == "DataTopic":
         yield TAIL, BAD_DATA_TOPIC_IDS
     if kind == "GroupSettings":
@@ -212,6 +227,9 @@ def stretched(fields: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     if fields[TYPE] in NUMBER_TAILS:
         yield "largest number", value_of([*fields[:TAIL], str(INT64_MAX)])
         yield "smallest number", value_of([*fields[:TAIL], "0"])
+    if fields[TYPE] in TWO_NUMBER_TAILS:
+        for first, second in (("0", str(INT64_MAX)), (str(INT64_MAX), "0")):
+            yield f"numbers {first}, {second}", value_of([*fields[:TAIL], first, second])
 
 
 def padded(fields: Sequence[str], size: int) -> bytes:
@@ -240,6 +258,7 @@ class _Lane:
     script: "Iterator[_Draft] | None" = None
     past: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     epochs: deque[int] = field(default_factory=lambda: deque(maxlen=8))
+    range_epochs: deque[int] = field(default_factory=lambda: deque(maxlen=8))
     written: bool = False
 
 
@@ -267,8 +286,18 @@ _HABITS: dict[str, _Habits] = {
     "mixed": _Habits(stranger=0.3, spoil=0.04, stretch=0.02, cut_log=0.05, extreme=0.002, script=0.08),
     "hostile": _Habits(stranger=0.5, spoil=0.25, stretch=0.1, cut_log=0.3, extreme=0.02, script=0.05),
     "go": _Habits(stranger=0.4, spoil=0.03, stretch=0.02, cut_log=0.05, extreme=0.002, script=0.08),
+    "ranges": _Habits(stranger=0.2, spoil=0.02, stretch=0.01, cut_log=0.03, extreme=0.002, script=0.12),
+}
+_RANGE_WEIGHTS = {
+    "ClaimingRange": 4,
+    "PlanningRange": 3,
+    "RangeHeartbeat": 3,
+    "RangeDone": 3,
+    "ReleasingRange": 1,
+    "RevokingRange": 1,
 }
 _WEIGHTS = {
+    **_RANGE_WEIGHTS,
     "ClaimingPartition": 26,
     "Heartbeat": 30,
     "ReleasingPartition": 8,
@@ -290,6 +319,11 @@ class _Author:
         self.rng = Random(f"{profile}:{seed}")
         self.profile = profile
         self.habits = _HABITS[profile]
+        self.weights, self.scripts = _WEIGHTS, (*_SCRIPTS, _Author._by_ranges)
+        if profile == "ranges":
+            self.weights = _WEIGHTS | {kind: 8 * weight for kind, weight in _RANGE_WEIGHTS.items()}
+            self.weights |= {"Heartbeat": 14, "ClaimingPartition": 14, "ReleaseGroup": 4, "GroupSettings": 3}
+            self.scripts = (*_SCRIPTS, *_RANGE_SCRIPTS, *_RANGE_SCRIPTS)
         self.reader = PlainReader(
             coordination_partitions, heartbeat_interval_ms, rules="go" if profile == "go" else "native"
         )
@@ -334,6 +368,10 @@ class _Author:
             lane.past.append(owner["instance"])
         if owner is not None and owner["epoch"] is not None and owner["epoch"] not in lane.epochs:
             lane.epochs.append(owner["epoch"])
+        for held in self._held(lane):
+            if held["owner"]["epoch"] not in lane.range_epochs:
+                lane.range_epochs.append(held["owner"]["epoch"])
+                lane.past.append(held["owner"]["instance"])
         return lane.partition, offset, timestamp_ms, value
 
     def _next(self, lane: _Lane) -> list[tuple[int, bytes | None]]:
@@ -358,9 +396,11 @@ class _Author:
         return out
 
     def _draft(self, lane: _Lane) -> _Draft:
+        if lane.script is None and self.profile == "ranges" and not self._is_begun(lane) and self.rng.random() < 0.3:
+            lane.script = self._by_ranges(lane)
         if lane.script is None and self.rng.random() < self.habits.script:
             lane.key = self.rng.choice(lane.keys)
-            lane.script = self.rng.choice(_SCRIPTS)(self, lane)
+            lane.script = self.rng.choice(self.scripts)(self, lane)
         if lane.script is not None and self.rng.random() < 0.85:
             draft = next(lane.script, None)
             if draft is not None:
@@ -368,7 +408,7 @@ class _Author:
             lane.script = None
         if lane.script is None and self.rng.random() < 0.25:
             lane.key = self.rng.choice(lane.keys)
-        kind = self.rng.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))[0]
+        kind = self.rng.choices(list(self.weights), weights=list(self.weights.values()))[0]
         return self._random_draft(lane, kind)
 
     # What the state says.
@@ -381,6 +421,15 @@ class _Author:
     def _key(self, lane: _Lane, key: tuple[str, str, int]) -> dict[str, Any]:
         found: dict[str, Any] = self._group(lane, key[0])["keys"].get(key[1:], new_key())
         return found
+
+    def _is_begun(self, lane: _Lane) -> bool:
+        """Tell whether ranges of the key can be claimed, but for a pause and an owner."""
+        key, group = self._key(lane, lane.key), self._group(lane, lane.key[0])
+        return key["offset"] is not None and "ranges" in self.reader._settings_of(group)["features"]
+
+    def _held(self, lane: _Lane) -> list[dict[str, Any]]:
+        """Return the ranges that have owners, as they are now: the reader goes on."""
+        return copy.deepcopy([each for each in self._key(lane, lane.key)["ranges"] if each["owner"] is not None])
 
     def _now_ms(self, lane: _Lane) -> int:
         log = self.reader.logs.get(lane.partition)
@@ -419,8 +468,11 @@ class _Author:
         return self._new_instance()
 
     def _lease_edge_ms(self, lane: _Lane) -> int | None:
-        """Return the last millisecond at which the key's owner is live."""
+        """Return the last millisecond at which the key's owner is live, or that of a range of it."""
         owner = self._key(lane, lane.key)["owner"]
+        held = self._held(lane)
+        if held and (owner is None or self.rng.random() < 0.5):
+            owner = self.rng.choice(held)["owner"]
         if owner is None:
             return None
         edge: int = owner["last_beat"] + 2 * self._interval_ms(lane)
@@ -439,6 +491,8 @@ class _Author:
 
     def _time_ms(self, lane: _Lane, *, edge: float = 0.12) -> int:
         now_ms = self._now_ms(lane)
+        if not lane.written and self.rng.random() < 0.1:
+            return -1  # what a broker says that has no clock of its own for it
         roll = self.rng.random()
         if roll < edge:
             return self._near(lane, self._lease_edge_ms(lane), otherwise_ms=now_ms)
@@ -489,6 +543,11 @@ class _Author:
 
     def _settings(self) -> list[str]:
         default_ms = self.reader.heartbeat_interval_ms
+        if self.profile == "ranges" and self.rng.random() < 0.85:
+            features = self.rng.choice(("ranges", "ranges", "ranges,a", "a,ranges", "-", "xranges", "ranges_"))
+            delivery = self.rng.choice((*DELIVERIES, "at_least_once", "at_least_once", "at_least_once"))
+            rules = "go" if default_ms == 60_000 and self.rng.random() < 0.3 else "native"
+            return [str(default_ms), rules, delivery, features]
         rules = "go" if self.rng.random() < (0.6 if self.profile == "go" else 0.15) else "native"
         interval_ms = self.rng.choice((default_ms, default_ms, default_ms, 60_000, 1, 2, 1000, default_ms + 1))
         if self.rng.random() < self.habits.extreme:
@@ -529,7 +588,44 @@ class _Author:
             return self._make(lane, self._time_ms(lane), kind, self._instance(lane, strange), [data_topic_id])
         if kind == "GroupSettings":
             return self._make(lane, self._time_ms(lane), kind, self._instance(lane, 0.9), self._settings())
+        if kind in _RANGE_WEIGHTS:
+            return self._of_a_range(lane, kind)
         return self._make(lane, self._time_ms(lane), "Mark", self._instance(lane, 1.0))
+
+    def _bounds(self, lane: _Lane) -> list[int]:
+        """Return what a range could be claimed by: a range that is there, one beside it, one that is off by one."""
+        key = self._key(lane, lane.key)
+        offset = key["offset"] or 0
+        edges = [offset, *(edge for each in key["ranges"] for edge in (each["start"], each["end"]))]
+        if key["ranges"] and self.rng.random() < 0.55:
+            found = self.rng.choice(key["ranges"])
+            start, end = found["start"], found["end"]
+            if self.rng.random() < 0.3:
+                start, end = end, end + self.rng.randrange(1, 40)
+            elif self.rng.random() < 0.2:
+                start, end = max(offset, start - self.rng.randrange(1, 40)), start
+            if self.rng.random() < 0.25:
+                start += self.rng.choice((-1, 0, 1))
+                end += self.rng.choice((-1, 0, 1))
+            return [self._number([start]), self._number([end])]
+        start = self.rng.choice((offset, offset, offset - 1, self.rng.choice(edges), max(edges), max(edges) + 3))
+        return [self._number([start]), self._number([start + self.rng.choice((-1, 0, 1, 1, 10, 10, 40))])]
+
+    def _of_a_range(self, lane: _Lane, kind: str) -> _Draft:
+        if kind == "ClaimingRange":
+            return self._make(lane, self._time_ms(lane, edge=0.35), kind, self._instance(lane, 0.9), self._bounds(lane))
+        held = self._held(lane)
+        epochs = [*lane.range_epochs, *lane.epochs, 0, lane.next_offset, lane.next_offset - 1]
+        epoch, instance, end = self._number(epochs), self._instance(lane, 0.3), self._commit(lane)
+        if held and self.rng.random() >= self.habits.stranger / 2:
+            found = self.rng.choice(held)
+            epoch = found["owner"]["epoch"] + self.rng.choice((0,) * 14 + (-1, 1))
+            likely = [found["end"], found["end"], (found["start"] + found["end"] + 1) // 2]
+            end = self._number([*likely, *likely, found["end"] + 1, found["start"], found["start"] + 1])
+            if self.rng.random() >= self.habits.stranger / 2:
+                instance = found["owner"]["instance"]
+        tail = [epoch, end] if kind == "PlanningRange" else [epoch]
+        return self._make(lane, self._time_ms(lane), kind, instance, tail)
 
     # Scripts: each looks at the state again before each of its records, since others come in between.
 
@@ -644,6 +740,138 @@ class _Author:
             kind = self.rng.choice(("Heartbeat", "Heartbeat", "Heartbeat", "ClaimingMessages", "ReleasingPartition"))
             yield self._make(lane, self._time_ms(lane), kind, self.rng.choice(instances), [offset])
 
+    def _by_ranges(self, lane: _Lane) -> Iterator[_Draft]:
+        """Let a key be held by ranges, from whatever it was."""
+        instance = self._new_instance()
+        yield self._make(lane, self._soon_ms(lane), "ReleaseGroup", instance, [FAR_S])
+        for key in [each for each in lane.keys if each[0] == lane.key[0]]:
+            lane.key = key
+            yield from self._free(lane, instance)
+            yield from self._free_ranges(lane, instance)
+        delivery = self.reader._settings_of(self._group(lane, lane.key[0]))["delivery"]
+        settings = [self._interval_ms(lane), "native", delivery, "ranges"]
+        yield self._make(lane, self._soon_ms(lane), "GroupSettings", instance, settings)
+        yield self._make(lane, self._soon_ms(lane), "ReleaseGroup", instance, [0])
+        first = self._new_instance()
+        yield self._make(lane, self._soon_ms(lane), "ClaimingPartition", first)
+        yield self._make(lane, self._soon_ms(lane), "DataTopic", first, [DATA_TOPIC_IDS[0]])
+        end = self._key(lane, lane.key)["plan_end"]
+        yield self._make(lane, self._soon_ms(lane), "Heartbeat", first, [self._commit(lane) if end is None else end])
+        if self.rng.random() < 0.8:
+            yield self._make(lane, self._soon_ms(lane), "ReleasingPartition", first, [0])
+        yield from self._work_by_ranges(lane)
+
+    def _free_ranges(self, lane: _Lane, instance: str) -> Iterator[_Draft]:
+        for held in self._held(lane):
+            yield self._make(lane, self._soon_ms(lane), "RevokingRange", instance, [held["owner"]["epoch"]])
+
+    def _work_by_ranges(self, lane: _Lane) -> Iterator[_Draft]:
+        """Claim neighbours, plan some of them, shorter or whole, and let them be done in any order."""
+        first, second = self._new_instance(), self._new_instance()
+        start = self._key(lane, lane.key)["offset"] or 0
+        for _ in range(self.rng.randrange(2, 5)):
+            end = start + self.rng.randrange(2, 40)
+            owner = self.rng.choice((first, second))
+            yield self._make(lane, self._soon_ms(lane), "ClaimingRange", owner, [start, end])
+            start = end + self.rng.choice((0, 0, 0, 1, 5))
+        for held in self._held(lane):
+            tail = [held["owner"]["epoch"], held["end"] - self.rng.choice((0, 0, 0, 1))]
+            yield self._make(lane, self._soon_ms(lane), "PlanningRange", held["owner"]["instance"], tail)
+        for held in self.rng.sample(self._held(lane), len(self._held(lane))):
+            if self.rng.random() < 0.8:
+                tail = [held["owner"]["epoch"]]
+                yield self._make(lane, self._soon_ms(lane), "RangeDone", held["owner"]["instance"], tail)
+
+    def _take_a_range_over(self, lane: _Lane) -> Iterator[_Draft]:
+        held = self._held(lane)
+        if not held:
+            yield from self._work_by_ranges(lane)
+            return
+        found, second = self.rng.choice(held), self._new_instance()
+        bounds, first, epoch = [found["start"], found["end"]], found["owner"]["instance"], found["owner"]["epoch"]
+        edge_ms = found["owner"]["last_beat"] + 2 * self._interval_ms(lane)
+        if edge_ms > self._now_ms(lane) + 10**10:
+            return
+        kind, tail = self.rng.choice((("ClaimingRange", bounds), ("ClaimingPartition", [])))
+        for past_edge_ms in (-1, 0, 1):
+            yield self._make(lane, edge_ms + past_edge_ms, kind, second, tail)
+        yield self._make(lane, self._soon_ms(lane), "RangeHeartbeat", first, [epoch])
+        yield self._make(lane, self._soon_ms(lane), "RangeDone", first, [epoch])
+        for held_now in self._held(lane):
+            tail = [held_now["owner"]["epoch"]]
+            yield self._make(lane, self._soon_ms(lane), "RangeDone", held_now["owner"]["instance"], tail)
+
+    def _pause_ranges(self, lane: _Lane) -> Iterator[_Draft]:
+        """Pause, and do what may be done to ranges then; the pausing instance claims whole, and its pause may end."""
+        pauser = self._new_instance()
+        expiry_s = self._now_ms(lane) // 1000 + self.rng.randrange(1, 4)
+        until_s = self.rng.choice((expiry_s, FAR_S))
+        yield self._make(lane, self._now_ms(lane), "ReleaseGroup", pauser, [until_s])
+        for held in self._held(lane):
+            kind = self.rng.choice(("PlanningRange", "RangeHeartbeat", "RangeDone", "ReleasingRange", "RevokingRange"))
+            tail = [held["owner"]["epoch"], held["end"]] if kind == "PlanningRange" else [held["owner"]["epoch"]]
+            yield self._make(lane, self._soon_ms(lane), kind, held["owner"]["instance"], tail)
+        before = [(each["owner"]["epoch"], each["owner"]["instance"]) for each in self._held(lane)]
+        if self.rng.random() < 0.6:
+            yield from self._free_ranges(lane, pauser)
+        else:
+            edge_ms = max((each["owner"]["last_beat"] for each in self._held(lane)), default=0)
+            edge_ms += 2 * self._interval_ms(lane)
+            if edge_ms < self._now_ms(lane) + 10**10:
+                yield self._make(lane, max(self._now_ms(lane), edge_ms + self.rng.choice((0, 1))), "Mark", pauser)
+        if self.rng.random() < 0.7:
+            claimer = self.rng.choice((pauser, pauser, "other"))
+            yield self._make(lane, self._soon_ms(lane), "ClaimingPartition", claimer)
+        for epoch, instance in before:
+            kind = self.rng.choice(("RangeHeartbeat", "RangeDone"))
+            yield self._make(lane, self._soon_ms(lane), kind, instance, [epoch])
+        yield from self._whole_beside_ranges(lane, pauser, expiry_s, may_end=until_s == expiry_s)
+        yield self._make(lane, self._soon_ms(lane), "ReleaseGroup", pauser, [0])
+        yield self._make(lane, self._soon_ms(lane), "ClaimingRange", self._new_instance(), self._bounds(lane))
+
+    def _whole_beside_ranges(self, lane: _Lane, pauser: str, expiry_s: int, *, may_end: bool) -> Iterator[_Draft]:
+        time_ms = self._soon_ms(lane)
+        if may_end and self.rng.random() < 0.7:
+            time_ms = max(time_ms, expiry_s * 1000 + self.rng.choice((-1, 0, 1)))
+        if self.rng.random() < 0.8:
+            yield self._make(lane, time_ms, "Heartbeat", pauser, [self._commit(lane)])
+            yield self._make(lane, self._soon_ms(lane), "ClaimingMessages", pauser, [self._proposal(lane)])
+        if self.rng.random() < 0.3:
+            yield self._make(lane, self._soon_ms(lane), "DataTopic", pauser, [self.rng.choice(DATA_TOPIC_IDS)])
+        if self.rng.random() < 0.5:
+            yield self._make(lane, self._soon_ms(lane), "ReleasingPartition", pauser, [self._commit(lane)])
+        if self.rng.random() < 0.5:
+            yield self._make(lane, self._soon_ms(lane), "GroupSettings", pauser, self._settings())
+
+    def _settle_ranges(self, lane: _Lane) -> Iterator[_Draft]:
+        """Change the settings at the end of the last lease, and let the ranges' owners be heard of again."""
+        instance, own = self._new_instance(), lane.key
+        yield self._make(lane, self._soon_ms(lane), "ReleaseGroup", instance, [FAR_S])
+        edge_ms, before = 0, self._held(lane)
+        for key in [each for each in lane.keys if each[0] == own[0]]:
+            lane.key = key
+            owner = self._key(lane, key)["owner"]
+            if owner is not None:
+                yield self._make(lane, self._soon_ms(lane), "RevokingClaim", instance, [owner["epoch"] or 0])
+            edge_ms = max([edge_ms, *(each["owner"]["last_beat"] for each in self._held(lane))])
+        lane.key = own
+        edge_ms += 2 * self._interval_ms(lane)
+        if edge_ms > self._now_ms(lane) + 10**10:
+            return
+        settings = self._settings()
+        if self.rng.random() < 0.5:
+            delivery = self.reader._settings_of(self._group(lane, own[0]))["delivery"]
+            settings = [str(self._interval_ms(lane)), "native", delivery, "ranges"]
+        time_ms = max(self._now_ms(lane), edge_ms + self.rng.choice((0, 1, 1)))
+        yield self._make(lane, time_ms, "GroupSettings", instance, settings)
+        for held in before:
+            kind = self.rng.choice(("RangeHeartbeat", "RangeDone", "ReleasingRange"))
+            tail = [held["owner"]["epoch"]]
+            yield self._make(lane, self._now_ms(lane), kind, held["owner"]["instance"], tail)
+        yield self._make(lane, self._soon_ms(lane), "ReleaseGroup", instance, [0])
+        for _ in range(2):
+            yield self._make(lane, self._soon_ms(lane), "ClaimingRange", instance, self._bounds(lane))
+
 
 _SCRIPTS: tuple[Callable[[_Author, _Lane], Iterator[_Draft]], ...] = (
     _Author._set_position,
@@ -653,6 +881,14 @@ _SCRIPTS: tuple[Callable[[_Author, _Lane], Iterator[_Draft]], ...] = (
     _Author._pause_ends,
     _Author._remake_data_topic,
     _Author._steal_back,
+)
+_RANGE_SCRIPTS: tuple[Callable[[_Author, _Lane], Iterator[_Draft]], ...] = (
+    _Author._by_ranges,
+    _Author._by_ranges,
+    _Author._work_by_ranges,
+    _Author._take_a_range_over,
+    _Author._pause_ranges,
+    _Author._settle_ranges,
 )
 
 

@@ -1,9 +1,9 @@
 """A second reader of PROTOCOL.md, plain and slow, from its words alone; it shares nothing with the library.
 
-It exists to be compared with the library's own reader, record by record. It follows sections 1 to 5 and 7
-sentence by sentence; a section's number stands where its sentence is carried out. States are dicts, rules are
-if-statements, and nothing here is to be made faster or shorter at the cost of being obviously what the
-document says.
+It exists to be compared with the library's own reader, record by record. It follows sections 1 to 5 and 7, and
+docs/range-claims.md (R), sentence by sentence; a section's number stands where its sentence is carried out.
+States are dicts, rules are if-statements, and nothing here is to be made faster or shorter at the cost of being
+obviously what the document says.
 """
 
 # Sentences of the document stay one `if` each, however many there are.
@@ -29,9 +29,18 @@ TAIL_FIELDS = {
     "GroupSettings": 4,
     "DataTopic": 1,
     "Mark": 0,
+    # R1, the table.
+    "ClaimingRange": 2,
+    "PlanningRange": 2,
+    "RangeHeartbeat": 1,
+    "RangeDone": 1,
+    "ReleasingRange": 1,
+    "RevokingRange": 1,
 }
 TYPES_WITHOUT_TOPIC = ["ReleaseGroup", "GroupSettings", "Mark"]
 DELIVERIES = ["at_most_once", "at_least_once", "effectively_once"]
+
+MOST_RANGES = 256  # R2
 
 DIGITS = "0123456789"
 LOWER = "abcdefghijklmnopqrstuvwxyz"
@@ -146,6 +155,18 @@ class PlainReader:
                 accepted = self._revoking_claim(key, record)
             elif kind == "ClaimingMessages":
                 accepted = self._claiming_messages(log, group, key, record)
+            elif kind == "ClaimingRange":
+                accepted = self._claiming_range(log, group, key, record, offset)
+            elif kind == "PlanningRange":
+                accepted = self._planning_range(log, group, key, record)
+            elif kind == "RangeHeartbeat":
+                accepted = self._range_heartbeat(log, key, record)
+            elif kind == "RangeDone":
+                accepted = self._range_done(key, record)
+            elif kind == "ReleasingRange":
+                accepted = self._releasing_range(key, record)
+            elif kind == "RevokingRange":
+                accepted = self._revoking_range(key, record)
             else:
                 accepted = self._data_topic(log, group, key, record, offset)
             if accepted:
@@ -167,6 +188,17 @@ class PlainReader:
             return False
         if is_paused(log, group) and group["paused_by"] != record["instance"]:
             return False
+        # R3: no range is live, and either every range is spent, or the sender paused the group.
+        for each in key["ranges"]:
+            if self._is_live(log, group, each["owner"]):
+                return False
+        sender_paused = is_paused(log, group) and group["paused_by"] == record["instance"]
+        for each in key["ranges"]:
+            if not self._is_spent(log, group, each) and not sender_paused:
+                return False
+        self._take_spent_away(log, group, key)
+        for each in key["ranges"]:
+            each["owner"] = None
         key["owner"] = new_owner(record, offset, log["log_time"])
         if key["plan_end"] is not None:
             key["plan_attempts"] = key["plan_attempts"] + 1
@@ -194,6 +226,8 @@ class PlainReader:
         if not is_owner:
             return False
         key["owner"]["last_beat"] = log["log_time"]
+        if key["ranges"] != []:
+            return True  # R3: the offset stays where it is
         if key["offset"] is None or record["offset"] > key["offset"]:
             move_offset(key, record["offset"])
         return True
@@ -217,6 +251,7 @@ class PlainReader:
             key["offset"] = record["offset"]
             end_plan(key)
             key["generation"] = offset
+            key["ranges"] = []  # R3
             return True
         if self._settings_of(group)["rules"] == "go":
             # 7: a release that sets no position moves the offset forwards.
@@ -245,6 +280,8 @@ class PlainReader:
             return False
         if record["offset"] <= key["offset"]:
             return False
+        if key["ranges"] != []:
+            return False  # R3: no range is there
         if key["plan_end"] is None:
             key["plan_end"] = record["offset"]
             key["plan_attempts"] = 0
@@ -277,6 +314,7 @@ class PlainReader:
             key["offset"] = None
             end_plan(key)
             key["generation"] = offset
+            key["ranges"] = []  # R3
         key["data_topic_id"] = record["data_topic_id"]
         return True
 
@@ -284,6 +322,9 @@ class PlainReader:
         for key in group["keys"].values():
             if self._has_live_owner(log, group, key):
                 return False
+            for each in key["ranges"]:
+                if self._is_live(log, group, each["owner"]):
+                    return False  # R3: no range is live
         paused_by_sender = is_paused(log, group) and group["paused_by"] == record["instance"]
         if not paused_by_sender:
             if group["settings"] is not None:
@@ -291,14 +332,165 @@ class PlainReader:
             for key in group["keys"].values():
                 if key["plan_end"] is not None:
                     return False
+        for key in group["keys"].values():
+            self._take_spent_away(log, group, key)  # R3
         delivery_before = self._settings_of(group)["delivery"]
         group["settings"] = record["settings"]
         for key in group["keys"].values():
             key["owner"] = None
+            for each in key["ranges"]:
+                each["owner"] = None  # R3
             if record["settings"]["delivery"] != delivery_before and key["offset"] is not None:
                 end_plan(key)
                 key["generation"] = offset
+                key["ranges"] = []  # R3
+            if not self._enables_ranges(group) and key["ranges"] != []:
+                key["ranges"] = []  # R3: they do not enable ranges, and one is left
+                key["generation"] = offset
         return True
+
+    # R3: claims on ranges.
+
+    def _claiming_range(
+        self,
+        log: dict[str, Any],
+        group: dict[str, Any],
+        key: dict[str, Any],
+        record: dict[str, Any],
+        offset: int,
+    ) -> bool:
+        if not self._enables_ranges(group):
+            return False
+        if is_paused(log, group):
+            return False
+        if self._has_live_owner(log, group, key):
+            return False
+        if key["plan_end"] is not None:
+            return False
+        if key["offset"] is None:
+            return False
+        if key["data_topic_id"] is None:
+            return False
+        if record["start"] < key["offset"]:
+            return False
+        if record["start"] >= record["end"]:
+            return False
+
+        # The spent left aside: either it is exactly a planned range without a live owner ...
+        again = None
+        for each in key["ranges"]:
+            if each["start"] == record["start"] and each["end"] == record["end"]:
+                if each["phase"] == "planned" and not self._is_live(log, group, each["owner"]):
+                    again = each
+        if again is None:
+            # ... or no range overlaps it and there are fewer than 256.
+            count = 0
+            for each in key["ranges"]:
+                if self._is_spent(log, group, each):
+                    continue
+                count = count + 1
+                if each["start"] < record["end"] and record["start"] < each["end"]:
+                    return False
+            if count >= MOST_RANGES:
+                return False
+
+        self._take_spent_away(log, group, key)
+        key["owner"] = None
+        if again is not None:
+            again["owner"] = new_owner(record, offset, log["log_time"])
+            again["attempts"] = again["attempts"] + 1
+        else:
+            key["ranges"].append(
+                {
+                    "start": record["start"],
+                    "end": record["end"],
+                    "phase": "claimed",
+                    "attempts": 0,
+                    "owner": new_owner(record, offset, log["log_time"]),
+                }
+            )
+            key["ranges"].sort(key=lambda each: int(each["start"]))
+        return True
+
+    def _planning_range(
+        self, log: dict[str, Any], group: dict[str, Any], key: dict[str, Any], record: dict[str, Any]
+    ) -> bool:
+        found = range_of(key, record["epoch"])
+        if found is None:
+            return False
+        if found["owner"]["instance"] != record["instance"]:
+            return False
+        if not self._is_live(log, group, found["owner"]):
+            return False
+        if is_paused(log, group):
+            return False
+        if found["phase"] == "planned":
+            return bool(found["end"] == record["end"])
+        if record["end"] <= found["start"]:
+            return False
+        if record["end"] > found["end"]:
+            return False
+        found["end"] = record["end"]
+        found["phase"] = "planned"
+        return True
+
+    def _range_heartbeat(self, log: dict[str, Any], key: dict[str, Any], record: dict[str, Any]) -> bool:
+        found = range_of(key, record["epoch"])
+        if found is None:
+            return False
+        if found["owner"]["instance"] != record["instance"]:
+            return False
+        found["owner"]["last_beat"] = log["log_time"]
+        return True
+
+    def _range_done(self, key: dict[str, Any], record: dict[str, Any]) -> bool:
+        found = range_of(key, record["epoch"])
+        if found is None:
+            return False
+        if found["owner"]["instance"] != record["instance"]:
+            return False
+        if found["phase"] != "planned":
+            return False
+        found["phase"] = "done"
+        found["owner"] = None
+        found["attempts"] = 0  # they are those of a planned range (R2)
+        join_done(key)
+        # If a done range begins at the offset: offset := its end, and that range is gone.
+        for each in list(key["ranges"]):
+            if each["phase"] == "done" and each["start"] == key["offset"]:
+                move_offset(key, each["end"])
+                key["ranges"].remove(each)
+        return True
+
+    def _releasing_range(self, key: dict[str, Any], record: dict[str, Any]) -> bool:
+        found = range_of(key, record["epoch"])
+        if found is None:
+            return False
+        if found["owner"]["instance"] != record["instance"]:
+            return False
+        give_range_up(key, found)
+        return True
+
+    def _revoking_range(self, key: dict[str, Any], record: dict[str, Any]) -> bool:
+        found = range_of(key, record["epoch"])
+        if found is None:
+            return False
+        give_range_up(key, found)
+        return True
+
+    # R2.
+
+    def _enables_ranges(self, group: dict[str, Any]) -> bool:
+        settings = self._settings_of(group)
+        return "ranges" in settings["features"] and settings["rules"] == "native"
+
+    def _is_spent(self, log: dict[str, Any], group: dict[str, Any], each: dict[str, Any]) -> bool:
+        return each["phase"] == "claimed" and not self._is_live(log, group, each["owner"])
+
+    def _take_spent_away(self, log: dict[str, Any], group: dict[str, Any], key: dict[str, Any]) -> None:
+        for each in list(key["ranges"]):
+            if self._is_spent(log, group, each):
+                key["ranges"].remove(each)
 
     # Section 3.
 
@@ -314,9 +506,12 @@ class PlainReader:
         }
 
     def _has_live_owner(self, log: dict[str, Any], group: dict[str, Any], key: dict[str, Any]) -> bool:
-        if key["owner"] is None:
+        return self._is_live(log, group, key["owner"])
+
+    def _is_live(self, log: dict[str, Any], group: dict[str, Any], owner: dict[str, Any] | None) -> bool:
+        if owner is None:
             return False
-        age_ms = log["log_time"] - key["owner"]["last_beat"]
+        age_ms = log["log_time"] - owner["last_beat"]
         return bool(age_ms <= 2 * self._settings_of(group)["heartbeat_interval_ms"])
 
     # What `replay --json` prints.
@@ -353,6 +548,7 @@ def new_key() -> dict[str, Any]:
         "plan_attempts": 0,
         "generation": 0,
         "data_topic_id": None,
+        "ranges": [],
     }
 
 
@@ -371,7 +567,7 @@ def shown_key(topic: str, number: int, key: dict[str, Any], *, provisional: bool
     owner = key["owner"]
     if owner is None:
         owner = {"instance": None, "client": None, "epoch": None, "last_beat": None}
-    return {
+    shown = {
         "topic": topic,
         "partition": number,
         "owner_instance": owner["instance"],
@@ -385,6 +581,55 @@ def shown_key(topic: str, number: int, key: dict[str, Any], *, provisional: bool
         "last_beat_ms": owner["last_beat"],
         "provisional": provisional,
     }
+    if key["ranges"] != []:
+        shown["ranges"] = [shown_range(each) for each in key["ranges"]]
+    return shown
+
+
+def shown_range(each: dict[str, Any]) -> dict[str, Any]:
+    """Return a range's row in the summary."""
+    owner = each["owner"]
+    if owner is None:
+        owner = {"instance": None, "client": None, "epoch": None, "last_beat": None}
+    return {
+        "start": each["start"],
+        "end": each["end"],
+        "phase": each["phase"],
+        "attempts": each["attempts"],
+        "owner_instance": owner["instance"],
+        "owner_client": owner["client"],
+        "epoch": owner["epoch"],
+        "last_beat_ms": owner["last_beat"],
+    }
+
+
+def range_of(key: dict[str, Any], epoch: int) -> dict[str, Any] | None:
+    """Return the range that has an owner of that epoch (R2)."""
+    for each in key["ranges"]:
+        if each["owner"] is not None and each["owner"]["epoch"] == epoch:
+            found: dict[str, Any] = each
+            return found
+    return None
+
+
+def give_range_up(key: dict[str, Any], found: dict[str, Any]) -> None:
+    """Take a range's owner away: a claimed range is gone (R3)."""
+    if found["phase"] == "claimed":
+        key["ranges"].remove(found)
+    else:
+        found["owner"] = None
+
+
+def join_done(key: dict[str, Any]) -> None:
+    """Make one of done ranges that touch (R2)."""
+    joined: list[dict[str, Any]] = []
+    for each in key["ranges"]:
+        if joined != [] and each["phase"] == "done" and joined[-1]["phase"] == "done":
+            if joined[-1]["end"] == each["start"]:
+                joined[-1]["end"] = each["end"]
+                continue
+        joined.append(each)
+    key["ranges"] = joined
 
 
 def is_paused(log: dict[str, Any], group: dict[str, Any]) -> bool:
@@ -465,6 +710,19 @@ def parse(value: bytes | None, partition: int, coordination_partitions: int) -> 
     if kind == "RevokingClaim":
         record["epoch"] = number(tail[0], INT64_MAX)
         if record["epoch"] is None:
+            return None
+    if kind == "ClaimingRange":
+        record["start"] = number(tail[0], INT64_MAX)
+        record["end"] = number(tail[1], INT64_MAX)
+        if record["start"] is None or record["end"] is None:
+            return None
+    if kind in {"PlanningRange", "RangeHeartbeat", "RangeDone", "ReleasingRange", "RevokingRange"}:
+        record["epoch"] = number(tail[0], INT64_MAX)
+        if record["epoch"] is None:
+            return None
+    if kind == "PlanningRange":
+        record["end"] = number(tail[1], INT64_MAX)
+        if record["end"] is None:
             return None
     if kind == "ReleaseGroup":
         record["expiry"] = number(tail[0], INT64_MAX)

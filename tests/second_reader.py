@@ -19,7 +19,7 @@ from marshal_dagster.protocol.world import World
 from tests.log_generator import LogRecord, Profile, generate
 from tests.plain_reader import PlainReader
 
-PROFILES: tuple[Profile, ...] = ("mixed", "hostile", "go")
+PROFILES: tuple[Profile, ...] = ("mixed", "hostile", "go", "ranges")
 INTERVALS_MS = (60_000, 60_000, 1000, 7, 1)
 
 
@@ -91,12 +91,15 @@ class Case:
 def case_of(profile: Profile, seed: int, records: int) -> Case:
     """Return the case of a seed; number of keys, coordination partitions and interval go by the seed."""
     rng = Random(f"case:{seed}")
+    keys, coordination_partitions = rng.randrange(1, 16), rng.randrange(1, 5)
+    if profile == "ranges":  # what can become of a key is more than elsewhere
+        keys, coordination_partitions = 1 + keys % 5, 1
     return Case(
         profile,
         seed,
         records,
-        keys=rng.randrange(1, 16),
-        coordination_partitions=rng.randrange(1, 5),
+        keys=keys,
+        coordination_partitions=coordination_partitions,
         heartbeat_interval_ms=60_000 if profile == "go" else rng.choice(INTERVALS_MS),
     )
 

@@ -121,18 +121,18 @@ WRONG_RULES: dict[str, tuple[str, str]] = {
         '        key["owner"]["last_beat"]',
     ),
     "a lower heartbeat is refused": (
-        '        key["owner"]["last_beat"] = log["log_time"]\n        if key["offset"] is None or',
+        '        key["owner"]["last_beat"] = log["log_time"]\n        if key["ranges"]',
         '        if key["offset"] is not None and record["offset"] < key["offset"]:\n            return False\n'
-        '        key["owner"]["last_beat"] = log["log_time"]\n        if key["offset"] is None or',
+        '        key["owner"]["last_beat"] = log["log_time"]\n        if key["ranges"]',
     ),
     "a paused group's heartbeats are refused": (
         'if not is_owner:\n            return False\n        key["owner"]["last_beat"]',
         "if not is_owner or is_paused(log, group):\n            return False\n        key[\"owner\"][\"last_beat\"]",
     ),
     "a heartbeat brings its client": (
-        '        key["owner"]["last_beat"] = log["log_time"]\n        if key["offset"] is None or',
+        '        key["owner"]["last_beat"] = log["log_time"]\n        if key["ranges"]',
         '        key["owner"]["last_beat"] = log["log_time"]\n        key["owner"]["client"] = record["client"]\n'
-        '        if key["offset"] is None or',
+        '        if key["ranges"]',
     ),
     "a heartbeat lowers the offset": (
         'if key["offset"] is None or record["offset"] > key["offset"]:\n            move_offset(key, record["offset"])\n'
@@ -154,7 +154,7 @@ WRONG_RULES: dict[str, tuple[str, str]] = {
         'if is_paused(log, group) and group["paused_by"] == record["instance"]:\n            # The second',
         'if group["paused_by"] == record["instance"]:\n            # The second',
     ),
-    "a set position counts in no generation": ('end_plan(key)\n            key["generation"] = offset\n            return True', "end_plan(key)\n            return True"),
+    "a set position counts in no generation": ('end_plan(key)\n            key["generation"] = offset\n            key["ranges"] = []  # R3\n            return True', "end_plan(key)\n            key['ranges'] = []\n            return True"),
     "a set position at the same offset leaves the plan": (
         'key["offset"] = record["offset"]\n            end_plan(key)',
         'move_offset(key, record["offset"])',
@@ -259,7 +259,7 @@ WRONG_RULES: dict[str, tuple[str, str]] = {
         'if any(key["plan_end"] is not None for key in group["keys"].values()):\n            return False\n'
         "        if not paused_by_sender:\n            if group",
     ),
-    "settings leave stale owners": ('key["owner"] = None\n            if record["settings"]', 'if record["settings"]'),
+    "settings leave stale owners": ('key["owner"] = None\n            for each in key["ranges"]:', 'for each in key["ranges"]:'),
     "the same delivery begins a generation": ('record["settings"]["delivery"] != delivery_before and ', ""),
     "another delivery begins no generation": (
         'if record["settings"]["delivery"] != delivery_before and key["offset"] is not None:',
@@ -319,5 +319,208 @@ WRONG_RULES: dict[str, tuple[str, str]] = {
     "under go a release lowers the offset": (
         'if key["offset"] is None or record["offset"] > key["offset"]:\n                move_offset',
         "if True:\n                move_offset",
+    ),
+}  # fmt: skip
+
+# docs/range-claims.md 2 and 3: what range records do, and what ranges keep others from doing.
+WRONG_RANGES: dict[str, tuple[str, str]] = {
+    # ClaimingRange
+    "ranges need no setting": ("if not self._enables_ranges(group):\n            return False", ""),
+    "any feature enables ranges": ('"ranges" in settings["features"]', 'settings["features"] != []'),
+    "go with ranges enables them": (' and settings["rules"] == "native"', ""),
+    "ranges are claimed in a paused group": (
+        'if is_paused(log, group):\n            return False\n        if self._has_live_owner(log, group, key):\n            return False\n        if key["plan_end"]',
+        'if self._has_live_owner(log, group, key):\n            return False\n        if key["plan_end"]',
+    ),
+    "the pausing instance claims ranges": (
+        'if is_paused(log, group):\n            return False\n        if self._has_live_owner(log, group, key):\n            return False\n        if key["plan_end"]',
+        'if is_paused(log, group) and group["paused_by"] != record["instance"]:\n            return False\n        if self._has_live_owner(log, group, key):\n            return False\n        if key["plan_end"]',
+    ),
+    "a range beside a live whole owner": (
+        'if self._has_live_owner(log, group, key):\n            return False\n        if key["plan_end"] is not None',
+        'if key["plan_end"] is not None',
+    ),
+    "no range beside a stale whole owner": (
+        'if self._has_live_owner(log, group, key):\n            return False\n        if key["plan_end"] is not None',
+        'if key["owner"] is not None:\n            return False\n        if key["plan_end"] is not None',
+    ),
+    "a range beside an open plan": ('if key["plan_end"] is not None:\n            return False', ""),
+    "a range without an offset": (
+        'if key["offset"] is None:\n            return False\n        if key["data_topic_id"] is None',
+        'if key["offset"] is None:\n            key["offset"] = 0\n        if key["data_topic_id"] is None',
+    ),
+    "a range without a data topic id": ('if key["data_topic_id"] is None:\n            return False', ""),
+    "a range below the offset": ('if record["start"] < key["offset"]:', 'if record["end"] <= key["offset"]:'),
+    "no range at the offset": ('if record["start"] < key["offset"]:', 'if record["start"] <= key["offset"]:'),
+    "an empty range": ('if record["start"] >= record["end"]:', 'if record["start"] > record["end"]:'),
+    "no range of one offset": ('if record["start"] >= record["end"]:', 'if record["start"] + 1 >= record["end"]:'),
+    "ranges that touch overlap": (
+        'each["start"] < record["end"] and record["start"] < each["end"]',
+        'each["start"] <= record["end"] and record["start"] <= each["end"]',
+    ),
+    "ranges that share one offset do not overlap": (
+        'each["start"] < record["end"] and record["start"] < each["end"]',
+        'each["start"] < record["end"] - 1 and record["start"] < each["end"]',
+    ),
+    "ranges that share their last offset do not overlap": (
+        'each["start"] < record["end"] and record["start"] < each["end"]',
+        'each["start"] < record["end"] and record["start"] < each["end"] - 1',
+    ),
+    "a takeover needs only the start": (
+        'if each["start"] == record["start"] and each["end"] == record["end"]:',
+        'if each["start"] == record["start"]:',
+    ),
+    "a takeover needs only the end": (
+        'if each["start"] == record["start"] and each["end"] == record["end"]:',
+        'if each["end"] == record["end"]:',
+    ),
+    "a live planned range is taken over": ('if each["phase"] == "planned" and not self._is_live(log, group, each["owner"]):', 'if each["phase"] == "planned":'),
+    "a planned range is taken over only when nobody owns it": ('if each["phase"] == "planned" and not self._is_live(log, group, each["owner"]):', 'if each["phase"] == "planned" and each["owner"] is None:'),
+    "a done range is taken over": ('if each["phase"] == "planned" and not self._is_live', 'if each["phase"] != "claimed" and not self._is_live'),
+    "a spent range is taken over as it is": ('if each["phase"] == "planned" and not self._is_live', 'if each["phase"] != "done" and not self._is_live'),
+    "a spent range is in the way": (
+        "if self._is_spent(log, group, each):\n                    continue\n",
+        "if False:\n                    continue\n",
+    ),
+    "a live claimed range is no obstacle": (
+        "if self._is_spent(log, group, each):\n                    continue\n",
+        'if each["phase"] == "claimed":\n                    continue\n',
+    ),
+    "255 ranges are the most": ("if count >= MOST_RANGES:", "if count >= MOST_RANGES - 1:"),
+    "257 ranges are the most": ("if count >= MOST_RANGES:", "if count > MOST_RANGES:"),
+    "spent ranges count": (
+        "if self._is_spent(log, group, each):\n                    continue\n                count = count + 1",
+        "count = count + 1\n                if self._is_spent(log, group, each):\n                    continue",
+    ),
+    "the limit holds for a takeover too": (
+        'if again is None:\n            # ... or no range',
+        'if len(key["ranges"]) >= MOST_RANGES:\n            return False\n        if again is None:\n            # ... or no range',
+    ),
+    "a claim takes only the spent away that it overlaps": (
+        'self._take_spent_away(log, group, key)\n        key["owner"] = None\n        if again',
+        'key["ranges"] = [each for each in key["ranges"] if not self._is_spent(log, group, each) or each["end"] <= record["start"] or each["start"] >= record["end"]]\n        key["owner"] = None\n        if again',
+    ),
+    "a claim leaves a stale whole owner": (
+        'self._take_spent_away(log, group, key)\n        key["owner"] = None\n        if again',
+        "self._take_spent_away(log, group, key)\n        if again",
+    ),
+    "a takeover is no attempt": ('again["attempts"] = again["attempts"] + 1', "pass"),
+    "a takeover keeps the old epoch": (
+        'again["owner"] = new_owner(record, offset, log["log_time"])',
+        'again["owner"] = new_owner(record, offset if again["owner"] is None else again["owner"]["epoch"], log["log_time"])',
+    ),
+    "the first claim is an attempt": ('"phase": "claimed",\n                    "attempts": 0,', '"phase": "claimed",\n                    "attempts": 1,'),
+    "a claim is the plan": ('"phase": "claimed",\n                    "attempts": 0,', '"phase": "planned",\n                    "attempts": 0,'),
+    # PlanningRange
+    "anybody plans a range": (
+        'if found["owner"]["instance"] != record["instance"]:\n            return False\n        if not self._is_live(log, group, found["owner"]):',
+        'if not self._is_live(log, group, found["owner"]):',
+    ),
+    "a stale owner plans a range": ('if not self._is_live(log, group, found["owner"]):', "if False:"),
+    "a range is planned in a paused group": (
+        'if is_paused(log, group):\n            return False\n        if found["phase"] == "planned":',
+        'if found["phase"] == "planned":',
+    ),
+    "a planned range is planned anew": ('return bool(found["end"] == record["end"])', "pass"),
+    "a plan may not be said again": ('return bool(found["end"] == record["end"])', "return False"),
+    "an empty range is planned": ('if record["end"] <= found["start"]:', 'if record["end"] < found["start"]:'),
+    "a plan may reach beyond its range": ('if record["end"] > found["end"]:\n            return False', ""),
+    "a plan may not be shorter": ('if record["end"] > found["end"]:', 'if record["end"] != found["end"]:'),
+    "a plan may not be the whole range": ('if record["end"] > found["end"]:', 'if record["end"] >= found["end"]:'),
+    "a plan never shortens the range": ('found["end"] = record["end"]\n        found["phase"]', 'found["phase"]'),
+    # RangeHeartbeat
+    "anybody beats for a range": (
+        'if found["owner"]["instance"] != record["instance"]:\n            return False\n        found["owner"]["last_beat"]',
+        'found["owner"]["last_beat"]',
+    ),
+    "a range's heartbeat changes nothing": ('found["owner"]["last_beat"] = log["log_time"]', "pass"),
+    # RangeDone
+    "anybody says that a range is done": (
+        'if found["owner"]["instance"] != record["instance"]:\n            return False\n        if found["phase"] != "planned":',
+        'if found["phase"] != "planned":',
+    ),
+    "a range is done without a plan": ('if found["phase"] != "planned":\n            return False', ""),
+    "a done range keeps its owner": ('found["phase"] = "done"\n        found["owner"] = None', 'found["phase"] = "done"'),
+    "a done range keeps its attempts": ('found["attempts"] = 0  # they', "pass  # they"),
+    "done ranges that touch stay apart": ("        join_done(key)\n", ""),
+    "done ranges with a gap are one": ('if joined[-1]["end"] == each["start"]:', 'if joined[-1]["end"] + 1 >= each["start"]:'),
+    "the offset follows any done range": (
+        'if each["phase"] == "done" and each["start"] == key["offset"]:',
+        'if each["phase"] == "done":',
+    ),
+    "the offset follows what is planned": (
+        'if each["phase"] == "done" and each["start"] == key["offset"]:',
+        'if each["phase"] != "claimed" and each["start"] == key["offset"]:',
+    ),
+    "a range that the offset has passed stays": ('move_offset(key, each["end"])\n                key["ranges"].remove(each)', 'move_offset(key, each["end"])'),
+    # ReleasingRange, RevokingRange, and who a record speaks of
+    "anybody releases a range": (
+        'if found["owner"]["instance"] != record["instance"]:\n            return False\n        give_range_up(key, found)',
+        "give_range_up(key, found)",
+    ),
+    "only the owner revokes a range": (
+        "found = range_of(key, record[\"epoch\"])\n        if found is None:\n            return False\n        give_range_up(key, found)\n        return True\n\n    # R2.",
+        'found = range_of(key, record["epoch"])\n        if found is None or found["owner"]["instance"] != record["instance"]:\n            return False\n        give_range_up(key, found)\n        return True\n\n    # R2.',
+    ),
+    "a claimed range stays without an owner": ('if found["phase"] == "claimed":\n        key', 'if False:\n        key'),
+    "a planned range goes with its owner": ('if found["phase"] == "claimed":\n        key', 'if True:\n        key'),
+    "an epoch stands for all before it": ('each["owner"]["epoch"] == epoch', 'each["owner"]["epoch"] >= epoch'),
+    # What ranges keep others from doing
+    "the partition is claimed whole beside live ranges": (
+        'if self._is_live(log, group, each["owner"]):\n                return False\n        sender_paused',
+        "pass\n        sender_paused",
+    ),
+    "the partition is claimed whole beside planned and done ranges": (
+        "if not self._is_spent(log, group, each) and not sender_paused:",
+        "if False:",
+    ),
+    "the partition is not claimed whole beside spent ranges": (
+        "if not self._is_spent(log, group, each) and not sender_paused:",
+        "if not sender_paused:",
+    ),
+    "not even the pausing instance claims whole beside planned ranges": (
+        "if not self._is_spent(log, group, each) and not sender_paused:",
+        "if not self._is_spent(log, group, each):",
+    ),
+    "a whole claim leaves the spent": (
+        'self._take_spent_away(log, group, key)\n        for each in key["ranges"]:\n            each["owner"] = None\n        key["owner"] = new',
+        'for each in key["ranges"]:\n            if not self._is_spent(log, group, each):\n                each["owner"] = None\n        key["owner"] = new',
+    ),
+    "a whole claim leaves the ranges' stale owners": (
+        'for each in key["ranges"]:\n            each["owner"] = None\n        key["owner"] = new',
+        'key["owner"] = new',
+    ),
+    "a whole claim drops the ranges": (
+        'for each in key["ranges"]:\n            each["owner"] = None\n        key["owner"] = new',
+        'key["ranges"] = []\n        key["owner"] = new',
+    ),
+    "the offset follows the whole owner over ranges": ('if key["ranges"] != []:\n            return True  # R3', "if False:\n            return True  # R3"),
+    "a heartbeat beside ranges is refused": ('if key["ranges"] != []:\n            return True  # R3', 'if key["ranges"] != []:\n            return False  # R3'),
+    "the whole is planned beside ranges": ('if key["ranges"] != []:\n            return False  # R3: no range is there', ""),
+    "a set position leaves the ranges": (
+        'key["generation"] = offset\n            key["ranges"] = []  # R3\n            return True',
+        'key["generation"] = offset\n            return True',
+    ),
+    "another data topic leaves the ranges": ('key["ranges"] = []  # R3\n        key["data', 'key["data'),
+    "settings change under live ranges": ("return False  # R3: no range is live", "pass"),
+    "settings leave the spent": ("self._take_spent_away(log, group, key)  # R3", "pass"),
+    "settings leave the ranges' owners": ('each["owner"] = None  # R3', "pass"),
+    "another delivery leaves the ranges": ('key["ranges"] = []  # R3\n            if not self', 'pass\n            if not self'),
+    "settings drop the ranges though they enable them": (
+        'if not self._enables_ranges(group) and key["ranges"] != []:',
+        'if key["ranges"] != []:',
+    ),
+    "ranges outlive their setting": ('if not self._enables_ranges(group) and key["ranges"] != []:', "if False:"),
+    "ranges go with their setting in the same generation": (
+        'key["ranges"] = []  # R3: they do not enable ranges, and one is left\n                key["generation"] = offset',
+        'key["ranges"] = []',
+    ),
+    "all keys have a new generation when ranges are switched off": (
+        'if not self._enables_ranges(group) and key["ranges"] != []:',
+        "if not self._enables_ranges(group):",
+    ),
+    "a range is live for one interval": (
+        'return each["phase"] == "claimed" and not self._is_live(log, group, each["owner"])',
+        'return each["phase"] == "claimed" and log["log_time"] - each["owner"]["last_beat"] > self._settings_of(group)["heartbeat_interval_ms"]',
     ),
 }  # fmt: skip

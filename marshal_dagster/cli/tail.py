@@ -14,12 +14,15 @@ from marshal_dagster.coordination.log import Chunk, CoordinationLog, PositionLos
 from marshal_dagster.errors import ConfigurationError, LogChanged
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
+    ClaimingRange,
     DataTopic,
     GroupMessage,
     GroupSettings,
     Heartbeat,
     InvalidMessage,
     Message,
+    PlanningRange,
+    RangeMessage,
     ReleaseGroup,
     ReleasingPartition,
     RevokingClaim,
@@ -252,7 +255,11 @@ def _tail(message: Message) -> str:
             return f" at {offset}"
         case ClaimingMessages(plan_end=end):
             return f" up to {end}"
-        case RevokingClaim(epoch=epoch):
+        case ClaimingRange(start=start, end=end):
+            return f" from {start} up to {end}"
+        case PlanningRange(epoch=epoch, end=end):
+            return f" of epoch {epoch} up to {end}"
+        case RevokingClaim(epoch=epoch) | RangeMessage(epoch=epoch):
             return f" of epoch {epoch}"
         case DataTopic(topic_id=topic_id):
             return f" is {topic_id}"

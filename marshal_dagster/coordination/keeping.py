@@ -9,6 +9,8 @@ from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Head, Snapshots
 from marshal_dagster.errors import MarshalError
+from marshal_dagster.protocol.snapshots import VERSION_WITH_RANGES
+from marshal_dagster.protocol.world import PartitionWorld
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +42,9 @@ def renew_snapshots(rationalizer: Rationalizer, snapshots: Snapshots, clock: Clo
 
 def _renew(rationalizer: Rationalizer, snapshots: Snapshots, clock: Clock, written: list[int]) -> None:
     identity = rationalizer.identity
-    heads = snapshots.heads(identity)
-    bounds = rationalizer.log.bounds(range(identity.partitions))
     followed = rationalizer.world.partitions
+    heads = {number: _of_use(head, followed.get(number)) for number, head in snapshots.heads(identity).items()}
+    bounds = rationalizer.log.bounds(range(identity.partitions))
     due = {
         number
         for number in old_ones(heads, bounds, clock.wall_ms())
@@ -59,6 +61,12 @@ def _renew(rationalizer: Rationalizer, snapshots: Snapshots, clock: Clock, writt
         if world.certain:
             snapshots.write(world, identity)
             written.append(number)
+
+
+def _of_use(head: Head | None, world: PartitionWorld | None) -> Head | None:
+    """Pass over the snapshot of a member that does not know the ranges that `world` has."""
+    is_lacking = head is not None and world is not None and world.had_ranges and head.version < VERSION_WITH_RANGES
+    return None if is_lacking else head
 
 
 def _has_a_start(head: Head | None, at: Bounds) -> bool:

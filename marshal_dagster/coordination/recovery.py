@@ -15,7 +15,7 @@ from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.coordination.tenure import new_instance_id
 from marshal_dagster.errors import LogChanged, NotRecovered, UnavailableError
 from marshal_dagster.protocol.messages import Heartbeat, InvalidMessage, Mark, ReleasingPartition, parse, render
-from marshal_dagster.protocol.state import Group, Key, Place
+from marshal_dagster.protocol.state import RANGES, Group, Key, Place
 from marshal_dagster.protocol.world import PartitionWorld, VerdictKind, World
 
 NAME: Final = "recover"
@@ -185,5 +185,6 @@ def _recovered(observed: Observed, confirmed: Mapping[Whose, Confirmed]) -> Part
             for (whose, place), key in confirmed.items()
             if whose == name and world.is_home_of(place[0])
         }
+        world.had_ranges |= RANGES in group.settings.features
         world.groups[name] = Group(group.settings, group.settings_accepted, group.paused_until_s, group.paused_by, keys)
     return world

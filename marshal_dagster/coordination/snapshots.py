@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from marshal_dagster.coordination.log import Bounds, LogIdentity
 from marshal_dagster.protocol.messages import Settings
-from marshal_dagster.protocol.snapshots import Choice, Misfit, Record, choose, collect, outdated, render
+from marshal_dagster.protocol.snapshots import VERSION, Choice, Misfit, Record, choose, collect, outdated, render
 from marshal_dagster.protocol.world import PartitionWorld
 
 logger = logging.getLogger(__name__)
@@ -63,6 +63,7 @@ class Head:
 
     offset: int
     log_time_ms: int | None
+    version: int = VERSION
 
 
 class Snapshots:
@@ -107,7 +108,7 @@ class Snapshots:
         def judge(_: int, records: Read) -> Head | None:
             for one in collect(records)[0]:
                 if (one.name.topic_id, one.name.partitions) == whose and (closing := one.closing) is not None:
-                    return Head(one.name.offset, closing.log_time_ms)
+                    return Head(one.name.offset, closing.log_time_ms, one.name.version)
             return None
 
         found = self._look(range(identity.partitions), judge, lambda head: head is not None, lambda _: False)

@@ -115,6 +115,48 @@ class DataTopic(Message):
 
 
 @record_type
+class ClaimingRange(Message):
+    """Asks for the offsets from `start` up to `end` (exclusive)."""
+
+    start: int
+    end: int
+
+
+@record_type
+class RangeMessage(Message):
+    """Speaks of the range that the record at log offset `epoch` won."""
+
+    epoch: int
+
+
+@record_type
+class PlanningRange(RangeMessage):
+    """The plan: the range up to `end` (exclusive) is one batch."""
+
+    end: int
+
+
+@record_type
+class RangeHeartbeat(RangeMessage):
+    """Still here."""
+
+
+@record_type
+class RangeDone(RangeMessage):
+    """The commit: the planned range is done."""
+
+
+@record_type
+class ReleasingRange(RangeMessage):
+    """Gives the range up."""
+
+
+@record_type
+class RevokingRange(RangeMessage):
+    """Takes the range from its owner."""
+
+
+@record_type
 class GroupMessage(Message):
     """A record about a whole group, or about none: its topic is empty and its partition is 0."""
 
@@ -270,7 +312,10 @@ def _write_offset(offset: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """How one type's tail is read and written: the field it fills, and how many parts it has."""
+    """How one type's tail is read and written: the field it fills, and how many parts it has.
+
+    `second` is filled by the last part, a number, where there are two fields.
+    """
 
     name: str
     type: type[Message]
@@ -278,6 +323,21 @@ class _Form:
     parts: int = 0
     read: Callable[[list[str]], object] = _read_offset
     write: Callable[[Any], str] = _write_offset
+    second: str | None = None
+
+    def content(self, tail: list[str]) -> dict[str, Any]:
+        """Read the fields that the tail fills."""
+        if self.field is None:
+            return {}
+        first = self.read(tail)
+        return {self.field: first} if self.second is None else {self.field: first, self.second: _number(tail[-1])}
+
+    def tail(self, message: Message) -> str:
+        """Write the tail, the slash before it included."""
+        if self.field is None:
+            return ""
+        first = self.write(getattr(message, self.field))
+        return first if self.second is None else first + _write_offset(getattr(message, self.second))
 
 
 FORMS: Final = {
@@ -292,6 +352,12 @@ FORMS: Final = {
         _Form("GroupSettings", GroupSettings, "settings", _SETTINGS_FIELDS, _read_settings, _write_settings),
         _Form("DataTopic", DataTopic, "topic_id", 1, _read_topic_id, _write_topic_id),
         _Form("Mark", Mark),
+        _Form("ClaimingRange", ClaimingRange, "start", 2, second="end"),
+        _Form("PlanningRange", PlanningRange, "epoch", 2, second="end"),
+        _Form("RangeHeartbeat", RangeHeartbeat, "epoch", 1),
+        _Form("RangeDone", RangeDone, "epoch", 1),
+        _Form("ReleasingRange", ReleasingRange, "epoch", 1),
+        _Form("RevokingRange", RevokingRange, "epoch", 1),
     )
 }
 _FORM_OF: Final = {form.type: form for form in FORMS.values()}
@@ -329,7 +395,6 @@ def _parse(value: bytes | None) -> Message:
             raise _InvalidError(Invalid.NOT_GROUP_WIDE)
     elif not is_topic(topic):
         raise _InvalidError(Invalid.TOPIC)
-    content = {} if form.field is None else {form.field: form.read(tail)}
     return form.type(
         version=_repeated_number(version),
         time_s=_repeated_number(time_s),
@@ -338,7 +403,7 @@ def _parse(value: bytes | None) -> Message:
         group=group,
         topic=topic,
         partition=place,
-        **content,
+        **form.content(tail),
     )
 
 
@@ -353,7 +418,7 @@ def render(message: Message) -> bytes:
         head = _head(
             form.name, message.version, message.time_s, message.instance, message.client, message.group, message.topic
         )
-        tail = "" if form.field is None else form.write(getattr(message, form.field))
+        tail = form.tail(message)
     except (_InvalidError, ValueError):
         raise ValueError(f"not valid as a record: {message}") from None
     value = f"{head}{partition}{tail}".encode()

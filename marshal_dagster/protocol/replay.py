@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from marshal_dagster.protocol.state import Key, Place
+from marshal_dagster.protocol.state import Key, Place, Range
 from marshal_dagster.protocol.world import World
 
 
@@ -109,7 +109,7 @@ def _group_summary(world: World, name: str) -> dict[str, Any]:
 
 def _key_summary(place: Place, key: Key) -> dict[str, Any]:
     owner = key.owner
-    return {
+    shown = {
         "topic": place[0],
         "partition": place[1],
         "owner_instance": owner and owner.instance,
@@ -122,4 +122,21 @@ def _key_summary(place: Place, key: Key) -> dict[str, Any]:
         "data_topic_id": key.data_topic_id,
         "last_beat_ms": None if owner is None else key.last_beat_ms,
         "provisional": key.provisional,
+    }
+    if key.ranges:
+        shown["ranges"] = [_range_summary(each) for each in key.ranges]
+    return shown
+
+
+def _range_summary(each: Range) -> dict[str, Any]:
+    owner = each.owner
+    return {
+        "start": each.start,
+        "end": each.end,
+        "phase": each.phase.value,
+        "attempts": each.attempts,
+        "owner_instance": owner and owner.instance,
+        "owner_client": owner and owner.client,
+        "epoch": owner and owner.epoch,
+        "last_beat_ms": owner and each.last_beat_ms,
     }

@@ -10,6 +10,9 @@ that write at once neither breaks the other's. A snapshot counts when its closin
 checksum, taken over name and text, is right. Of those the one at the highest log offset is used. Parts are deleted, by
 records without value, only when a whole snapshot at a higher log offset has been read.
 
+Version 1 is what every member reads. From the first settings that name `ranges` on it is version 2, which also holds
+ranges, and which members that do not know them pass over (docs/range-claims.md 5).
+
 Whatever is odd in a record is a reason to pass it over, never an exception.
 """
 
@@ -20,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeVar
 
 from marshal_dagster.protocol.messages import (
@@ -35,16 +39,22 @@ from marshal_dagster.protocol.messages import (
     settings_text,
 )
 from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.protocol.state import Group, Key, Owner
+from marshal_dagster.protocol.state import RANGES, Group, Key, Owner, Phase, Range
 from marshal_dagster.protocol.transitions import Note, Refusal
 from marshal_dagster.protocol.world import PartitionWorld
 
 VERSION: Final = 1
+VERSION_WITH_RANGES: Final = 2
+_VERSIONS: Final = {str(version): version for version in (VERSION, VERSION_WITH_RANGES)}
+_KNOWN: Final = [RANGES]
+"""What the writer of a snapshot of version 1 says that it knew, or it would have passed over records."""
 PART_BYTES: Final = 500_000
 """The largest part: two fit into one of the client library's batches, and one into what brokers take by default."""
 SNAPSHOT_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CLOSING: Final = "end"
 _KEY_FIELDS: Final = 7
+_RANGES_AT: Final = 7
+"""Where the ranges stand in the row of a key."""
 
 
 class Misfit(StrEnum):
@@ -57,6 +67,7 @@ class Misfit(StrEnum):
     CHECKSUM = "its checksum is wrong"
     OTHER_DEFAULTS = "it was taken with other settings for groups that have none"
     MALFORMED = "it cannot be understood"
+    RANGES_SKIPPED = "its writer did not know range claims and may have passed over some"
     BEFORE_START = "the log begins only after it"
     BEYOND_END = "the log ends before it"
 
@@ -76,10 +87,11 @@ class SnapshotName(NamedTuple):
     number: int
     offset: int
     snapshot_id: str
+    version: int = VERSION
 
     def __str__(self) -> str:
         """Give it as the keys of its parts begin."""
-        return "/".join((str(VERSION), *map(str, self)))
+        return "/".join((str(self.version), *map(str, self[:-1])))
 
     def key(self, part: str | int) -> bytes:
         """Give the key of a part."""
@@ -141,7 +153,8 @@ def render(world: PartitionWorld, topic_id: str, snapshot_id: str, part_bytes: i
         raise ValueError(f"coordination partition {world.number} is only observed: nobody may start from its state")
     if SNAPSHOT_ID.fullmatch(snapshot_id) is None or TOPIC_ID.fullmatch(topic_id) is None:
         raise ValueError(f"{snapshot_id!r} or {topic_id!r} cannot stand in the key of a snapshot")
-    name = SnapshotName(topic_id, world.coordination_partitions, world.number, world.next_offset, snapshot_id)
+    version = VERSION_WITH_RANGES if world.had_ranges else VERSION
+    name = SnapshotName(topic_id, world.coordination_partitions, world.number, world.next_offset, snapshot_id, version)
     text = "\n".join(map(_line, _rows(world))).encode()
     parts = [text[begin : begin + part_bytes] for begin in range(0, len(text), part_bytes)]
     closing = {"parts": len(parts), "sha256": _checksum(name, text), "log_time_ms": world.log_time_ms}
@@ -157,7 +170,7 @@ def collect(records: Iterable[tuple[bytes | None, bytes | None]]) -> tuple[list[
     found: dict[SnapshotName, Stored] = {}
     foreign: dict[str, Misfit] = {}
     for key, value in records:
-        named = _read_key(key)
+        named = _read_name(key)
         if isinstance(named, str):
             foreign[named] = Misfit.NEWER_VERSION
         elif named is not None:
@@ -203,6 +216,8 @@ def load(stored: Stored, defaults: Settings) -> PartitionWorld | Misfit:
         return _read_rows(stored.name, [json.loads(line) for line in text.split(b"\n")], defaults)
     except _OtherDefaultsError:
         return Misfit.OTHER_DEFAULTS
+    except _RangesSkippedError:
+        return Misfit.RANGES_SKIPPED
     except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError):
         return Misfit.MALFORMED
 
@@ -210,12 +225,13 @@ def load(stored: Stored, defaults: Settings) -> PartitionWorld | Misfit:
 def outdated(stored: Sequence[Stored], newest: SnapshotName) -> list[Record]:
     """Give the records that delete all of the same log at a lower log offset than `newest`, which was read whole.
 
-    What lies at the same one stays: of two writers that both did this, each would delete the other's.
+    What lies at the same one stays: of two writers that both did this, each would delete the other's. What is of
+    another version stays too: there may be members that read only that.
     """
     return [
         Record(one.name.key(part), None)
         for one in stored
-        if one.name[:3] == newest[:3] and one.name.offset < newest.offset
+        if (*one.name[:3], one.name.version) == (*newest[:3], newest.version) and one.name.offset < newest.offset
         for part in one.parts
     ]
 
@@ -233,12 +249,13 @@ def _misfit(name: SnapshotName, topic_id: str, partitions: int, start: int, end:
 # Keys and closing parts
 
 
-def _read_key(key: bytes | None) -> tuple[SnapshotName, str] | str | None:
+def _read_name(key: bytes | None) -> tuple[SnapshotName, str] | str | None:
     """Give the snapshot and the part; the beginning of a key of another version; None for what is no key of ours."""
     fields = (key or b"").decode("utf-8", "replace").split("/")
     if NUMBER.fullmatch(fields[0]) is None:
         return None
-    if fields[0] != str(VERSION):
+    version = _VERSIONS.get(fields[0])
+    if version is None:
         return "/".join(fields[:-1])[:200]
     if len(fields) != _KEY_FIELDS:
         return None
@@ -248,7 +265,7 @@ def _read_key(key: bytes | None) -> tuple[SnapshotName, str] | str | None:
     partitions, number, offset = map(int, numbers)
     if number >= partitions or offset > INT64_MAX or SNAPSHOT_ID.fullmatch(snapshot_id) is None:
         return None
-    return SnapshotName(topic_id, partitions, number, offset, snapshot_id), part
+    return SnapshotName(topic_id, partitions, number, offset, snapshot_id, version), part
 
 
 def _closing_of(value: bytes | None) -> Closing | None:
@@ -278,6 +295,7 @@ def _rows(world: PartitionWorld) -> Iterator[object]:
         "invalid": world.invalid,
         "refused": world.refused,
         "noted": world.noted,
+        "knows": _KNOWN,
     }
     for name, group in world.groups.items():
         yield {
@@ -292,7 +310,12 @@ def _rows(world: PartitionWorld) -> Iterator[object]:
                 topic = named
                 yield {"topic": topic}
             state = (key.offset, key.plan_end, key.plan_attempts, key.generation, key.data_topic_id, key.last_beat_ms)
-            yield (partition, *state, *(key.owner or ()))
+            ranges = (list(map(_range_row, key.ranges)),) if world.had_ranges else ()
+            yield (partition, *state, *ranges, *(key.owner or ()))
+
+
+def _range_row(each: Range) -> tuple[object, ...]:
+    return (each.start, each.end, each.phase, each.attempts, each.last_beat_ms, *(each.owner or ()))
 
 
 def _defaults_text(defaults: Settings) -> str:
@@ -304,6 +327,10 @@ class _OtherDefaultsError(Exception):
     pass
 
 
+class _RangesSkippedError(Exception):
+    pass
+
+
 def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: Settings) -> PartitionWorld:
     """Build the state. Raises whatever comes of rows that are not as `_rows` writes them."""
     remaining = iter(rows)
@@ -311,22 +338,35 @@ def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: Settings) -> P
     if first["defaults"] != _defaults_text(defaults):
         raise _OtherDefaultsError
     world = PartitionWorld(name.number, name.partitions, defaults, 0)
+    world.had_ranges = name.version == VERSION_WITH_RANGES
     world.resume_at(name.offset, None if first["log_time_ms"] is None else _time(first["log_time_ms"]))
     world.invalid = _read_counts(first["invalid"], Invalid)
     world.refused = _read_counts(first["refused"], Refusal)
     world.noted = _read_counts(first["noted"], Note)
+    read_key_row = _read_key_with_ranges if world.had_ranges else _read_key
     group, topic = Group(defaults), None
     for row in remaining:
         if isinstance(row, list):
             if topic is None:
                 raise ValueError("a key without a topic")
-            group.keys[topic, _whole(row[0], INT32_MAX)] = _read_key_row(*row[1:])
+            group.keys[topic, _whole(row[0], INT32_MAX)] = read_key_row(row)
         elif "group" in row:
             group, topic = _read_group(row, defaults), None
             world.groups[_name(row["group"])] = group
         else:
             topic = _topic(row["topic"], name)
+    if not world.had_ranges and _may_lack_ranges(world, knows=first.get("knows", [])):
+        raise _RangesSkippedError
     return world
+
+
+def _may_lack_ranges(world: PartitionWorld, knows: Any) -> bool:  # noqa: ANN401 - what was read
+    """Tell whether a writer of version 1 may have passed over range records, now or before they were switched off."""
+    groups = world.groups.values()
+    if any(RANGES in group.settings.features for group in groups):
+        return True
+    skipped = world.invalid[Invalid.UNKNOWN_TYPE] > 0 and any(group.settings_accepted for group in groups)
+    return skipped and knows != _KNOWN
 
 
 _Reason = TypeVar("_Reason", Invalid, Refusal, Note)
@@ -346,6 +386,38 @@ def _read_group(row: dict[str, Any], defaults: Settings) -> Group:
         None if row["paused_until_s"] is None else _whole(row["paused_until_s"]),
         None if row["paused_by"] is None else _name(row["paused_by"]),
     )
+
+
+def _read_key(row: list[Any]) -> Key:
+    return _read_key_row(*row[1:])
+
+
+def _read_key_with_ranges(row: list[Any]) -> Key:
+    key = _read_key_row(*row[1:_RANGES_AT], *row[_RANGES_AT + 1 :])
+    if type(row[_RANGES_AT]) is not list:
+        raise ValueError(row)
+    key.ranges = tuple(_read_range(*each) for each in row[_RANGES_AT])
+    if key.ranges and (key.offset is None or key.offset > key.ranges[0].start):
+        raise ValueError(key)
+    if not all(one.end <= next_one.start for one, next_one in pairwise(key.ranges)):
+        raise ValueError(key)
+    return key
+
+
+def _read_range(
+    start: int,
+    end: int,
+    phase: str,
+    attempts: int,
+    last_beat_ms: int,
+    *owner: Any,  # noqa: ANN401 - instance, client and epoch, or nothing
+) -> Range:
+    if not _whole(start) < _whole(end):
+        raise ValueError(start)
+    held = _read_owner(*owner) if owner else None
+    if (phase == Phase.CLAIMED and held is None) or (phase == Phase.DONE and held is not None):
+        raise ValueError(phase)
+    return Range(start, end, Phase(phase), held, _time(last_beat_ms), _whole(attempts))
 
 
 def _read_key_row(  # noqa: PLR0917 - the fields of a row, in their order

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import RuleSet, Settings
 
 Place = tuple[str, int]
 """A data topic and a partition of it."""
+RANGES: Final = "ranges"
+"""The feature that lets a group's members claim ranges of a partition's offsets."""
 
 
 class Freshness(StrEnum):
@@ -27,11 +29,52 @@ def freshness(silent_ms: int, heartbeat_interval_ms: int) -> Freshness:
 
 
 class Owner(NamedTuple):
-    """Who holds a key. `epoch` is the log offset of the winning record; an observing reader knows none."""
+    """Who holds a key, or a range of it. `epoch` is the log offset of the winning record; an observer knows none."""
 
     instance: str
     client: str
     epoch: int | None
+
+
+class Phase(StrEnum):
+    """How far a range has got."""
+
+    CLAIMED = "claimed"
+    """It goes with its owner."""
+    PLANNED = "planned"
+    """One batch, which stays as it is until it is done."""
+    DONE = "done"
+    """It waits for the offset."""
+
+
+class Range(NamedTuple):
+    """The offsets from `start` up to `end` (exclusive); `last_beat_ms` means something only while there is an owner."""
+
+    start: int
+    end: int
+    phase: Phase
+    owner: Owner | None = None
+    last_beat_ms: int = 0
+    attempts: int = 0
+
+    def is_live(self, at_ms: int, heartbeat_interval_ms: int) -> bool:
+        """Tell whether it has an owner that is not stale at `at_ms`."""
+        return self.owner is not None and at_ms - self.last_beat_ms <= 2 * heartbeat_interval_ms
+
+    def is_spent(self, at_ms: int, heartbeat_interval_ms: int) -> bool:
+        """Tell whether nothing but a stale owner speaks for it."""
+        return self.phase is Phase.CLAIMED and not self.is_live(at_ms, heartbeat_interval_ms)
+
+    def overlaps(self, start: int, end: int) -> bool:
+        """Tell whether it shares an offset with [start, end)."""
+        return self.start < end and start < self.end
+
+    def without_owner(self) -> "Range":
+        """Give it as it is when nobody holds it."""
+        return self._replace(owner=None, last_beat_ms=0)
+
+
+Ranges = tuple[Range, ...]
 
 
 @dataclass(slots=True)
@@ -39,7 +82,7 @@ class Key:
     """The state of one partition of a data topic for one group.
 
     `offset` is the next to read; `plan_end` (exclusive) is there while a plan is open; `last_beat_ms` is log time and
-    means something only while there is an owner.
+    means something only while there is an owner. `ranges` are ordered and do not overlap (docs/range-claims.md 2).
     """
 
     offset: int | None = None
@@ -50,6 +93,7 @@ class Key:
     generation: int = 0
     data_topic_id: str | None = None
     provisional: bool = False
+    ranges: Ranges = ()
 
     def end_plan(self) -> None:
         """Forget the open plan, if any, and its attempts."""
@@ -63,9 +107,15 @@ class Key:
         self.offset = offset
 
     def new_generation(self, generation: int) -> None:
-        """Begin to count "once" anew: the plan ends."""
+        """Begin to count "once" anew: the plan ends, all ranges are gone."""
         self.end_plan()
+        self.ranges = ()
         self.generation = generation
+
+
+def enables_ranges(settings: Settings) -> bool:
+    """Tell whether a group under `settings` may claim ranges: a Go reader would take the partition for free."""
+    return RANGES in settings.features and settings.rule_set is RuleSet.NATIVE
 
 
 @dataclass(slots=True)
@@ -87,9 +137,21 @@ class Group:
         return self.paused_by == instance and self.is_paused(at_ms)
 
     def is_live(self, key: Key, at_ms: int) -> bool:
-        """Tell whether `key` has an owner that is not stale at `at_ms`."""
+        """Tell whether `key` is held whole by an owner that is not stale at `at_ms`."""
         return key.owner is not None and at_ms - key.last_beat_ms <= 2 * self.settings.heartbeat_interval_ms
 
     def live_keys(self, at_ms: int) -> Iterator[Place]:
-        """Give the places whose owner is live at `at_ms`."""
-        return (place for place, key in self.keys.items() if self.is_live(key, at_ms))
+        """Give the places that are held at `at_ms`, whole or by a range, by an owner that is not stale."""
+        return (
+            place for place, key in self.keys.items() if self.is_live(key, at_ms) or self.has_live_range(key, at_ms)
+        )
+
+    def has_live_range(self, key: Key, at_ms: int) -> bool:
+        """Tell whether a range of `key` has an owner that is not stale at `at_ms`."""
+        interval_ms = self.settings.heartbeat_interval_ms
+        return any(each.is_live(at_ms, interval_ms) for each in key.ranges)
+
+    def unspent(self, key: Key, at_ms: int) -> Ranges:
+        """Give the ranges of `key` that count at `at_ms`: all but those for which only a stale owner speaks."""
+        interval_ms = self.settings.heartbeat_interval_ms
+        return tuple(each for each in key.ranges if not each.is_spent(at_ms, interval_ms))

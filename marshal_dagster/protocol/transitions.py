@@ -1,4 +1,4 @@
-"""The table of PROTOCOL.md 4, as a table.
+"""The tables of PROTOCOL.md 4 and of docs/range-claims.md 3, as a table.
 
 For each type of record: the conditions under which it is accepted, the reason that is named when one fails, its effect.
 
@@ -12,19 +12,34 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
+from marshal_dagster.protocol.key_ranges import (
+    MOST_RANGES,
+    finish,
+    give_up,
+    left_by_all,
+    of_epoch,
+    put,
+)
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
+    ClaimingRange,
     DataTopic,
     GroupSettings,
     Heartbeat,
     Mark,
     Message,
+    PlanningRange,
+    RangeDone,
+    RangeHeartbeat,
+    RangeMessage,
     ReleaseGroup,
     ReleasingPartition,
+    ReleasingRange,
     RevokingClaim,
+    RevokingRange,
 )
-from marshal_dagster.protocol.state import Group, Key, Owner
+from marshal_dagster.protocol.state import Group, Key, Owner, Phase, Range, Ranges, enables_ranges
 
 
 class Refusal(StrEnum):
@@ -42,6 +57,16 @@ class Refusal(StrEnum):
     LIVE_MEMBERS = "the group has live owners"
     OPEN_PLANS = "the group has open plans"
     SETTINGS_EXIST = "the group has settings; they are changed while it is paused, by who paused it"
+    RANGES_DISABLED = "the group's settings do not enable ranges"
+    HELD_BY_RANGES = "the partition is held by ranges"
+    TOPIC_UNKNOWN = "the partition has no data topic id yet"
+    OPEN_PLAN = "the partition has an open plan"
+    BELOW_OFFSET = "the range begins below the offset"
+    EMPTY_RANGE = "the range ends where it begins, or before"
+    RANGE_TAKEN = "the range is held, planned or done, in part or whole"
+    TOO_MANY_RANGES = "the partition has as many ranges as it may have"
+    OUTSIDE_RANGE = "the plan does not end within the range"
+    NOT_PLANNED = "the range has no plan"
 
 
 class Note(StrEnum):
@@ -51,6 +76,7 @@ class Note(StrEnum):
     LOWERED = "a heartbeat lowered the offset"
     DISPLACED = "a heartbeat displaced the owner"
     RELEASED_ELSEWHERE = "a release named another offset than the state's"
+    BEYOND_RANGES = "a heartbeat above the offset of a partition that has ranges"
 
 
 M = TypeVar("M", bound=Message)
@@ -146,6 +172,96 @@ def is_without_plans_or_pauser(event: Event[GroupSettings]) -> bool:
     return is_pauser(event) or all(key.plan_end is None for key in event.group.keys.values())
 
 
+# Guards of range claims, and of what they keep from being claimed whole
+
+
+def is_free_of_live_ranges(event: Event[Any]) -> bool:
+    return not event.key.ranges or not event.group.has_live_range(event.key, event.log_time_ms)
+
+
+def is_free_of_ranges_or_pauser(event: Event[Any]) -> bool:
+    return not event.key.ranges or not _unspent(event) or is_pauser(event)
+
+
+def is_without_ranges(event: Event[Any]) -> bool:
+    return not event.key.ranges
+
+
+def is_enabled(event: Event[Any]) -> bool:
+    return enables_ranges(event.group.settings)
+
+
+def is_plan_closed(event: Event[Any]) -> bool:
+    return event.key.plan_end is None
+
+
+def is_topic_known(event: Event[Any]) -> bool:
+    return event.key.data_topic_id is not None
+
+
+def is_from_offset_on(event: Event[ClaimingRange]) -> bool:
+    return event.key.offset is not None and event.message.start >= event.key.offset
+
+
+def is_not_empty(event: Event[ClaimingRange]) -> bool:
+    return event.message.start < event.message.end
+
+
+def is_takeover_or_free(event: Event[ClaimingRange]) -> bool:
+    start, end = event.message.start, event.message.end
+    return _left_planned(event) is not None or not any(each.overlaps(start, end) for each in _unspent(event))
+
+
+def is_takeover_or_not_too_many(event: Event[ClaimingRange]) -> bool:
+    return _left_planned(event) is not None or len(_unspent(event)) < MOST_RANGES
+
+
+def is_range_of_epoch(event: Event[RangeMessage]) -> bool:
+    return _named(event) is not None
+
+
+def is_range_owner(event: Event[RangeMessage]) -> bool:
+    held = _named(event)
+    return held is not None and held.owner is not None and held.owner.instance == event.message.instance
+
+
+def is_live_range(event: Event[RangeMessage]) -> bool:
+    held = _named(event)
+    return held is not None and held.is_live(event.log_time_ms, event.group.settings.heartbeat_interval_ms)
+
+
+def is_within_range(event: Event[PlanningRange]) -> bool:
+    held = _named(event)
+    return held is not None and held.start < event.message.end <= held.end
+
+
+def is_same_plan_or_first(event: Event[PlanningRange]) -> bool:
+    held = _named(event)
+    return held is not None and (held.phase is Phase.CLAIMED or held.end == event.message.end)
+
+
+def is_planned(event: Event[RangeMessage]) -> bool:
+    held = _named(event)
+    return held is not None and held.phase is Phase.PLANNED
+
+
+def _unspent(event: Event[Any]) -> Ranges:
+    return event.group.unspent(event.key, event.log_time_ms)
+
+
+def _named(event: Event[Any]) -> Range | None:
+    return of_epoch(event.key.ranges, event.message.epoch)
+
+
+def _left_planned(event: Event[ClaimingRange]) -> Range | None:
+    """Find the planned range without a live owner that is exactly the one asked for."""
+    asked, interval_ms = (event.message.start, event.message.end), event.group.settings.heartbeat_interval_ms
+    for each in event.key.ranges:
+        if (each.start, each.end) == asked and each.phase is Phase.PLANNED:
+            return None if each.is_live(event.log_time_ms, interval_ms) else each
+    return None
+
+
 # Effects: what an accepted record changes
 
 
@@ -157,6 +273,8 @@ def take(event: Event[ClaimingPartition]) -> None:
     key = event.key
     key.owner = _owner_of(event)
     key.last_beat_ms = event.log_time_ms
+    if key.ranges:
+        key.ranges = left_by_all(key.ranges)
     if key.plan_end is not None:
         key.plan_attempts += 1
 
@@ -166,6 +284,8 @@ def beat(event: Event[Heartbeat]) -> Note | None:
     key.last_beat_ms = event.log_time_ms
     if key.offset is not None and offset < key.offset:
         return Note.REWIND
+    if key.ranges:
+        return None if offset == key.offset else Note.BEYOND_RANGES
     key.move(offset)
     return None
 
@@ -208,8 +328,47 @@ def settle(event: Event[GroupSettings]) -> None:
     group.settings_accepted = True
     for key in group.keys.values():
         key.owner = None
-        if delivery_changes and key.offset is not None:
+        key.ranges = left_by_all(key.ranges)
+        forgets_ranges = bool(key.ranges) and not enables_ranges(settings)
+        if forgets_ranges or (delivery_changes and key.offset is not None):
             key.new_generation(event.offset)
+
+
+def take_range(event: Event[ClaimingRange]) -> None:
+    key, left = event.key, _left_planned(event)
+    key.owner = None
+    new = left or Range(event.message.start, event.message.end, Phase.CLAIMED)
+    attempts = new.attempts if left is None else left.attempts + 1
+    held = new._replace(owner=_owner_of(event), last_beat_ms=event.log_time_ms, attempts=attempts)
+    key.ranges = put(_unspent(event), held)
+
+
+def _change_named(event: Event[Any], change: Callable[[Range], Ranges]) -> None:
+    held = _named(event)
+    if held is not None:
+        event.key.ranges = change(held)
+
+
+def plan_range(event: Event[PlanningRange]) -> None:
+    end, ranges = event.message.end, event.key.ranges
+    _change_named(event, lambda held: put(ranges, held._replace(end=end, phase=Phase.PLANNED)))
+
+
+def beat_range(event: Event[RangeHeartbeat]) -> None:
+    log_time_ms, ranges = event.log_time_ms, event.key.ranges
+    _change_named(event, lambda held: put(ranges, held._replace(last_beat_ms=log_time_ms)))
+
+
+def finish_range(event: Event[RangeDone]) -> None:
+    key, held = event.key, _named(event)
+    if held is not None and key.offset is not None:
+        key.ranges, offset = finish(key.ranges, held, key.offset)
+        key.move(offset)
+
+
+def leave_range(event: Event[RangeMessage]) -> None:
+    ranges = event.key.ranges
+    _change_named(event, lambda held: give_up(ranges, held))
 
 
 def nothing(_: Event[Any]) -> None:
@@ -262,9 +421,20 @@ def observe_settings(event: Event[GroupSettings]) -> None:
 
 Rules = Mapping[type[Message], Rule]
 
+_RUNNING: Final = (is_running, Refusal.PAUSED)
+_BY_RANGE_OWNER: Final = ((is_range_of_epoch, Refusal.OTHER_EPOCH), (is_range_owner, Refusal.NOT_OWNER))
+
 NATIVE: Final[Rules] = MappingProxyType(
     {
-        ClaimingPartition: Rule(take, ((is_unowned, Refusal.LIVE_OWNER), (is_running_or_pauser, Refusal.PAUSED))),
+        ClaimingPartition: Rule(
+            take,
+            (
+                (is_unowned, Refusal.LIVE_OWNER),
+                (is_running_or_pauser, Refusal.PAUSED),
+                (is_free_of_live_ranges, Refusal.HELD_BY_RANGES),
+                (is_free_of_ranges_or_pauser, Refusal.HELD_BY_RANGES),
+            ),
+        ),
         Heartbeat: Rule(beat, ((is_owner, Refusal.NOT_OWNER),)),
         ReleasingPartition: Rule(release, ((is_owner, Refusal.NOT_OWNER),)),
         RevokingClaim: Rule(revoke, ((is_claim_of_epoch, Refusal.OTHER_EPOCH),)),
@@ -277,6 +447,7 @@ NATIVE: Final[Rules] = MappingProxyType(
                 (is_offset_known, Refusal.OFFSET_UNKNOWN),
                 (is_plan_ahead, Refusal.EMPTY_PLAN),
                 (is_plan_free, Refusal.OTHER_PLAN),
+                (is_without_ranges, Refusal.HELD_BY_RANGES),
             ),
         ),
         ReleaseGroup: Rule(pause),
@@ -297,6 +468,35 @@ NATIVE: Final[Rules] = MappingProxyType(
             ),
         ),
         Mark: Rule(nothing),
+        ClaimingRange: Rule(
+            take_range,
+            (
+                (is_enabled, Refusal.RANGES_DISABLED),
+                _RUNNING,
+                (is_unowned, Refusal.LIVE_OWNER),
+                (is_plan_closed, Refusal.OPEN_PLAN),
+                (is_offset_known, Refusal.OFFSET_UNKNOWN),
+                (is_topic_known, Refusal.TOPIC_UNKNOWN),
+                (is_from_offset_on, Refusal.BELOW_OFFSET),
+                (is_not_empty, Refusal.EMPTY_RANGE),
+                (is_takeover_or_free, Refusal.RANGE_TAKEN),
+                (is_takeover_or_not_too_many, Refusal.TOO_MANY_RANGES),
+            ),
+        ),
+        PlanningRange: Rule(
+            plan_range,
+            (
+                *_BY_RANGE_OWNER,
+                (is_live_range, Refusal.NOT_LIVE),
+                _RUNNING,
+                (is_within_range, Refusal.OUTSIDE_RANGE),
+                (is_same_plan_or_first, Refusal.OTHER_PLAN),
+            ),
+        ),
+        RangeHeartbeat: Rule(beat_range, _BY_RANGE_OWNER),
+        RangeDone: Rule(finish_range, (*_BY_RANGE_OWNER, (is_planned, Refusal.NOT_PLANNED))),
+        ReleasingRange: Rule(leave_range, _BY_RANGE_OWNER),
+        RevokingRange: Rule(leave_range, ((is_range_of_epoch, Refusal.OTHER_EPOCH),)),
     }
 )
 

@@ -15,6 +15,7 @@ from typing import Final
 from marshal_dagster.protocol.messages import (
     GROUP_MESSAGES,
     MAX_VALUE_BYTES,
+    GroupSettings,
     Heartbeat,
     Invalid,
     InvalidMessage,
@@ -25,7 +26,7 @@ from marshal_dagster.protocol.messages import (
     parse,
 )
 from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.protocol.state import Group, Key, Owner, Place
+from marshal_dagster.protocol.state import RANGES, Group, Key, Owner, Place
 from marshal_dagster.protocol.transitions import GO, NATIVE, OBSERVING, Event, Note, Refusal, Rules
 
 
@@ -57,6 +58,7 @@ class PartitionWorld:
 
     `certain` tells whether it was read from the log's start or a snapshot; if not, every key is provisional and nobody
     claims from it. `next_offset` is the log offset of the next record to apply. `log_time_ms` is None before the first.
+    `had_ranges` tells whether a group's settings ever named the feature (docs/range-claims.md 5).
     """
 
     def __init__(self, number: int, coordination_partitions: int, defaults: Settings, start: int) -> None:
@@ -65,6 +67,7 @@ class PartitionWorld:
         self.coordination_partitions = coordination_partitions
         self.defaults = defaults
         self.certain = start == 0
+        self.had_ranges = False
         self.next_offset = start
         self.groups: dict[str, Group] = {}
         self.refused: Counter[Refusal] = Counter()
@@ -160,6 +163,8 @@ class PartitionWorld:
                 group.keys[place] = key
         if kind is Heartbeat:
             self._remember_beat(value, key, (message.group, place))
+        elif kind is GroupSettings and RANGES in group.settings.features:
+            self.had_ranges = True
         if note is None:
             return ACCEPTED
         self.noted[note] += 1
@@ -175,7 +180,7 @@ class PartitionWorld:
 
         One a key: owners come and go for as long as a log is followed.
         """
-        if value is None or key.owner is None or not self.certain:
+        if value is None or key.owner is None or key.ranges or not self.certain:
             return
         rest = value.rpartition(b"/")[0]
         if _BEAT.fullmatch(rest[:_BEAT_LENGTH]) is None or len(rest) > _LONGEST_REST:

@@ -2,7 +2,7 @@
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,8 @@ import pytest
 from tests import plain_reader
 from tests.log_generator import FEATURES, LogRecord, Profile, generate, padded, spoiled, stretched, value_of
 from tests.plain_reader import PlainReader, coordination_partition, parse
-from tests.second_reader import PROFILES, Case, Reader, case_of
-from tests.wrong_readings import WRONG_PARSING, WRONG_RULES
+from tests.second_reader import PROFILES, Case, LibraryReader, Reader, case_of
+from tests.wrong_readings import WRONG_PARSING, WRONG_RANGES, WRONG_RULES
 
 SOURCE = Path(plain_reader.__file__).read_text(encoding="utf-8")
 LOGS_PER_PROFILE = 50
@@ -30,8 +30,15 @@ EXAMPLES = {
         ("GroupSettings", ["", "0"], ["60000", "go", "at_least_once", "-"]),
         ("DataTopic", ["events0", "3"], ["Zk3_-0987654321abcdefg"]),
         ("Mark", ["", "0"], []),
+        ("ClaimingRange", ["events0", "3"], ["250", "300"]),
+        ("PlanningRange", ["events0", "3"], ["17", "300"]),
+        ("RangeHeartbeat", ["events0", "3"], ["17"]),
+        ("RangeDone", ["events0", "3"], ["17"]),
+        ("ReleasingRange", ["events0", "3"], ["17"]),
+        ("RevokingRange", ["events0", "3"], ["17"]),
     ]
 }
+RANGE_RECORDS = {kind for kind in EXAMPLES if "Range" in kind}
 OTHER_SETTINGS = [*EXAMPLES["GroupSettings"][:8], "30000", "native", "effectively_once", "ranges,f_1"]
 FOREIGN = next(f"t{n}" for n in range(99) if coordination_partition(f"t{n}", 2) != coordination_partition("events0", 2))
 
@@ -80,23 +87,67 @@ def wrong_reader(right: str, wrong: str) -> dict[str, Any]:
     return module
 
 
+Trace = list[tuple[LogRecord, str, dict[str, Any] | None]]
+
+
+def trace_of(reader: Reader, log: Iterable[LogRecord], length: int) -> Trace:
+    """Return the records of a log with a reader's verdict of each, and its state after every fifth."""
+    return [
+        (record, reader.read(*record), reader.summary() if number % 5 == 0 or number == length - 1 else None)
+        for number, record in enumerate(log)
+    ]
+
+
 @functools.cache
-def traces() -> list[tuple[Case, list[tuple[LogRecord, str, dict[str, Any] | None]]]]:
-    """Return logs with the plain reader's verdict of each record, and its state after every fifth."""
-    found = []
-    for seed in range(LOGS_PER_PROFILE):
-        for profile in PROFILES:
-            case = case_of(profile, seed, RECORDS)
-            reader = case.plain()
-            trace = [
-                (record, reader.read(*record), reader.summary() if number % 5 == 0 or number == RECORDS - 1 else None)
-                for number, record in enumerate(case.log())
-            ]
-            found.append((case, trace))
-    return found
+def traces(profiles: tuple[Profile, ...]) -> list[tuple[Case, Trace]]:
+    """Return logs as the plain reader reads them."""
+    cases = [case_of(profile, seed, RECORDS) for seed in range(LOGS_PER_PROFILE) for profile in profiles]
+    return [(case, trace_of(case.plain(), case.log(), RECORDS)) for case in cases]
 
 
-def agrees(reader: Reader, trace: list[tuple[LogRecord, str, dict[str, Any] | None]]) -> bool:
+@functools.cache
+def crowd() -> Trace:
+    """Return a log in which a key has as many ranges as it may have: held, planned, done and spent ones."""
+    head, where = "1/1795230000/a/c", "etl/events0/3"
+    texts = [
+        f"ReleaseGroup/{head}/etl//0/4000000000",
+        f"GroupSettings/{head}/etl//0/60000/native/at_least_once/ranges",
+        f"ReleaseGroup/{head}/etl//0/0",
+        f"ClaimingPartition/{head}/{where}",
+        f"DataTopic/{head}/{where}/Zk3_-0987654321abcdefg",
+        f"Heartbeat/{head}/{where}/1",
+        f"ReleasingPartition/{head}/{where}/1",
+    ]
+    times = [0] * len(texts)
+
+    def add(time_ms: int, kind: str, *tail: int) -> int:
+        texts.append("/".join([kind, head, where, *map(str, tail)]))
+        times.append(time_ms)
+        return len(texts) - 1
+
+    add(1, "ClaimingRange", 9_000, 9_001)  # spent, in the end
+    last = 0
+    for number in range(256):
+        last = add(60_000, "ClaimingRange", 10 * number + 2, 10 * number + 9)
+        add(60_000, "PlanningRange", last, 10 * number + 9)
+        if number == 253:
+            add(120_001, "ClaimingRange", 9_100, 9_101)  # all are there, the spent one, too: there is room
+            add(120_001, "ClaimingRange", 9_200, 9_201)
+    add(120_002, "ClaimingRange", 9_300, 9_301)
+    add(120_002, "RangeDone", last)
+    add(120_002, "RevokingRange", last - 2)
+    add(120_003, "ClaimingRange", 9_300, 9_301)
+    add(120_003, "ClaimingRange", 10 * 252 + 2, 10 * 252 + 9)
+    add(180_001, "ClaimingRange", 2, 9)
+    add(240_001, "ClaimingRange", 9_400, 9_401)
+    return trace_of(
+        PlainReader(1),
+        [(0, offset, 1_795_230_000_000 + times[offset], text.encode()) for offset, text in enumerate(texts)],
+        len(texts),
+    )
+
+
+def agrees(reader: Reader, trace: Trace) -> bool:
     """Tell whether a reader comes to the verdicts and states of a trace."""
     for record, verdict, state in trace:
         if reader.read(*record) != verdict:
@@ -123,15 +174,37 @@ def test_wrong_parsing_shows(name: str) -> None:
 @pytest.mark.parametrize("name", WRONG_RULES)
 def test_a_wrong_rule_shows(name: str) -> None:
     """A reader with one rule wrong differs from the right one within the generated logs."""
-    module = wrong_reader(*WRONG_RULES[name])
-    for case, trace in traces():
+    assert shows(wrong_reader(*WRONG_RULES[name]), traces(PROFILES))
+
+
+@pytest.mark.parametrize("name", WRONG_RANGES)
+def test_a_wrong_rule_of_ranges_shows(name: str) -> None:
+    """A reader with one rule of range claims wrong differs from the right one within the generated logs."""
+    module = wrong_reader(*WRONG_RANGES[name])
+    assert not agrees(module["PlainReader"](1), crowd()) or shows(module, traces(("ranges",)))
+
+
+def shows(module: dict[str, Any], read: list[tuple[Case, Trace]]) -> bool:
+    """Tell whether a wrong reader differs from the right one in one of its traces."""
+    for case, trace in read:
         reader = module["PlainReader"](case.coordination_partitions, case.heartbeat_interval_ms, case.rules)
         if not agrees(reader, trace):
-            return
-    pytest.fail(f"No log among {len(traces())} tells that reader from the right one.")
+            return True
+    return False
 
 
-@pytest.mark.parametrize("profile", ["mixed", "hostile", "go", "steady"])
+def test_a_key_may_be_full() -> None:
+    """The log that fills a key with ranges does so, and the library's reader agrees."""
+    assert agrees(LibraryReader(1, 60_000, "native"), crowd())
+    counts = [
+        len(state["groups"]["etl"]["partitions"][0].get("ranges", ()))
+        for _, _, state in crowd()
+        if state and state["groups"]["etl"]["partitions"]
+    ]
+    assert max(counts) == 256
+
+
+@pytest.mark.parametrize("profile", ["mixed", "hostile", "go", "ranges", "steady"])
 def test_a_seed_is_a_log(profile: Profile) -> None:
     """The same seed gives the same log, another seed another one, of the length asked for."""
     first = list(generate(7, 500, profile=profile))
@@ -140,7 +213,7 @@ def test_a_seed_is_a_log(profile: Profile) -> None:
     assert len(first) == 500
 
 
-@pytest.mark.parametrize("profile", ["mixed", "hostile", "go", "steady"])
+@pytest.mark.parametrize("profile", ["mixed", "hostile", "go", "ranges", "steady"])
 def test_offsets_rise(profile: Profile) -> None:
     """Within a coordination partition offsets rise, as a log's do, and they fit int64."""
     last: dict[int, int] = {}
@@ -162,10 +235,21 @@ def test_every_verdict_of_every_type_comes_up(profile: Profile) -> None:
                 observed = reader.logs[record[0]]["observed"]
                 seen[record[3].split(b"/")[0].decode(), "observed" if observed else verdict] += 1
     always = {"ReleaseGroup", "Mark"}
-    for kind in EXAMPLES:
+    for kind in set(EXAMPLES) - RANGE_RECORDS:
         assert seen[kind, "accepted"] >= 40, kind
         assert seen[kind, "observed"] >= 5, kind
         assert (seen[kind, "refused"] >= 40) is (kind not in always), kind
+
+
+def test_every_verdict_of_every_range_record_comes_up() -> None:
+    """Within a few logs each type of range record is accepted and refused."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for _, trace in traces(("ranges",)):
+        for record, verdict, _ in trace:
+            seen[(record[3] or b"").split(b"/")[0].decode("utf-8", "replace"), verdict] += 1
+    for kind in RANGE_RECORDS:
+        assert seen[kind, "accepted"] >= 30, kind
+        assert seen[kind, "refused"] >= 40, kind
 
 
 def test_edges_of_a_lease_are_hit() -> None:

@@ -50,6 +50,12 @@ TAILS = {
     "RevokingClaim": ["0"],
     "GroupSettings": ["60000", "go", "at_least_once", "-"],
     "DataTopic": ["Zk3_-0987654321abcdefg"],
+    "ClaimingRange": ["5", "9"],
+    "PlanningRange": ["0", "9"],
+    "RangeHeartbeat": ["0"],
+    "RangeDone": ["0"],
+    "ReleasingRange": ["0"],
+    "RevokingRange": ["0"],
 }
 [[TOPIC], [FOREIGN]] = topics_by_coordination_partition(2, 1, odd=False)
 

@@ -5,13 +5,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
-from marshal_dagster.coordination.keeping import OLD_MS, OLD_RECORDS, old_ones, renew_snapshots
+from marshal_dagster.coordination.keeping import OLD_MS, OLD_RECORDS, _of_use, old_ones, renew_snapshots
 from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Head, Snapshots
 from marshal_dagster.errors import RightMissing, TopicMissing
 from marshal_dagster.protocol.messages import Heartbeat
 from marshal_dagster.protocol.snapshots import Record
+from marshal_dagster.protocol.world import World
 from marshal_dagster.testing import MemorySnapshotTopic
 from tests.delivering import Scene
 from tests.members import TOPIC, Site, about
@@ -98,6 +99,16 @@ def test_what_came_last_is_in_it(site: Site, topic: MemorySnapshotTopic) -> None
 def test_what_is_old(head: Head | None, end: int, is_old: bool) -> None:
     """Old is what has more than 10,000 records behind it, or any and an hour."""
     assert old_ones({3: head}, {3: Bounds(0, end)}, OLD_MS + 1) == ({3} if is_old else set())
+
+
+@pytest.mark.parametrize(("version", "had_ranges", "counts"), [(1, False, True), (1, True, False), (2, True, True)])
+def test_a_snapshot_that_lacks_ranges_does_not_count(version: int, had_ranges: bool, counts: bool) -> None:
+    """A member that does not know ranges keeps nobody from writing what it would have left out."""
+    world, head = World(1).start(0, 0), Head(5, 1, version)
+    world.had_ranges = had_ranges
+    assert _of_use(head, world) == (head if counts else None)
+    assert _of_use(head, None) == head
+    assert _of_use(None, world) is None
 
 
 def test_what_is_only_observed_is_not_written(site: Site, topic: MemorySnapshotTopic) -> None:

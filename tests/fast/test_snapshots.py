@@ -25,7 +25,8 @@ LogPart = list[tuple[int, int, bytes | None]]
 def facts(world: PartitionWorld) -> tuple[object, ...]:
     """Give all that a state consists of."""
     counts = (world.invalid, world.refused, world.noted)
-    return world.number, world.certain, world.next_offset, world.log_time_ms, world.groups, counts, world.defaults
+    where = (world.number, world.certain, world.next_offset, world.log_time_ms)
+    return *where, world.groups, counts, world.defaults, world.had_ranges
 
 
 def read(records: Iterable[Record], like: PartitionWorld, **asked: Any) -> Choice:  # noqa: ANN401 - of what was asked
@@ -181,7 +182,7 @@ def test_a_newer_version_is_passed_over_by_its_name() -> None:
     """What a later version writes, in whatever form, is told and not touched."""
     world = world_of()
     records = render(world, TOPIC_ID, "s")
-    newer = [Record(b"2" + each.key[1:], each.value) for each in records]
+    newer = [Record(b"3" + each.key[1:], each.value) for each in records]
     assert reasons(read(newer, world)) == {Misfit.NEWER_VERSION}
     assert read([*records, *newer], world).world is not None
     stored, foreign = collect([*records, *newer])
@@ -211,10 +212,10 @@ def test_a_key_of_something_else_is_no_snapshot(key: bytes | None) -> None:
     assert collect([(key, b"value")]) == ([], {})
 
 
-def rendered(rows: Sequence[object], world: PartitionWorld) -> list[Record]:
+def rendered(rows: Sequence[object], world: PartitionWorld, version: int = 1) -> list[Record]:
     """Write rows of one's own under a right checksum."""
     text = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in rows).encode()
-    name = SnapshotName(TOPIC_ID, 1, 0, world.next_offset, "s")
+    name = SnapshotName(TOPIC_ID, 1, 0, world.next_offset, "s", version)
     checksum = sha256(f"{name}\n".encode() + text).hexdigest()
     closing = json.dumps({"parts": 1, "sha256": checksum, "log_time_ms": 5}).encode()
     return [Record(name.key(0), text), Record(name.key("end"), closing)]
@@ -306,6 +307,104 @@ def test_a_topic_of_another_coordination_partition_is_malformed() -> None:
     closing = json.dumps({"parts": 1, "sha256": checksum, "log_time_ms": 5}).encode()
     records = [Record(name.key(0), part.value), Record(name.key("end"), closing)]
     assert reasons(read(records, world, partitions=4)) == {Misfit.MALFORMED}
+
+
+# Range claims (docs/range-claims.md 5)
+
+WITH_RANGES = {**GROUP, "settings": "9/native/at_least_once/ranges"}
+SWITCHED_OFF = {**GROUP, "settings": "9/native/at_least_once/-"}
+SKIPPED = {**HEAD, "invalid": {"unknown type": 1}}
+RANGE: list[object] = [6, 9, "planned", 2, 7, "i", "c", 3]
+RANGES_KEY: list[object] = [*KEY[:2], None, 0, 0, None, 7, [RANGE, [9, 12, "done", 0, 0]]]
+
+
+def read_rows(rows: Sequence[object], version: int = 1) -> Choice:
+    """Read rows of one's own."""
+    world = PartitionWorld(0, 1, Settings(), 0)
+    return read(rendered(rows, world, version), world)
+
+
+def test_a_partition_whose_settings_never_named_ranges_has_snapshots_that_all_read() -> None:
+    """Version 1 is written until a group's settings name ranges; version 2 from then on, whatever they name."""
+    world = World(1)
+    texts = ["ReleaseGroup/1/1/i/c/g//0/9999999999"]
+    texts += [f"GroupSettings/1/1/i/c/g//0/60000/native/at_least_once/{features}" for features in ("a", "ranges", "-")]
+    versions = []
+    for offset, text in enumerate(texts):
+        assert world.apply(0, offset, 1, text.encode()).kind == "accepted"
+        records = render(world.partitions[0], TOPIC_ID, "s")
+        versions.append({each.key.split(b"/")[0] for each in records})
+        restored = read(records, world.partitions[0]).world
+        assert restored is not None
+        assert facts(restored) == facts(world.partitions[0])
+    assert versions == [{b"1"}, {b"1"}, {b"2"}, {b"2"}]
+
+
+def test_a_snapshot_of_who_may_have_skipped_range_records_is_passed_over() -> None:
+    """A version 1 snapshot counts unless ranges are enabled, or may once have been, and its writer knew none."""
+    for rows in ([HEAD, WITH_RANGES], [{**SKIPPED, "knows": ["ranges"]}, WITH_RANGES], [SKIPPED, SWITCHED_OFF]):
+        assert reasons(read_rows(rows)) == {Misfit.RANGES_SKIPPED}
+    for rows in (
+        [HEAD, SWITCHED_OFF],
+        [SKIPPED],
+        [SKIPPED, {**GROUP, "settings": None}],
+        [{**SKIPPED, "knows": ["ranges"]}, SWITCHED_OFF],
+        [{**HEAD, "invalid": {"no value": 3}}, SWITCHED_OFF],
+    ):
+        assert read_rows(rows).world is not None
+    assert read_rows([SKIPPED, WITH_RANGES], version=2).world is not None
+
+
+def test_a_writer_says_that_it_knows_ranges() -> None:
+    """What a member of this version writes is read though records of unknown types were met."""
+    world = World(1)
+    for offset, text in enumerate(["GroupSettings/1/1/i/c/g//0/60000/native/at_least_once/-", "Unheard/1/1/i/c/g//0"]):
+        world.apply(0, offset, 1, text.encode())
+    records = render(world.partitions[0], TOPIC_ID, "s")
+    assert read(records, world.partitions[0]).world is not None
+
+
+def test_a_version_deletes_only_its_own() -> None:
+    """There may be members that read only the other one."""
+    world = at(world_of(), 10)
+    stored = collect(render(world, TOPIC_ID, "s"))[0]
+    assert len(outdated(stored, SnapshotName(TOPIC_ID, 1, 0, 11, "t", version=1))) == 2
+    assert outdated(stored, SnapshotName(TOPIC_ID, 1, 0, 11, "t", version=2)) == []
+
+
+def test_rows_of_ranges_are_read() -> None:
+    """The row that the next test spoils is right as it stands."""
+    restored = read_rows([HEAD, WITH_RANGES, TOPIC, RANGES_KEY], version=2).world
+    assert restored is not None
+    assert [(each.start, each.end) for each in restored.groups["g"].keys["t", 0].ranges] == [(6, 9), (9, 12)]
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        {},
+        "",
+        None,
+        [{}],
+        [[]],
+        [RANGE[:4]],
+        [RANGE[:7]],
+        [[*RANGE, 1]],
+        [[4, *RANGE[1:]]],
+        [[9, *RANGE[1:]]],
+        [RANGE, [8, 12, "done", 0, 0]],
+        [[9, 12, "done", 0, 0], RANGE],
+        [[*RANGE[:2], "claimed", 0, 7]],
+        [[*RANGE[:2], "done", *RANGE[3:]]],
+        [[*RANGE[:2], "finished", *RANGE[3:]]],
+        [[*RANGE[:3], -1, *RANGE[4:]]],
+        [[*RANGE[:4], "7", *RANGE[5:]]],
+        [[True, *RANGE[1:]]],
+    ],
+)
+def test_rows_of_ranges_that_are_wrong_are_malformed(ranges: object) -> None:
+    """Ranges that no log leads to are passed over and raise nothing."""
+    assert reasons(read_rows([HEAD, WITH_RANGES, TOPIC, [*RANGES_KEY[:7], ranges]], version=2)) == {Misfit.MALFORMED}
 
 
 # Several writers

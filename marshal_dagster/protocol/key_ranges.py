@@ -1,0 +1,49 @@
+"""The ranges by which a partition is held, and what becomes of them (docs/range-claims.md 2).
+
+All are values: an accepted record gives a key another tuple of them, ordered and without overlap.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+from marshal_dagster.protocol.state import Phase, Range, Ranges
+
+MOST_RANGES: Final = 256
+"""How many a key may have: each of its records is judged against all of them."""
+
+
+def of_epoch(ranges: Ranges, epoch: int) -> Range | None:
+    """Find the range that was won by the record at log offset `epoch`, while its owner has it."""
+    return next((each for each in ranges if each.owner is not None and each.owner.epoch == epoch), None)
+
+
+def put(ranges: Iterable[Range], new: Range) -> Ranges:
+    """Add a range, in place of the one that begins where it does."""
+    return tuple(sorted([*(each for each in ranges if each.start != new.start), new]))
+
+
+def give_up(ranges: Ranges, given: Range) -> Ranges:
+    """Take the owner from a range: one that is only claimed is gone."""
+    if given.phase is Phase.CLAIMED:
+        return tuple(each for each in ranges if each is not given)
+    return put(ranges, given.without_owner())
+
+
+def left_by_all(ranges: Ranges) -> Ranges:
+    """Take all owners away; what was only claimed is gone."""
+    return tuple(each.without_owner() for each in ranges if each.phase is not Phase.CLAIMED)
+
+
+def finish(ranges: Ranges, done: Range, offset: int) -> tuple[Ranges, int]:
+    """Let `done` be done, as one with the done ranges that it touches; give what is left, and the offset."""
+    start, end, kept = done.start, done.end, []
+    for each in ranges:
+        if each is done:
+            continue
+        if each.phase is not Phase.DONE or each.end < start or each.start > end:
+            kept.append(each)
+        else:
+            start, end = min(start, each.start), max(end, each.end)
+    if start == offset:
+        return tuple(kept), end
+    return put(kept, Range(start, end, Phase.DONE)), offset
