@@ -3,7 +3,7 @@
 Three bytes at the front say under which rules, from where and in which pieces it is read. Then each record takes
 what it is (or is not: noise, a value with bytes changed, a huge one), whom and which key it names, when it falls (two
 intervals after the owner's last beat, to the millisecond), and its tail (the state's own offset, epoch, plan, ...): a
-byte each, so that deep states are a few bytes away.
+byte each, so that deep states are a few bytes away. What is left of the kinds repeats the value before.
 """
 
 from collections.abc import Callable
@@ -85,6 +85,10 @@ class Log:
             self.value = None
         elif kind == HUGE:
             self.value = (self.value or b"Heartbeat/")[: 1 + oddity * 8] * (1 + tail * 64)
+        elif kind == RANGE and oddity < ODD:
+            by = self._range_owner(key, tail) if who & 3 == 0 else INSTANCES[who & 1]
+            fields = _range(self, key, RANGE_TYPES[oddity % len(RANGE_TYPES)], tail)
+            self.value = value_of(fields, by, name, place, 0, tail)
         gap = 1 + tail * 1_000 if self.log is not None and who & 0xE0 == GAP else 0
         offset = self.offset + gap
         self.offset = offset + 1
@@ -93,6 +97,13 @@ class Log:
     @staticmethod
     def _owner(key: State) -> str:
         return "a" if key["owner"] is None else str(key["owner"]["instance"])
+
+    @staticmethod
+    def _range_owner(key: State, tail: int) -> str:
+        """Give who holds the range that `_range` will name."""
+        ranges = key["ranges"]
+        owner = ranges[(tail >> 4) % len(ranges)]["owner"] if ranges else None
+        return "a" if owner is None else str(owner["instance"])
 
     def _changed(self, value: bytes, tail: int) -> bytes:
         at = tail % (len(value) + 1)
@@ -219,5 +230,30 @@ WRITERS: Final[tuple[Callable[[Log, State, State, int], tuple[str, ...]], ...]] 
     _beat,
     _claim,
 )
-CHANGED, NOISE, NOTHING, HUGE = range(len(WRITERS), len(WRITERS) + 4)
-"""Records that are no messages; what is left of sixteen repeats the value before."""
+CHANGED, NOISE, NOTHING, HUGE, RANGE = range(len(WRITERS), len(WRITERS) + 5)
+"""Records that are no messages, and those about ranges."""
+RANGE_TYPES: Final = (
+    "ClaimingRange",
+    "PlanningRange",
+    "RangeHeartbeat",
+    "RangeDone",
+    "ReleasingRange",
+    "RevokingRange",
+)
+
+
+def _range(log: Log, key: State, kind: str, tail: int) -> tuple[str, ...]:
+    ranges = key["ranges"] or [{"start": key["offset"] or 0, "end": (key["offset"] or 0) + 10, "owner": None}]
+    named = ranges[(tail >> 4) % len(ranges)]
+    start, end = named["start"], named["end"]
+    if kind == "ClaimingRange":
+        offset = key["offset"] or 0
+        starts = (start, end, offset, ranges[-1]["end"], start + 1, max(0, offset - 1), start, end)
+        begin = starts[tail & 7]
+        ends = (end, begin + 10, begin + 1, begin)
+        return (kind, str(begin), str(ends[tail >> 3 & 3]))
+    owner = named["owner"]
+    epoch = log.offset if owner is None else owner["epoch"]
+    epoch = epoch if tail & 3 else max(0, epoch - 1)
+    planned = (str((end, end - 1, start + 1, end + 1)[tail >> 2 & 3]),) if kind == "PlanningRange" else ()
+    return (kind, str(epoch), *planned)

@@ -24,7 +24,7 @@ TOPIC_ID: Final = "A" * 22
 LOGS: Final = 4
 LOG_RECORDS: Final = 120
 PART_BYTES: Final = (64, 300, 500_000)
-NAME: Final = re.compile(rf"1/{TOPIC_ID}/1/0/(?:0|[1-9][0-9]{{0,18}})/[A-Za-z0-9_-]{{1,64}}")
+NAME: Final = re.compile(rf"[12]/{TOPIC_ID}/1/0/(?:0|[1-9][0-9]{{0,18}})/[A-Za-z0-9_-]{{1,64}}")
 FORGED: Final = f"1/{TOPIC_ID}/1/0/{{offset}}/forged"
 
 Spoilt = tuple[bytes | None, bytes | None]

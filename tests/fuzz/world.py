@@ -4,6 +4,7 @@ from typing import Any, Final
 
 from marshal_dagster.protocol import snapshots
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.state import Range
 from marshal_dagster.protocol.world import PartitionWorld, Verdict, VerdictKind, World
 from tests.fuzz.logs import Log
 from tests.fuzz.promises import GROWTH_BYTES, GROWTH_BYTES_PER_BYTE, Finding, held_bytes, hold, in_time
@@ -112,7 +113,7 @@ class Readers:
 
 def hold_equal(one: PartitionWorld, other: PartitionWorld, promise: str) -> None:
     """See that two readers of the library agree in every field."""
-    for name in ("groups", "log_time_ms", "next_offset", "certain", "invalid", "refused", "noted"):
+    for name in ("groups", "log_time_ms", "next_offset", "certain", "had_ranges", "invalid", "refused", "noted"):
         mine, others = getattr(one, name), getattr(other, name)
         hold(mine == others, f"{promise}: {name}", mine, others)
 
@@ -133,6 +134,7 @@ def state_of(world: PartitionWorld) -> State:
                     key.generation,
                     key.data_topic_id,
                     key.provisional,
+                    tuple(map(_range_of, key.ranges)),
                 )
                 for place, key in group.keys.items()
             },
@@ -157,12 +159,22 @@ def state_of_plain(log: State) -> State:
                     key["generation"],
                     key["data_topic_id"],
                     log["observed"],
+                    tuple(map(_plain_range_of, key["ranges"])),
                 )
                 for place, key in group["keys"].items()
             },
         )
         for name, group in log["groups"].items()
     }
+
+
+def _range_of(one: Range) -> State:
+    owner = one.owner and (*one.owner, one.last_beat_ms)
+    return {"start": one.start, "end": one.end, "phase": one.phase.value, "attempts": one.attempts, "owner": owner}
+
+
+def _plain_range_of(one: State) -> State:
+    return {**one, "owner": one["owner"] and tuple(one["owner"].values())}
 
 
 def settings_of(plain: State) -> Settings:

@@ -244,11 +244,14 @@ MUTANTS: Final = (
         "    if stored.position == wanted.end:\n        return Verdict.TAKE\n",
     ),
     Mutant(
-        "the output takes a lower token, of an older generation too",
+        "the output takes what a displaced run writes",
         "protocol/ranges.py",
         "    if wanted.generation < stored.generation:\n",
         "    if False:\n",
-        (("protocol/ranges.py", "    if wanted.epoch < stored.epoch:\n", "    if False:\n"),),
+        (
+            ("protocol/ranges.py", "    if wanted.epoch < stored.epoch:\n", "    if False:\n"),
+            ("protocol/ranges.py", "    if stored.position != wanted.start:\n", "    if False:\n"),
+        ),
     ),
     Mutant(
         "a pause is half written",
