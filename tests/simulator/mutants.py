@@ -298,12 +298,6 @@ MUTANTS: Final = (
         "key.plan_end, 0, key.generation",
     ),
     Mutant(
-        "a snapshot from before the log's start is read on from",
-        SNAPSHOTS,
-        "    if name.offset < start:\n        return Misfit.BEFORE_START\n",
-        "",
-    ),
-    Mutant(
         "who writes a snapshot late deletes newer ones",
         SNAPSHOTS,
         "and one.name.offset < newest.offset",
