@@ -6,7 +6,7 @@ is at work, and the first snapshot is written.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
@@ -179,11 +179,9 @@ def _recovered(observed: Observed, confirmed: Mapping[Whose, Confirmed]) -> Part
     seen, at = observed.world, observed.awaited or 0
     world = PartitionWorld(seen.number, seen.coordination_partitions, seen.defaults, 0)
     world.resume_at(at + 1, observed.mark_ms)
-    for name, group in seen.groups.items():
-        keys = {
-            place: Key(offset=key.offset, generation=at, data_topic_id=key.data_topic_id)
-            for (whose, place), key in confirmed.items()
-            if whose == name and world.is_home_of(place[0])
-        }
-        world.groups[name] = Group(group.settings, group.settings_accepted, group.paused_until_s, group.paused_by, keys)
+    world.groups = {name: replace(group, keys={}) for name, group in seen.groups.items()}
+    for (name, place), key in confirmed.items():
+        if world.is_home_of(place[0]):
+            group = world.groups.setdefault(name, Group(seen.defaults))
+            group.keys[place] = Key(offset=key.offset, generation=at, data_topic_id=key.data_topic_id)
     return world

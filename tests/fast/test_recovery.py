@@ -112,6 +112,15 @@ def test_a_recovered_log_is_certain(site: Site, topic: MemorySnapshotTopic) -> N
     assert not recovery(site, topic).observed
 
 
+def test_what_only_the_person_knows_is_written_too(site: Site, topic: MemorySnapshotTopic) -> None:
+    """An offset confirmed for a group of which the log has nothing left is in the snapshot, under the defaults."""
+    unseen: Whose = ("unseen", (TOPIC, 3))
+    recovery(site, topic).recover({**CONFIRMED, unseen: Confirmed(500, TOPIC_ID)})
+    world = started(site, topic).world
+    assert world.key(unseen[0], TOPIC, 3).offset == 500
+    assert not world.group_of(unseen[0], TOPIC).settings_accepted
+
+
 def test_members_claim_again(site: Site, topic: MemorySnapshotTopic) -> None:
     """After a recovery a member claims, and starts at the confirmed offset."""
     recovery(site, topic).recover(CONFIRMED)
