@@ -176,7 +176,7 @@ def _show(observed: Mapping[int, Observed], proposals: Sequence[Proposal]) -> No
         return
     output.show(f"Only observed: coordination partitions {survey.listed(list(observed))}.", _UNKNOWN)
     for number, each in observed.items():
-        for name, group in each.world.groups.items():
+        for name, group in each.groups.items():
             pause = "" if group.paused_until_s is None else f", paused until {output.utc(group.paused_until_s * 1_000)}"
             accepted = "" if group.settings_accepted else " (by default: no settings record is left)"
             output.show(f"Group {name} in {number}: {survey.settings_text(group.settings)}{accepted}{pause}")
