@@ -10,11 +10,11 @@ from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLost
-from marshal_dagster.coordination.snapshots import WORTH_A_LOOK, Snapshots
+from marshal_dagster.coordination.snapshots import WORTH_A_LOOK, Snapshots, Strange, newest_of_log
 from marshal_dagster.errors import LogChanged, MarshalError, UnavailableError
 from marshal_dagster.protocol.messages import Heartbeat, Message
 from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.protocol.world import ACCEPTED, PartitionWorld, Verdict, VerdictKind, World
+from marshal_dagster.protocol.world import ACCEPTED, LastRecord, PartitionWorld, Verdict, VerdictKind, World
 
 logger = logging.getLogger(__name__)
 
@@ -199,16 +199,24 @@ class Rationalizer:
     def _snapshots_of(self, bounds: Mapping[int, Bounds]) -> Mapping[int, PartitionWorld]:
         """Look for snapshots where one is needed or saves time; a log is read without them too."""
         wanted = {number: at for number, at in bounds.items() if at.start > 0 or at.end >= WORTH_A_LOOK}
-        if self._snapshots is None or not wanted:
+        snapshots = self._snapshots
+        if snapshots is None or not wanted:
             return {}
+        return newest_of_log(
+            self.log, wanted, self._timeout_s, lambda strange: self._newest(snapshots, wanted, strange)
+        )
+
+    def _newest(
+        self, snapshots: Snapshots, wanted: Mapping[int, Bounds], strange: Collection[Strange]
+    ) -> Mapping[int, PartitionWorld]:
         try:
-            return self._snapshots.newest(self.identity, wanted, self.world.defaults)
+            return snapshots.newest(self.identity, wanted, self.world.defaults, strange)
         except MarshalError as error:
             level = logging.WARNING if any(at.start > 0 for at in wanted.values()) else logging.INFO
             logger.log(level, "no snapshot of %r can be read: %s", self.identity.topic, error)
             return {}
         finally:
-            self._snapshots.close()
+            snapshots.close()
 
     def _warn_of_observing(self, partition: int, start: int) -> None:
         logger.warning(
@@ -270,6 +278,8 @@ class Rationalizer:
             else:
                 world.apply_many(chunk.records)
             world.next_offset = chunk.position
+            if chunk.records:
+                world.last = LastRecord.of(*chunk.records[-1])
             self._half_applied = None
             self.records_read += len(chunk.records)
         self._reads_on = True

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.log import Append, CoordinationLog, PositionLost
+from marshal_dagster.coordination.log import Append, Bounds, CoordinationLog, PositionLost
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.snapshots import Snapshots
+from marshal_dagster.coordination.snapshots import Snapshots, newest_of_log
 from marshal_dagster.coordination.tenure import new_instance_id
 from marshal_dagster.errors import LogChanged, NotRecovered, UnavailableError
 from marshal_dagster.protocol.messages import (
@@ -25,7 +25,7 @@ from marshal_dagster.protocol.messages import (
     render,
 )
 from marshal_dagster.protocol.state import Group, Key, Place
-from marshal_dagster.protocol.world import PartitionWorld, VerdictKind, World
+from marshal_dagster.protocol.world import LastRecord, PartitionWorld, VerdictKind, World
 
 NAME: Final = "recover"
 """The group and client that stand in the Marks; neither gets into any state."""
@@ -67,7 +67,9 @@ class Observed:
     awaited: int | None = None
     """The log offset of the Mark that was appended last,"""
     mark_ms: int | None = None
-    """and its log time, once it was read."""
+    """its log time, once it was read,"""
+    mark: LastRecord | None = None
+    """and what it is known by."""
 
     @property
     def longest_interval_ms(self) -> int:
@@ -98,7 +100,7 @@ class Observed:
         message = parse(value)
         verdict = self.world.apply(offset, timestamp_ms, value)
         if offset == self.awaited:
-            self.mark_ms = self.world.log_time_ms
+            self.mark_ms, self.mark = self.world.log_time_ms, LastRecord.of(offset, timestamp_ms, value)
         what = self._disturbance(message)
         if is_quiet and what is not None and self.disturbed_by is None:
             self.disturbed_by = f"{what} at offset {offset} of coordination partition {self.world.number}"
@@ -144,7 +146,7 @@ class Recovery:
         world = World(self.identity.partitions)
         bounds = self._log.bounds(range(self.identity.partitions))
         cut = {number: at for number, at in bounds.items() if at.start > 0}
-        known = self._snapshots.newest(self.identity, cut, world.defaults) if cut else {}
+        known = self._newest(cut) if cut else {}
         cut = {number: at for number, at in cut.items() if number not in known}
         elsewhere = self._elsewhere(bounds.keys() - cut.keys()) if cut else {}
         self.observed = {
@@ -182,6 +184,15 @@ class Recovery:
             self._snapshots.write(_recovered(each, confirmed), self.identity)
         return sorted(self.observed)
 
+    def _newest(self, bounds: Mapping[int, Bounds]) -> Mapping[int, PartitionWorld]:
+        defaults = World(self.identity.partitions).defaults
+        return newest_of_log(
+            self._log,
+            bounds,
+            self._timeout_s,
+            lambda strange: self._snapshots.newest(self.identity, bounds, defaults, strange),
+        )
+
     def _elsewhere(self, whole: Collection[int]) -> dict[str, Group]:
         """Read what the rest of the log has of the groups: of several intervals and pauses the longest."""
         world = Rationalizer(
@@ -201,8 +212,7 @@ class Recovery:
 
     def _require_alone(self) -> None:
         """Make sure that nobody has recovered the same meanwhile: members may have begun with other offsets."""
-        bounds = self._log.bounds(self.observed.keys())
-        found = self._snapshots.newest(self.identity, bounds, World(self.identity.partitions).defaults)
+        found = self._newest(self._log.bounds(self.observed.keys()))
         if found:
             raise NotRecovered(
                 f"coordination partitions {sorted(found)} have a snapshot since this was shown: another `recover` was "
@@ -250,6 +260,7 @@ def _recovered(observed: Observed, confirmed: Mapping[Whose, Confirmed]) -> Part
     seen, at = observed.world, observed.awaited or 0
     world = PartitionWorld(seen.number, seen.coordination_partitions, seen.defaults, 0)
     world.resume_at(at + 1, observed.mark_ms)
+    world.last = observed.mark
     world.groups = {name: replace(group, keys={}) for name, group in observed.groups.items()}
     for (name, place), key in confirmed.items():
         if world.is_home_of(place[0]):

@@ -7,8 +7,9 @@ carries the checksum of all. The record's key names the snapshot and the part:
 
 The snapshot id makes every snapshot's keys its own: no writer, however late, replaces a part of another's, and of two
 that write at once neither breaks the other's. A snapshot counts when its closing part and all parts are there and the
-checksum, taken over name and text, is right. Of those the one at the highest log offset is used. Parts are deleted, by
-records without value, only when a whole snapshot at a higher log offset has been read.
+checksum, taken over name and text, is right. Of those the one at the highest log offset is used, unless the last record
+before it, which it names, is another one in the log by now: then the log has lost records and grown again. Parts are
+deleted, by records without value, only when a whole snapshot at a higher log offset has been read.
 
 Whatever is odd in a record is a reason to pass it over, never an exception.
 """
@@ -16,7 +17,7 @@ Whatever is odd in a record is a reason to pass it over, never an exception.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -37,7 +38,7 @@ from marshal_dagster.protocol.messages import (
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Group, Key, Owner
 from marshal_dagster.protocol.transitions import Note, Refusal
-from marshal_dagster.protocol.world import PartitionWorld
+from marshal_dagster.protocol.world import LastRecord, PartitionWorld
 
 VERSION: Final = 1
 PART_BYTES: Final = 500_000
@@ -59,6 +60,7 @@ class Misfit(StrEnum):
     MALFORMED = "it cannot be understood"
     BEFORE_START = "the log begins only after it"
     BEYOND_END = "the log ends before it"
+    OTHER_RECORDS = "the log has lost records since it was taken, and holds others in their place"
 
 
 class Record(NamedTuple):
@@ -180,14 +182,20 @@ def choose(
     start: int,
     end: int,
     defaults: Settings,
+    strange: Collection[LastRecord] = (),
 ) -> Choice:
-    """Read the newest snapshot from which the log of that id, which holds the offsets [start, end), can be read on."""
+    """Read the newest snapshot from which the log of that id, which holds the offsets [start, end), can be read on.
+
+    `strange` are last records before a snapshot of which it is known that the log holds others there.
+    """
     stored, passed_over = collect(records)
     for one in stored:
         if one.name.number != number:
             continue
         misfit = _misfit(one.name, topic_id, partitions, start, end)
         loaded = misfit or load(one, defaults)
+        if isinstance(loaded, PartitionWorld) and loaded.last in strange:
+            loaded = Misfit.OTHER_RECORDS
         if isinstance(loaded, PartitionWorld):
             return Choice(loaded, passed_over)
         passed_over[f"{one.name}"] = loaded
@@ -278,6 +286,7 @@ def _rows(world: PartitionWorld) -> Iterator[object]:
         "invalid": world.invalid,
         "refused": world.refused,
         "noted": world.noted,
+        "last": world.last,
     }
     for name, group in world.groups.items():
         yield {
@@ -315,6 +324,7 @@ def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: Settings) -> P
     world.invalid = _read_counts(first["invalid"], Invalid)
     world.refused = _read_counts(first["refused"], Refusal)
     world.noted = _read_counts(first["noted"], Note)
+    world.last = _read_last(first.get("last"), name)
     group, topic = Group(defaults), None
     for row in remaining:
         if isinstance(row, list):
@@ -327,6 +337,16 @@ def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: Settings) -> P
         else:
             topic = _topic(row["topic"], name)
     return world
+
+
+def _read_last(last: Any, name: SnapshotName) -> LastRecord | None:  # noqa: ANN401 - this is what judges it
+    """Read the last record before the snapshot, which older writers did not note."""
+    if last is None:
+        return None
+    offset, timestamp_ms, digest = last
+    if type(digest) is not str or _whole(offset) >= name.offset:
+        raise ValueError(last)
+    return LastRecord(offset, _time(timestamp_ms), digest)
 
 
 _Reason = TypeVar("_Reason", Invalid, Refusal, Note)

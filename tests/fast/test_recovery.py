@@ -245,6 +245,22 @@ def test_log_time_decides_when_it_was_long_enough(site: Site, topic: MemorySnaps
         recovery(site, MemorySnapshotTopic(site.partitions), never).recover(CONFIRMED)
 
 
+def test_a_log_that_grew_again_past_its_snapshot_can_be_recovered(site: Site, topic: MemorySnapshotTopic) -> None:
+    """A snapshot of records that the log has lost is none; the one that is written says which Mark is its last."""
+    recovery(site, topic).recover(CONFIRMED)
+    end = site.broker.bounds(site.home).end
+    mark = started(site, topic).world.partitions[site.home].last
+    assert mark is not None
+    assert (mark.offset, mark.timestamp_ms) == site.broker.records(site.home)[-1][:2]
+    site.broker.truncate(site.home, end - 1)
+    for _ in range(2):
+        site.say(about(Heartbeat, "run1.0", offset=30))
+    begun = recovery(site, topic)
+    assert list(begun.observed) == [site.home]
+    begun.recover({KEY: Confirmed(30, TOPIC_ID)})
+    assert started(site, topic).world.key(GROUP, TOPIC, 0).offset == 30
+
+
 def test_a_mark_that_is_not_acknowledged_is_an_error(site: Site, topic: MemorySnapshotTopic) -> None:
     """Without both Marks nothing is written."""
     log = site.log()
