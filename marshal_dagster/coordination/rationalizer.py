@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 LOG_TIME_AHEAD_MS: Final = 5_000
 """How far log time may lie ahead of this machine's clock before it is reported, in milliseconds."""
 
+LOOK_AGAIN_MS: Final = 60_000
+"""How long a reader that only observes goes on before it looks for a snapshot again, in milliseconds."""
+
 _MOST_RESTARTS: Final = 5
 _SEE_DOCTOR: Final = "stop all members and see `marshal-dagster doctor`"
 
@@ -79,6 +82,8 @@ class Rationalizer:
         self._snapshots = snapshots
         self._clock = clock or SystemClock()
         self._is_clock_reported = False
+        self._looks_again_ms = 0.0
+        """When a snapshot of what is only observed is looked for again."""
         self._reads_on = False
         """Whether the log's next record is the one that the world state waits for."""
         self._half_applied: int | None = None
@@ -111,6 +116,7 @@ class Rationalizer:
                         f"coordination partition {partition} of {self.identity.topic!r} ends at {at.end}, but was read "
                         f"up to {read}: the log was truncated; {_SEE_DOCTOR}"
                     )
+            self._look_again(bounds)
             self._read({partition: at.end for partition, at in bounds.items()})
             return self.world
 
@@ -185,6 +191,7 @@ class Rationalizer:
     def _begin(self, partitions: Collection[int]) -> None:
         """Know nothing of these partitions, and read them from a snapshot, or else from the log's start."""
         self._reads_on = False
+        self._looks_again_ms = self._clock.lease_ms() + LOOK_AGAIN_MS
         bounds = self.log.bounds(partitions)
         known = self._snapshots_of(bounds)
         for partition, at in bounds.items():
@@ -195,6 +202,16 @@ class Rationalizer:
             self.world.start(partition, at.start)
             if at.start > 0:
                 self._warn_of_observing(partition, at.start)
+
+    def _look_again(self, bounds: Mapping[int, Bounds]) -> None:
+        """Look whether what is only observed has a snapshot by now: somebody has recovered, or it can be read again."""
+        observed = {number: bounds[number] for number, world in self.world.partitions.items() if not world.certain}
+        if self._snapshots is None or not observed or self._clock.lease_ms() < self._looks_again_ms:
+            return
+        self._reads_on = False
+        self._looks_again_ms = self._clock.lease_ms() + LOOK_AGAIN_MS
+        for state in self._snapshots_of(observed).values():
+            self.world.adopt(state)
 
     def _snapshots_of(self, bounds: Mapping[int, Bounds]) -> Mapping[int, PartitionWorld]:
         """Look for snapshots where one is needed or saves time; a log is read without them too."""

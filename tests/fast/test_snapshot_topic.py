@@ -8,7 +8,7 @@ import pytest
 from marshal_dagster.coordination import rationalizer as rationalizer_module
 from marshal_dagster.coordination import snapshots as snapshots_module
 from marshal_dagster.coordination.log import Bounds
-from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.rationalizer import LOOK_AGAIN_MS, Rationalizer
 from marshal_dagster.coordination.snapshots import Head, Read, Snapshots, SnapshotTopic
 from marshal_dagster.errors import RightMissing, UnavailableError
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat
@@ -242,6 +242,46 @@ def test_a_reader_overtaken_by_retention_goes_on_from_a_snapshot(site: Site, top
 
     assert world.certain
     assert world.groups["etl"].keys["orders", 0].offset == 12
+
+
+@pytest.mark.parametrize("why", ["none yet", "away"])
+def test_a_reader_that_only_observes_looks_again(site: Site, why: str) -> None:
+    """Once a snapshot is there, or can be read again, a reader that lives on is certain; it asks once a minute."""
+    asked: list[int] = []
+
+    class Watched(MemorySnapshotTopic):
+        is_away = False
+
+        def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+            asked.extend(partitions)
+            if self.is_away:
+                raise UnavailableError("away")
+            return super().bounds(partitions)
+
+    topic, whole = Watched(site.partitions), reader(site, None)
+    cut(site)
+    if why == "away":
+        write(site, topic, whole)
+        topic.is_away = True
+    observing = reader(site, topic)
+    beat(site, 9)
+    assert not observing.catch_up().partitions[site.home].certain
+    topic.is_away = False
+    if why == "none yet":
+        write(site, topic, whole)
+    asked.clear()
+    site.clock.advance(LOOK_AGAIN_MS - 1)
+    assert not observing.catch_up().partitions[site.home].certain
+    assert asked == []
+    site.clock.advance(1)
+    beat(site, 11)
+    whole.catch_up()
+    assert observing.catch_up().partitions[site.home].certain
+    assert summary(observing.world) == summary(whole.world)
+    asked.clear()
+    site.clock.advance(LOOK_AGAIN_MS)
+    observing.catch_up()
+    assert asked == []
 
 
 def lose(site: Site, records: int = 1) -> None:
