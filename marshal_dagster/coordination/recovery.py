@@ -42,10 +42,10 @@ class Said(NamedTuple):
 
 
 class Confirmed(NamedTuple):
-    """What a person confirms for a key: the next offset to read, of the data topic with that id."""
+    """What a person confirms for a key: the next offset to read, of the data topic with that id, if it is known."""
 
     offset: int
-    data_topic_id: str
+    data_topic_id: str | None
 
 
 Whose = tuple[str, Place]
