@@ -10,7 +10,15 @@ from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.sending import Sender
 from marshal_dagster.coordination.tenure import Member, new_instance_id
-from marshal_dagster.errors import ClaimLost, GroupPaused, MarshalError, NotCertain, PositionNotSet, UnavailableError
+from marshal_dagster.errors import (
+    ClaimLost,
+    ConfigurationError,
+    GroupPaused,
+    MarshalError,
+    NotCertain,
+    PositionNotSet,
+    UnavailableError,
+)
 from marshal_dagster.protocol.messages import ReleaseGroup
 from marshal_dagster.protocol.state import Group, Owner
 
@@ -45,9 +53,18 @@ class Operator:
     def pause(self, until_s: int) -> None:
         """Pause the group until `until_s`, unix seconds: its members claim and plan no more, and leave.
 
-        Raises `UnavailableError` naming the coordination partitions where it could not be written; `LogChanged`.
+        Raises `UnavailableError` naming the coordination partitions where it could not be written; `LogChanged`;
+        `ConfigurationError` where by log time it was over when it was written, which resumes the group.
         """
-        self._tell(self._member.anew(), dict.fromkeys(self._numbers, until_s))
+        with self._rationalizer.lock:
+            self._tell(self._member.anew(), dict.fromkeys(self._numbers, until_s))
+            times = [world.log_time_ms for world in self._rationalizer.world.partitions.values()]
+        latest_ms = max(at_ms for at_ms in times if at_ms is not None)
+        if latest_ms >= until_s * 1_000:
+            raise ConfigurationError(
+                f"group {self._member.group!r} is not paused: by the brokers' clocks it is {latest_ms // 1_000} (unix "
+                f"seconds), the pause was to end at {until_s}. Check this machine's clock, and pause for longer"
+            )
 
     def resume(self) -> None:
         """End a pause, whoever began it. Raises as `pause`."""

@@ -4,7 +4,7 @@ import pytest
 
 from marshal_dagster.coordination.operator import LONGEST_SETTING_S, TRIES, Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import GroupPaused, NotCertain, PositionNotSet, UnavailableError
+from marshal_dagster.errors import ConfigurationError, GroupPaused, NotCertain, PositionNotSet, UnavailableError
 from marshal_dagster.protocol.messages import ReleaseGroup, render
 from marshal_dagster.testing import ManualClock
 from tests.faulty_log import Fault, FaultyLog, of_type
@@ -39,6 +39,18 @@ def test_a_pause_keeps_members_from_claiming_until_it_is_over(site: Site) -> Non
     operator.resume()
     assert is_paused_everywhere(site) == {False}
     assert site.member().claim([0])
+
+
+@pytest.mark.parametrize(("seconds", "is_paused"), [(0, False), (-600, False), (1, True)])
+def test_a_pause_that_is_over_already_is_an_error(site: Site, seconds: int, *, is_paused: bool) -> None:
+    """Who pauses by a clock that is slow hears that the group is not paused."""
+    until_s = site.clock.wall_ms() // 1_000 + seconds
+    if is_paused:
+        operator_on(site).pause(until_s)
+    else:
+        with pytest.raises(ConfigurationError, match=r"'etl' is not paused: by the brokers' clocks"):
+            operator_on(site).pause(until_s)
+    assert is_paused_everywhere(site) == {is_paused}
 
 
 def test_a_pause_without_acknowledgement_is_written_again(site: Site) -> None:
