@@ -29,6 +29,7 @@ from marshal_dagster.errors import ConfigurationError, MarshalError, TopicMissin
 from marshal_dagster.kafka.clients import check_reachable
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import MAX_VALUE_BYTES
 from marshal_dagster.spark.connector import CONNECTOR, cache_folder, connector_jars
 
 _PACKAGES: Final = ("marshal-dagster", "dagster", "dagster-pyspark", "pyspark", "confluent-kafka", "pydantic")
@@ -353,17 +354,22 @@ def _snapshots(
     return Finding("snapshots", State.OK, f"at most {most} records lie behind the newest of a coordination partition")
 
 
+_MOST_RECORD_BYTES: Final = MAX_VALUE_BYTES + 150
+"""What a valid record takes in the log at most, with Kafka's own overhead."""
+
+
 def _is_soon_overtaken(head: Head | None, at: Bounds, retention: Retention, at_ms: int) -> bool:
     """Tell whether a limited retention has, or will have in half its time or size again, deleted what comes next."""
     if retention == Retention() or at.end == 0:
         return False
-    if head is None or head.offset < at.start:
+    if head is None or not at.start <= head.offset <= at.end:
         return True
-    if head.offset >= at.end:
+    if head.offset == at.end:
         return False
     is_old = retention.time_ms is not None and at_ms - (head.log_time_ms or 0) > retention.time_ms / 2
-    is_low = retention.size_bytes is not None and head.offset - at.start < (at.end - at.start) / 2
-    return is_old or is_low
+    records = at.end - at.start
+    is_large = retention.size_bytes is not None and records * _MOST_RECORD_BYTES > retention.size_bytes / 2
+    return is_old or (is_large and head.offset - at.start < records / 2)
 
 
 def check_topic_settings(connection: KafkaConnection, topic: str) -> Iterator[Finding]:

@@ -135,7 +135,11 @@ def _of_topic(
         described = topics.describe(topic)
         bounds = topics.offsets(topic, described.partitions)
     except TopicMissing:
-        output.note(f"topic {topic!r} of group {group!r} does not exist any more: nothing is kept of it")
+        output.note(
+            f"topic {topic!r} of group {group!r} does not exist (is it in another cluster? then name that with "
+            "--data-connection): its offsets are kept as last heard of"
+        )
+        yield from _of_missing_topic(observed, group, topic, given)
         return
     try:
         committed = topics.group_offsets(group, topic)
@@ -166,6 +170,17 @@ def _of_topic(
         )
 
 
+def _of_missing_topic(observed: Observed, group: str, topic: str, given: Mapping[Whose, int]) -> Iterator[Proposal]:
+    """Keep what is known: without its offsets a group would begin anew wherever its policy says, and lose messages."""
+    seen = observed.world.groups.get(group)
+    for place, key in sorted(seen.keys.items() if seen else ()):
+        whose = (group, place)
+        offset = given.get(whose, key.offset)
+        if place[0] == topic and offset is not None:
+            said = observed.said.get(whose, Said())
+            yield Proposal(whose, said, None, Confirmed(offset, key.data_topic_id), "topic not found")
+
+
 def _agreed() -> bool:
     return typer.confirm("All members of all groups are stopped, and these offsets are right?", err=True)
 
@@ -176,7 +191,7 @@ def _show(observed: Mapping[int, Observed], proposals: Sequence[Proposal]) -> No
         return
     output.show(f"Only observed: coordination partitions {survey.listed(list(observed))}.", _UNKNOWN)
     for number, each in observed.items():
-        for name, group in each.world.groups.items():
+        for name, group in each.groups.items():
             pause = "" if group.paused_until_s is None else f", paused until {output.utc(group.paused_until_s * 1_000)}"
             accepted = "" if group.settings_accepted else " (by default: no settings record is left)"
             output.show(f"Group {name} in {number}: {survey.settings_text(group.settings)}{accepted}{pause}")

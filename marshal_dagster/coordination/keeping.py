@@ -71,11 +71,14 @@ def _of_use(head: Head | None, world: PartitionWorld | None) -> Head | None:
 
 def _has_a_start(head: Head | None, at: Bounds) -> bool:
     """Tell whether who reads it now will be certain of it."""
-    return at.start == 0 or (head is not None and head.offset >= at.start)
+    return at.start == 0 or (head is not None and at.start <= head.offset <= at.end)
 
 
 def old_ones(heads: Mapping[int, Head | None], bounds: Mapping[int, Bounds], now_ms: int) -> set[int]:
-    """Give the coordination partitions whose newest snapshot is old, or that have records and none."""
+    """Give the coordination partitions whose newest snapshot is old, or that have records and none.
+
+    One that lies beyond the log's end, which was truncated then, is of no use.
+    """
     return {number for number, at in bounds.items() if _is_old(heads[number], at, now_ms)}
 
 
@@ -83,4 +86,4 @@ def _is_old(head: Head | None, at: Bounds, now_ms: int) -> bool:
     if head is None:
         return at.end > 0
     behind = at.end - head.offset
-    return behind > OLD_RECORDS or (behind > 0 and now_ms - (head.log_time_ms or 0) > OLD_MS)
+    return not 0 <= behind <= OLD_RECORDS or (behind > 0 and now_ms - (head.log_time_ms or 0) > OLD_MS)

@@ -3,14 +3,22 @@
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from marshal_dagster.coordination.claimer import Claimer, nobody_is_dead
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.sending import Sender
 from marshal_dagster.coordination.tenure import Member, new_instance_id
-from marshal_dagster.errors import ClaimLost, GroupPaused, MarshalError, NotCertain, PositionNotSet, UnavailableError
+from marshal_dagster.errors import (
+    ClaimLost,
+    ConfigurationError,
+    GroupPaused,
+    MarshalError,
+    NotCertain,
+    PositionNotSet,
+    UnavailableError,
+)
 from marshal_dagster.protocol.messages import ReleaseGroup
 from marshal_dagster.protocol.state import Group, Owner
 
@@ -20,6 +28,8 @@ RESUMED_S: Final = 0
 """A pause that ends then, in unix seconds, has ended by any clock."""
 _SETTING: Final = "setting-positions"
 """What the instance ids of those who set positions begin with: their pauses are not put back by others."""
+_PUTTING_BACK: Final = "putting-back"
+"""What the instance ids begin with under which they put back the pause that was in force before."""
 LONGEST_SETTING_S: Final = 3_600
 """How long a group stays paused, in seconds, should whoever sets its positions die in the middle."""
 TRIES: Final = 5
@@ -43,13 +53,22 @@ class Operator:
     def pause(self, until_s: int) -> None:
         """Pause the group until `until_s`, unix seconds: its members claim and plan no more, and leave.
 
-        Raises `UnavailableError` naming the coordination partitions where it could not be written; `LogChanged`.
+        Raises `UnavailableError` naming the coordination partitions where it could not be written; `LogChanged`;
+        `ConfigurationError` where by log time it was over when it was written, which resumes the group.
         """
-        self._tell(self._member.anew(), until_s)
+        with self._rationalizer.lock:
+            self._tell(self._member.anew(), dict.fromkeys(self._numbers, until_s))
+            times = [world.log_time_ms for world in self._rationalizer.world.partitions.values()]
+        latest_ms = max(at_ms for at_ms in times if at_ms is not None)
+        if latest_ms >= until_s * 1_000:
+            raise ConfigurationError(
+                f"group {self._member.group!r} is not paused: by the brokers' clocks it is {latest_ms // 1_000} (unix "
+                f"seconds), the pause was to end at {until_s}. Check this machine's clock, and pause for longer"
+            )
 
     def resume(self) -> None:
         """End a pause, whoever began it. Raises as `pause`."""
-        self._tell(self._member.anew(), RESUMED_S)
+        self._tell(self._member.anew(), dict.fromkeys(self._numbers, RESUMED_S))
 
     def set_positions(
         self,
@@ -62,23 +81,24 @@ class Operator:
     ) -> None:
         """Set partitions of `topic`, whose id in Kafka is `topic_id`, to `offsets`: the next to read.
 
-        The group is paused meanwhile; a pause that was in force is put back. The owners have `wait_ms` to leave; what
-        `is_dead` knows to be dead is revoked. Raises `PositionNotSet` when they do not, or others pause and resume in
-        between: then nothing was set, or what the message says. Raises `NotCertain`, `UnavailableError`, `LogChanged`.
+        The group is paused meanwhile; a pause that was in force is put back, one that another begins meanwhile stays.
+        The owners have `wait_ms` to leave; what `is_dead` knows to be dead is revoked. Raises `PositionNotSet` when
+        they do not, or others pause and resume in between: then nothing was set, or what the message says. Raises
+        `NotCertain`, `UnavailableError`, `LogChanged`.
         """
         self._require_certain(topic)
-        before_s = self._pause_in_force(topic)
         setting = _Setting(topic, topic_id, self._clock.lease_ms() + wait_ms, is_dead)
         try:
             unset = dict(offsets)
             for _ in range(TRIES):
+                self._note_pauses(setting)
                 unset = self._try_to_set(setting, unset)
                 if not unset:
                     break
+            self._put_back(setting)
         except BaseException:
-            self._try_to_put_back(before_s)
+            self._try_to_put_back(setting)
             raise
-        self._tell(self._member.anew(), before_s)
         if unset:
             raise PositionNotSet(
                 f"positions of {topic!r} were not set for partitions {sorted(unset)}: others pause, resume or claim at "
@@ -88,7 +108,7 @@ class Operator:
     def _try_to_set(self, setting: "_Setting", unset: Mapping[int, int]) -> dict[int, int]:
         """Try once, as an instance of its own; give what is still not set."""
         topic, member = setting.topic, replace(self._member, instance=new_instance_id(_SETTING))
-        self._tell(member, self._clock.wall_ms() // 1_000 + LONGEST_SETTING_S)
+        self._tell(member, dict.fromkeys(self._numbers, self._until_s(setting)))
         claimer = Claimer(self._rationalizer, member, topic, self._group(topic).settings, clock=self._clock)
         try:
             self._wait_for_owners(claimer, unset, setting)
@@ -100,15 +120,30 @@ class Operator:
         finally:
             claimer.release()
             setting.given_up.add(member.instance)
+        setting.done |= done
         return {number: offset for number, offset in unset.items() if number not in done}
 
-    def _tell(self, member: Member, until_s: int) -> None:
-        """Write the end of a pause to every coordination partition, in the name of `member`, and read it back."""
+    @property
+    def _numbers(self) -> range:
+        return range(self._rationalizer.identity.partitions)
+
+    def _until_s(self, setting: "_Setting") -> int:
+        """Say when the pause for `setting` is to end if nobody ends it, should this machine's clock be slow too."""
+        ahead_ms = max(0, (self._log_time_ms(setting.topic) or 0) - self._clock.wall_ms())
+        left_ms = max(0.0, setting.deadline_ms - self._clock.lease_ms())
+        return int(self._clock.wall_ms() + ahead_ms + left_ms) // 1_000 + LONGEST_SETTING_S
+
+    def _log_time_ms(self, topic: str) -> int | None:
+        return self._rationalizer.world.partition_of(topic).log_time_ms
+
+    def _tell(self, member: Member, ends: Mapping[int, int]) -> None:
+        """Write the end of a pause to each coordination partition, in the name of `member`, and read it back."""
         with self._rationalizer.lock:
-            unsent = list(self._rationalizer.follow_all().partitions)
-            message = ReleaseGroup(expiry_s=until_s, **self._sender.signed(member))
+            self._rationalizer.follow_all()
+            signed, unsent = self._sender.signed(member), list(ends)
             for _ in range(TRIES):
-                sent = self._sender.send([message] * len(unsent), unsent)
+                messages = [ReleaseGroup(expiry_s=ends[number], **signed) for number in unsent]
+                sent = self._sender.send(messages, unsent)
                 unsent = [number for number, heard in zip(unsent, sent.outcomes, strict=True) if heard is None]
                 if not unsent:
                     return
@@ -123,24 +158,40 @@ class Operator:
                 held = sorted(partitions.keys() - set(free))
                 raise PositionNotSet(
                     f"partitions {held} of {claimer.topic!r} are still held by live members after the wait: give them "
-                    "more time, or stop their runs; nothing was set"
+                    f"more time, or stop their runs; {setting.what_was_set}"
                 )
             self._clock.sleep_ms(claimer.settings.heartbeat_interval_ms * _LOOK_PART)
             self._rationalizer.catch_up()
 
-    def _try_to_put_back(self, before_s: int) -> None:
-        try:
-            self._tell(self._member.anew(), before_s)
-        except MarshalError:
-            logger.exception("group %r stays paused, resume it", self._member.group)
+    def _note_pauses(self, setting: "_Setting") -> list[int]:
+        """Note what is to be put back; give the coordination partitions where another has paused or resumed since."""
+        changed: list[int] = []
+        for number, partition in self._rationalizer.follow_all().partitions.items():
+            pause = _Pause.of(partition.groups.get(self._member.group))
+            before = setting.before.setdefault(number, _NO_PAUSE if pause.is_for_a_setting else pause)
+            if not pause.is_for_a_setting and pause != before:
+                setting.before[number] = pause
+                changed.append(number)
+        return changed
 
-    def _pause_in_force(self, topic: str) -> int:
+    def _put_back(self, setting: "_Setting") -> None:
+        """End this setting's pause: with the one in force before, except where another has decided meanwhile."""
         with self._rationalizer.lock:
-            group = self._group(topic)
-            until_s, by = group.paused_until_s, group.paused_by
-            if until_s is None or by is None or not group.is_paused(self._clock.wall_ms()):
-                return RESUMED_S
-            return RESUMED_S if by.startswith(f"{_SETTING}.") else until_s
+            theirs = self._note_pauses(setting)
+            ends = {number: pause.until_s for number, pause in setting.before.items() if number not in theirs}
+            self._tell(replace(self._member, instance=new_instance_id(_PUTTING_BACK)), ends)
+
+    def _try_to_put_back(self, setting: "_Setting") -> None:
+        try:
+            self._put_back(setting)
+        except MarshalError:
+            logger.exception(
+                "group %r stays paused for %d s or a little longer, resume it; of the positions in %r: %s",
+                self._member.group,
+                LONGEST_SETTING_S,
+                setting.topic,
+                setting.what_was_set,
+            )
 
     def _group(self, topic: str) -> Group:
         return self._rationalizer.world.group_of(self._member.group, topic)
@@ -153,15 +204,49 @@ class Operator:
             )
 
 
-@dataclass(frozen=True, slots=True)
+class _Pause(NamedTuple):
+    """The last pause or resumption that a coordination partition has of a group."""
+
+    until_s: int = RESUMED_S
+    by: str | None = None
+
+    @classmethod
+    def of(cls, group: Group | None) -> "_Pause":
+        """Take it from a group's state."""
+        return (
+            _NO_PAUSE if group is None or group.paused_until_s is None else cls(group.paused_until_s, group.paused_by)
+        )
+
+    @property
+    def is_for_a_setting(self) -> bool:
+        """Whether it only began or ended a setting of positions, so that nobody asked for it by itself."""
+        begun_by, _, _ = (self.by or "").partition(".")
+        return begun_by == _SETTING or (begun_by == _PUTTING_BACK and self.until_s == RESUMED_S)
+
+
+_NO_PAUSE: Final = _Pause()
+
+
+@dataclass(slots=True)
 class _Setting:
-    """One setting of positions, over all its tries; `given_up` are the instances of those that failed."""
+    """One setting of positions, over all its tries.
+
+    `given_up` are the instances of tries that ended, `done` the partitions that were set, `before` what is to be put
+    back in each coordination partition.
+    """
 
     topic: str
     topic_id: str
     deadline_ms: float
     is_dead: Callable[[Owner], bool]
     given_up: set[str] = field(default_factory=set)
+    done: frozenset[int] = frozenset()
+    before: dict[int, _Pause] = field(default_factory=dict)
+
+    @property
+    def what_was_set(self) -> str:
+        """Which partitions have their new positions, in words."""
+        return f"partitions {sorted(self.done)} were set" if self.done else "nothing was set"
 
     def is_over(self, owner: Owner) -> bool:
         """Tell whether `owner` is dead, or was an earlier try."""

@@ -10,16 +10,19 @@ from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLost
-from marshal_dagster.coordination.snapshots import WORTH_A_LOOK, Snapshots
+from marshal_dagster.coordination.snapshots import WORTH_A_LOOK, Snapshots, Strange, newest_of_log
 from marshal_dagster.errors import LogChanged, MarshalError, UnavailableError
 from marshal_dagster.protocol.messages import Heartbeat, Message
 from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.protocol.world import ACCEPTED, PartitionWorld, Verdict, VerdictKind, World
+from marshal_dagster.protocol.world import ACCEPTED, LastRecord, PartitionWorld, Verdict, VerdictKind, World
 
 logger = logging.getLogger(__name__)
 
 LOG_TIME_AHEAD_MS: Final = 5_000
 """How far log time may lie ahead of this machine's clock before it is reported, in milliseconds."""
+
+LOOK_AGAIN_MS: Final = 60_000
+"""How long a reader that only observes goes on before it looks for a snapshot again, in milliseconds."""
 
 _MOST_RESTARTS: Final = 5
 _SEE_DOCTOR: Final = "stop all members and see `marshal-dagster doctor`"
@@ -79,6 +82,8 @@ class Rationalizer:
         self._snapshots = snapshots
         self._clock = clock or SystemClock()
         self._is_clock_reported = False
+        self._looks_again_ms = 0.0
+        """When a snapshot of what is only observed is looked for again."""
         self._reads_on = False
         """Whether the log's next record is the one that the world state waits for."""
         self._half_applied: int | None = None
@@ -111,6 +116,7 @@ class Rationalizer:
                         f"coordination partition {partition} of {self.identity.topic!r} ends at {at.end}, but was read "
                         f"up to {read}: the log was truncated; {_SEE_DOCTOR}"
                     )
+            self._look_again(bounds)
             self._read({partition: at.end for partition, at in bounds.items()})
             return self.world
 
@@ -185,6 +191,7 @@ class Rationalizer:
     def _begin(self, partitions: Collection[int]) -> None:
         """Know nothing of these partitions, and read them from a snapshot, or else from the log's start."""
         self._reads_on = False
+        self._looks_again_ms = self._clock.lease_ms() + LOOK_AGAIN_MS
         bounds = self.log.bounds(partitions)
         known = self._snapshots_of(bounds)
         for partition, at in bounds.items():
@@ -196,19 +203,37 @@ class Rationalizer:
             if at.start > 0:
                 self._warn_of_observing(partition, at.start)
 
+    def _look_again(self, bounds: Mapping[int, Bounds]) -> None:
+        """Look whether what is only observed has a snapshot by now: somebody has recovered, or it can be read again."""
+        observed = {number: bounds[number] for number, world in self.world.partitions.items() if not world.certain}
+        if self._snapshots is None or not observed or self._clock.lease_ms() < self._looks_again_ms:
+            return
+        self._reads_on = False
+        self._looks_again_ms = self._clock.lease_ms() + LOOK_AGAIN_MS
+        for state in self._snapshots_of(observed).values():
+            self.world.adopt(state)
+
     def _snapshots_of(self, bounds: Mapping[int, Bounds]) -> Mapping[int, PartitionWorld]:
         """Look for snapshots where one is needed or saves time; a log is read without them too."""
         wanted = {number: at for number, at in bounds.items() if at.start > 0 or at.end >= WORTH_A_LOOK}
-        if self._snapshots is None or not wanted:
+        snapshots = self._snapshots
+        if snapshots is None or not wanted:
             return {}
+        return newest_of_log(
+            self.log, wanted, self._timeout_s, lambda strange: self._newest(snapshots, wanted, strange)
+        )
+
+    def _newest(
+        self, snapshots: Snapshots, wanted: Mapping[int, Bounds], strange: Collection[Strange]
+    ) -> Mapping[int, PartitionWorld]:
         try:
-            return self._snapshots.newest(self.identity, wanted, self.world.defaults)
+            return snapshots.newest(self.identity, wanted, self.world.defaults, strange)
         except MarshalError as error:
             level = logging.WARNING if any(at.start > 0 for at in wanted.values()) else logging.INFO
             logger.log(level, "no snapshot of %r can be read: %s", self.identity.topic, error)
             return {}
         finally:
-            self._snapshots.close()
+            snapshots.close()
 
     def _warn_of_observing(self, partition: int, start: int) -> None:
         logger.warning(
@@ -270,6 +295,8 @@ class Rationalizer:
             else:
                 world.apply_many(chunk.records)
             world.next_offset = chunk.position
+            if chunk.records:
+                world.last = LastRecord.of(*chunk.records[-1])
             self._half_applied = None
             self.records_read += len(chunk.records)
         self._reads_on = True

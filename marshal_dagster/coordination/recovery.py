@@ -5,18 +5,27 @@ at, offsets are confirmed, then two Marks with more than 2 heartbeat intervals o
 is at work, and the first snapshot is written.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.log import Append, CoordinationLog, PositionLost
-from marshal_dagster.coordination.snapshots import Snapshots
+from marshal_dagster.coordination.log import Append, Bounds, CoordinationLog, PositionLost
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshots import Snapshots, newest_of_log
 from marshal_dagster.coordination.tenure import new_instance_id
 from marshal_dagster.errors import LogChanged, NotRecovered, UnavailableError
-from marshal_dagster.protocol.messages import Heartbeat, InvalidMessage, Mark, ReleasingPartition, parse, render
+from marshal_dagster.protocol.messages import (
+    Heartbeat,
+    InvalidMessage,
+    Mark,
+    Message,
+    ReleasingPartition,
+    parse,
+    render,
+)
 from marshal_dagster.protocol.state import RANGES, Group, Key, Place
-from marshal_dagster.protocol.world import PartitionWorld, VerdictKind, World
+from marshal_dagster.protocol.world import LastRecord, PartitionWorld, VerdictKind, World
 
 NAME: Final = "recover"
 """The group and client that stand in the Marks; neither gets into any state."""
@@ -33,10 +42,10 @@ class Said(NamedTuple):
 
 
 class Confirmed(NamedTuple):
-    """What a person confirms for a key: the next offset to read, of the data topic with that id."""
+    """What a person confirms for a key: the next offset to read, of the data topic with that id, if it is known."""
 
     offset: int
-    data_topic_id: str
+    data_topic_id: str | None
 
 
 Whose = tuple[str, Place]
@@ -48,28 +57,52 @@ class Observed:
     """One coordination partition that can only be observed, and what it says of each key."""
 
     world: PartitionWorld
+    elsewhere: Mapping[str, Group] = field(default_factory=dict)
+    """What the certain coordination partitions have of each group's settings and pause."""
+    by: str = ""
+    """Who recovers: the instance whose Marks are its own."""
     said: dict[Whose, Said] = field(default_factory=dict)
     disturbed_by: str | None = None
     """The first record since `look` that was no Mark, in words."""
     awaited: int | None = None
     """The log offset of the Mark that was appended last,"""
     mark_ms: int | None = None
-    """and its log time, once it was read."""
+    """its log time, once it was read,"""
+    mark: LastRecord | None = None
+    """and what it is known by."""
 
     @property
     def longest_interval_ms(self) -> int:
         """The longest heartbeat interval of its groups, by what can be seen."""
-        shown = [group.settings.heartbeat_interval_ms for group in self.world.groups.values()]
+        shown = [group.settings.heartbeat_interval_ms for group in self.groups.values()]
         return max(shown, default=self.world.defaults.heartbeat_interval_ms)
+
+    @property
+    def groups(self) -> dict[str, Group]:
+        """Give what is known of each group: where no record is left here, as it stands in the rest of the log.
+
+        Settings and pauses are written to all coordination partitions.
+        """
+        names = dict.fromkeys((*self.world.groups, *self.elsewhere))
+        return {name: self._group(name) for name in names}
+
+    def _group(self, name: str) -> Group:
+        here = self.world.groups.get(name) or Group(self.world.defaults)
+        there = self.elsewhere.get(name) or Group(self.world.defaults)
+        settled = here if here.settings_accepted else there
+        paused = there if here.paused_until_s is None else here
+        return Group(
+            settled.settings, settled.settings_accepted, paused.paused_until_s, paused.paused_by, dict(here.keys)
+        )
 
     def take(self, offset: int, timestamp_ms: int, value: bytes | None, *, is_quiet: bool) -> None:
         """Let one record act; when it `is_quiet`, anything but a Mark is noted as a disturbance."""
         message = parse(value)
         verdict = self.world.apply(offset, timestamp_ms, value)
         if offset == self.awaited:
-            self.mark_ms = self.world.log_time_ms
-        if is_quiet and not isinstance(message, Mark) and self.disturbed_by is None:
-            what = "an invalid record" if isinstance(message, InvalidMessage) else f"a {type(message).__name__}"
+            self.mark_ms, self.mark = self.world.log_time_ms, LastRecord.of(offset, timestamp_ms, value)
+        what = self._disturbance(message)
+        if is_quiet and what is not None and self.disturbed_by is None:
             self.disturbed_by = f"{what} at offset {offset} of coordination partition {self.world.number}"
         if verdict.kind is not VerdictKind.ACCEPTED:
             return
@@ -78,6 +111,14 @@ class Observed:
             before = self.said.get(whose, Said())
             is_beat = isinstance(message, Heartbeat)
             self.said[whose] = before._replace(**{"heartbeat" if is_beat else "release": message.offset})
+
+    def _disturbance(self, message: Message | InvalidMessage) -> str | None:
+        """Say what is no Mark, or one of somebody who recovers at the same time and may confirm other offsets."""
+        if isinstance(message, InvalidMessage):
+            return "an invalid record"
+        if not isinstance(message, Mark):
+            return f"a {type(message).__name__}"
+        return "a Mark of another `recover`" if message.group == NAME and message.instance != self.by else None
 
 
 class Recovery:
@@ -93,6 +134,7 @@ class Recovery:
         self._snapshots = snapshots
         self._timeout_s = timeout_s
         self._clock = clock or SystemClock()
+        self._instance = new_instance_id(NAME)
         self._is_quiet = False
 
     def look(self) -> Mapping[int, Observed]:
@@ -104,9 +146,12 @@ class Recovery:
         world = World(self.identity.partitions)
         bounds = self._log.bounds(range(self.identity.partitions))
         cut = {number: at for number, at in bounds.items() if at.start > 0}
-        known = self._snapshots.newest(self.identity, cut, world.defaults) if cut else {}
+        known = self._newest(cut) if cut else {}
         cut = {number: at for number, at in cut.items() if number not in known}
-        self.observed = {number: Observed(world.start(number, at.start)) for number, at in cut.items()}
+        elsewhere = self._elsewhere(bounds.keys() - cut.keys()) if cut else {}
+        self.observed = {
+            number: Observed(world.start(number, at.start), elsewhere, self._instance) for number, at in cut.items()
+        }
         self._is_quiet = False
         self._log.follow({number: at.start for number, at in cut.items()})
         self._read({number: at.end for number, at in cut.items()})
@@ -134,13 +179,49 @@ class Recovery:
             raise NotRecovered("log time does not move on as this machine's clock does; check the brokers' clocks")
         if self._log.identity() != self.identity:
             raise LogChanged(f"coordination topic {self.identity.topic!r} was made anew meanwhile")
+        self._require_alone()
         for each in self.observed.values():
             self._snapshots.write(_recovered(each, confirmed), self.identity)
         return sorted(self.observed)
 
+    def _newest(self, bounds: Mapping[int, Bounds]) -> Mapping[int, PartitionWorld]:
+        defaults = World(self.identity.partitions).defaults
+        return newest_of_log(
+            self._log,
+            bounds,
+            self._timeout_s,
+            lambda strange: self._snapshots.newest(self.identity, bounds, defaults, strange),
+        )
+
+    def _elsewhere(self, whole: Collection[int]) -> dict[str, Group]:
+        """Read what the rest of the log has of the groups: of several intervals and pauses the longest."""
+        world = Rationalizer(
+            self._log, timeout_s=self._timeout_s, clock=self._clock, snapshots=self._snapshots
+        ).catch_up()
+        found: dict[str, Group] = {}
+        for name, group in (each for number in whole for each in world.partitions[number].groups.items()):
+            known = found.setdefault(name, Group(world.defaults))
+            interval_ms = group.settings.heartbeat_interval_ms
+            if group.settings_accepted and (
+                not known.settings_accepted or interval_ms > known.settings.heartbeat_interval_ms
+            ):
+                known.settings, known.settings_accepted = group.settings, True
+            if group.paused_until_s is not None and group.paused_until_s > (known.paused_until_s or -1):
+                known.paused_until_s, known.paused_by = group.paused_until_s, group.paused_by
+        return found
+
+    def _require_alone(self) -> None:
+        """Make sure that nobody has recovered the same meanwhile: members may have begun with other offsets."""
+        found = self._newest(self._log.bounds(self.observed.keys()))
+        if found:
+            raise NotRecovered(
+                f"coordination partitions {sorted(found)} have a snapshot since this was shown: another `recover` was "
+                "faster. Nothing was written; look again"
+            )
+
     def _mark(self) -> dict[int, int]:
         """Append a Mark everywhere and read it back; give its log time."""
-        mark = Mark(instance=new_instance_id(NAME), client=NAME, group=NAME, time_s=self._clock.wall_ms() // 1_000)
+        mark = Mark(instance=self._instance, client=NAME, group=NAME, time_s=self._clock.wall_ms() // 1_000)
         acks = self._log.append([Append(number, render(mark)) for number in self.observed])
         missing = [ack.error for ack in acks if ack.offset is None]
         if missing:
@@ -179,12 +260,11 @@ def _recovered(observed: Observed, confirmed: Mapping[Whose, Confirmed]) -> Part
     seen, at = observed.world, observed.awaited or 0
     world = PartitionWorld(seen.number, seen.coordination_partitions, seen.defaults, 0)
     world.resume_at(at + 1, observed.mark_ms)
-    for name, group in seen.groups.items():
-        keys = {
-            place: Key(offset=key.offset, generation=at, data_topic_id=key.data_topic_id)
-            for (whose, place), key in confirmed.items()
-            if whose == name and world.is_home_of(place[0])
-        }
-        world.had_ranges |= RANGES in group.settings.features
-        world.groups[name] = Group(group.settings, group.settings_accepted, group.paused_until_s, group.paused_by, keys)
+    world.last = observed.mark
+    world.groups = {name: replace(group, keys={}) for name, group in observed.groups.items()}
+    world.had_ranges = any(RANGES in group.settings.features for group in world.groups.values())
+    for (name, place), key in confirmed.items():
+        if world.is_home_of(place[0]):
+            group = world.groups.setdefault(name, Group(seen.defaults))
+            group.keys[place] = Key(offset=key.offset, generation=at, data_topic_id=key.data_topic_id)
     return world

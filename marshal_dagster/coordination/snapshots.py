@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
 from uuid import uuid4
 
-from marshal_dagster.coordination.log import Bounds, LogIdentity
+from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLost
 from marshal_dagster.protocol.messages import Settings
 from marshal_dagster.protocol.snapshots import VERSION, Choice, Misfit, Record, choose, collect, outdated, render
-from marshal_dagster.protocol.world import PartitionWorld
+from marshal_dagster.protocol.world import LastRecord, PartitionWorld
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +75,16 @@ class Snapshots:
         self._timeout_s = timeout_s
 
     def newest(
-        self, identity: LogIdentity, bounds: Mapping[int, Bounds], defaults: Settings
+        self,
+        identity: LogIdentity,
+        bounds: Mapping[int, Bounds],
+        defaults: Settings,
+        strange: Collection["Strange"] = (),
     ) -> Mapping[int, PartitionWorld]:
         """Give the states from which the coordination partitions, which hold `bounds`, can be read on.
 
-        Absent where no snapshot fits. Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
+        Absent where no snapshot fits; one whose last record is `strange` to the log does not, see `newest_of_log`.
+        Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
         """
 
         def judge(number: int, records: Read) -> Choice:
@@ -91,6 +96,7 @@ class Snapshots:
                 start=bounds[number].start,
                 end=bounds[number].end,
                 defaults=defaults,
+                strange=[last for where, last in strange if where == number],
             )
 
         choices = self._look(bounds.keys(), judge, lambda choice: choice.world is not None, _is_cut)
@@ -154,6 +160,50 @@ class Snapshots:
                     del due[number]
             reach *= _FURTHER
         return judged
+
+
+Strange = tuple[int, LastRecord]
+"""A coordination partition, and a record that a snapshot says was read there, where the log has another."""
+
+
+def newest_of_log(
+    log: CoordinationLog,
+    bounds: Mapping[int, Bounds],
+    timeout_s: float,
+    newest: Callable[[Collection[Strange]], Mapping[int, PartitionWorld]],
+) -> Mapping[int, PartitionWorld]:
+    """Give the states that `newest` finds, told which are strange, and that were read from this very log.
+
+    A log that lost records by an unclean leader election may have grown again past a snapshot: so the last record
+    before it is looked at, where retention has left it. Afterwards the log follows what it did for that. Raises
+    `UnavailableError`, and what `newest` does.
+    """
+    strange: frozenset[Strange] = frozenset()
+    while True:
+        worlds = newest(strange)
+        found = _strange(log, bounds, timeout_s, worlds)
+        if not found:
+            return worlds
+        strange |= found
+
+
+def _strange(
+    log: CoordinationLog, bounds: Mapping[int, Bounds], timeout_s: float, worlds: Mapping[int, PartitionWorld]
+) -> frozenset[Strange]:
+    said = {number: world.last for number, world in worlds.items() if world.last is not None}
+    due = {number: last for number, last in said.items() if last.offset >= bounds[number].start}
+    there: dict[int, LastRecord] = {}
+    while due.keys() - there.keys():
+        try:
+            log.follow({number: last.offset for number, last in due.items()})
+            for chunk in log.read_until({number: last.offset + 1 for number, last in due.items()}, timeout_s):
+                if chunk.records:
+                    there.setdefault(chunk.partition, LastRecord.of(*chunk.records[0]))
+        except PositionLost as lost:  # retention goes on: what it deletes cannot be looked at
+            due.pop(lost.partition, None)
+        else:
+            break
+    return frozenset((number, last) for number, last in due.items() if there.get(number) != last)
 
 
 def _is_cut(choice: Choice) -> bool:

@@ -7,8 +7,9 @@ carries the checksum of all. The record's key names the snapshot and the part:
 
 The snapshot id makes every snapshot's keys its own: no writer, however late, replaces a part of another's, and of two
 that write at once neither breaks the other's. A snapshot counts when its closing part and all parts are there and the
-checksum, taken over name and text, is right. Of those the one at the highest log offset is used. Parts are deleted, by
-records without value, only when a whole snapshot at a higher log offset has been read.
+checksum, taken over name and text, is right. Of those the one at the highest log offset is used, unless the last record
+before it, which it names, is another one in the log by now: then the log has lost records and grown again. Parts are
+deleted, by records without value, only when a whole snapshot at a higher log offset has been read.
 
 Version 1 is what every member reads. From the first settings that name `ranges` on it is version 2, which also holds
 ranges, and which members that do not know them pass over (docs/range-claims.md 5).
@@ -19,7 +20,7 @@ Whatever is odd in a record is a reason to pass it over, never an exception.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -41,7 +42,7 @@ from marshal_dagster.protocol.messages import (
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import RANGES, Group, Key, Owner, Phase, Range
 from marshal_dagster.protocol.transitions import Note, Refusal
-from marshal_dagster.protocol.world import PartitionWorld
+from marshal_dagster.protocol.world import LastRecord, PartitionWorld
 
 VERSION: Final = 1
 VERSION_WITH_RANGES: Final = 2
@@ -70,6 +71,7 @@ class Misfit(StrEnum):
     RANGES_SKIPPED = "its writer did not know range claims and may have passed over some"
     BEFORE_START = "the log begins only after it"
     BEYOND_END = "the log ends before it"
+    OTHER_RECORDS = "the log has lost records since it was taken, and holds others in their place"
 
 
 class Record(NamedTuple):
@@ -193,14 +195,20 @@ def choose(
     start: int,
     end: int,
     defaults: Settings,
+    strange: Collection[LastRecord] = (),
 ) -> Choice:
-    """Read the newest snapshot from which the log of that id, which holds the offsets [start, end), can be read on."""
+    """Read the newest snapshot from which the log of that id, which holds the offsets [start, end), can be read on.
+
+    `strange` are last records before a snapshot of which it is known that the log holds others there.
+    """
     stored, passed_over = collect(records)
     for one in stored:
         if one.name.number != number:
             continue
         misfit = _misfit(one.name, topic_id, partitions, start, end)
         loaded = misfit or load(one, defaults)
+        if isinstance(loaded, PartitionWorld) and loaded.last in strange:
+            loaded = Misfit.OTHER_RECORDS
         if isinstance(loaded, PartitionWorld):
             return Choice(loaded, passed_over)
         passed_over[f"{one.name}"] = loaded
@@ -296,6 +304,7 @@ def _rows(world: PartitionWorld) -> Iterator[object]:
         "refused": world.refused,
         "noted": world.noted,
         "knows": _KNOWN,
+        "last": world.last,
     }
     for name, group in world.groups.items():
         yield {
@@ -344,6 +353,7 @@ def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: Settings) -> P
     world.refused = _read_counts(first["refused"], Refusal)
     world.noted = _read_counts(first["noted"], Note)
     read_key_row = _read_key_with_ranges if world.had_ranges else _read_key
+    world.last = _read_last(first.get("last"), name)
     group, topic = Group(defaults), None
     for row in remaining:
         if isinstance(row, list):
@@ -367,6 +377,16 @@ def _may_lack_ranges(world: PartitionWorld, knows: Any) -> bool:  # noqa: ANN401
         return True
     skipped = world.invalid[Invalid.UNKNOWN_TYPE] > 0 and any(group.settings_accepted for group in groups)
     return skipped and knows != _KNOWN
+
+
+def _read_last(last: Any, name: SnapshotName) -> LastRecord | None:  # noqa: ANN401 - this is what judges it
+    """Read the last record before the snapshot, which older writers did not note."""
+    if last is None:
+        return None
+    offset, timestamp_ms, digest = last
+    if type(digest) is not str or _whole(offset) >= name.offset:
+        raise ValueError(last)
+    return LastRecord(offset, _time(timestamp_ms), digest)
 
 
 _Reason = TypeVar("_Reason", Invalid, Refusal, Note)

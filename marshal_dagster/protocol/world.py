@@ -10,7 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from hashlib import sha256
+from typing import Final, NamedTuple
 
 from marshal_dagster.protocol.messages import (
     GROUP_MESSAGES,
@@ -53,12 +54,26 @@ _REFUSED: Final = {refusal: Verdict(VerdictKind.REFUSED, refusal) for refusal in
 _INVALID: Final = {invalid: Verdict(VerdictKind.INVALID, invalid) for invalid in Invalid}
 
 
+class LastRecord(NamedTuple):
+    """What tells a record before a log offset from another that may come to lie there: `digest` is of its value."""
+
+    offset: int
+    timestamp_ms: int
+    digest: str
+
+    @classmethod
+    def of(cls, offset: int, timestamp_ms: int, value: bytes | None) -> "LastRecord":
+        """Tell it by what was read."""
+        return cls(offset, timestamp_ms, "" if value is None else sha256(value).hexdigest())
+
+
 class PartitionWorld:
     """The world state of one coordination partition.
 
     `certain` tells whether it was read from the log's start or a snapshot; if not, every key is provisional and nobody
     claims from it. `next_offset` is the log offset of the next record to apply. `log_time_ms` is None before the first.
     `had_ranges` tells whether a group's settings ever named the feature (docs/range-claims.md 5).
+    `last` is the last record that was read, as far as who reads has noted it; nothing in the state depends on it.
     """
 
     def __init__(self, number: int, coordination_partitions: int, defaults: Settings, start: int) -> None:
@@ -73,6 +88,7 @@ class PartitionWorld:
         self.refused: Counter[Refusal] = Counter()
         self.invalid: Counter[Invalid] = Counter()
         self.noted: Counter[Note] = Counter()
+        self.last: LastRecord | None = None
         self._log_time_ms: int | None = None
         self._beats: dict[bytes, tuple[Key, Owner]] = {}
         self._remembered: dict[tuple[str, Place], bytes] = {}

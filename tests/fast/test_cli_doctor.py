@@ -246,11 +246,27 @@ def test_a_snapshot_in_the_older_half_of_a_log_of_limited_size_is_a_problem(
     assert of_snapshots(broker, snapshots, Retention(size_bytes=1_000)).state is state
 
 
+def test_a_log_far_below_its_limit_is_in_no_danger(broker: MemoryBroker, snapshots: Snapshots) -> None:
+    """A young log, however few of its records the snapshot has, is not cut before it is large."""
+    for _ in range(100):
+        broker.append(HOME, CLAIM)
+    assert of_snapshots(broker, snapshots, Retention(size_bytes=2**30)).state is State.OK
+
+
 def test_a_snapshot_that_the_log_has_left_behind_is_a_problem(broker: MemoryBroker, snapshots: Snapshots) -> None:
     """A log that begins after the newest snapshot, or has none while it is cut, is told."""
     broker.retain_from(HOME, 2)
     assert is_complete(of_snapshots(broker, snapshots, Retention(time_ms=10**15)))
     assert is_complete(of_snapshots(broker, Snapshots(MemorySnapshotTopic(4)), Retention(time_ms=10**15)))
+
+
+def test_a_snapshot_beyond_the_end_is_a_problem(broker: MemoryBroker, clock: ManualClock) -> None:
+    """A log that was truncated before its snapshot has none that could be read on from."""
+    snapshots = Snapshots(MemorySnapshotTopic(4))
+    broker.append(HOME, CLAIM)
+    renew_snapshots(Rationalizer(MemoryLog(broker), clock=clock), snapshots, clock)
+    broker.truncate(HOME, 1)
+    assert is_complete(of_snapshots(broker, snapshots, Retention(time_ms=10**15)))
 
 
 def test_no_kafka_at_all_is_found_not_raised(

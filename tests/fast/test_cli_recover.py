@@ -7,10 +7,17 @@ from typing import cast
 import pytest
 
 from marshal_dagster.cli.recover import Proposal, offsets_of, propose
-from marshal_dagster.coordination.recovery import Observed, Said, Whose
+from marshal_dagster.coordination.recovery import Confirmed, Observed, Said, Whose
 from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing
 from marshal_dagster.kafka.topics import OffsetBounds, TopicDescription, Topics
-from marshal_dagster.protocol.messages import DataTopic, Heartbeat, Message, ReleasingPartition, render
+from marshal_dagster.protocol.messages import (
+    ClaimingPartition,
+    DataTopic,
+    Heartbeat,
+    Message,
+    ReleasingPartition,
+    render,
+)
 from marshal_dagster.protocol.world import World
 from tests.cli import call
 from tests.members import GROUP, OTHER_TOPIC_ID, TOPIC, TOPIC_ID, about
@@ -111,10 +118,21 @@ def test_an_offset_of_what_is_certain_is_refused() -> None:
         proposed({}, given={(GROUP, (TOPIC, 0)): 1})
 
 
+def test_of_a_topic_that_is_not_found_what_is_known_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """Looked for in the wrong cluster, say: no offset is forgotten, and a topic made anew is still told by its id."""
+    seen = observed(about(DataTopic, "i", 0, topic_id=OTHER_TOPIC_ID), BEAT, about(ClaimingPartition, "i", 1))
+    (kept,) = proposed(seen, FakeTopics(is_there=False))
+    assert (kept.whose, kept.confirmed) == ((GROUP, (TOPIC, 0)), Confirmed(9, OTHER_TOPIC_ID))
+    assert (kept.said.heartbeat, kept.note) == (9, "topic not found")
+    assert "--data-connection" in capsys.readouterr().err
+    (named,) = proposed(observed(BEAT), FakeTopics(is_there=False), {(GROUP, (TOPIC, 0)): 3})
+    assert named.confirmed == Confirmed(3, None)
+    with pytest.raises(ConfigurationError, match="no partition 7"):
+        proposed(observed(BEAT), FakeTopics(is_there=False), {(GROUP, (TOPIC, 7)): 3})
+
+
 def test_what_cannot_be_looked_up_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    """A topic that is gone has no keys; without the right to see Kafka's group offsets they do not count."""
-    assert proposed(observed(BEAT), FakeTopics(is_there=False)) == []
-    assert "does not exist any more" in capsys.readouterr().err
+    """Without the right to see Kafka's group offsets they do not count."""
     assert [each.confirmed.offset for each in proposed(observed(BEAT), FakeTopics(None))] == [9, 0, 0]
     assert "cannot be seen" in capsys.readouterr().err
 

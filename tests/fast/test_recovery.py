@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from marshal_dagster.coordination.claimer import Claimer, Member
+from marshal_dagster.coordination.log import LogIdentity
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.recovery import Confirmed, Recovery, Said, Whose
 from marshal_dagster.coordination.snapshots import Head, Snapshots
@@ -14,13 +15,16 @@ from marshal_dagster.errors import LogChanged, NotRecovered, TopicMissing, Unava
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     DataTopic,
+    DeliveryMode,
     Heartbeat,
     Mark,
+    ReleaseGroup,
     ReleasingPartition,
     RuleSet,
     Settings,
     render,
 )
+from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.testing import ManualClock, MemorySnapshotTopic
 from tests.faulty_log import Fault, FaultyLog
 from tests.members import GROUP, HI_MS, SETTINGS, TOPIC, TOPIC_ID, Site, about, settings_record
@@ -112,6 +116,71 @@ def test_a_recovered_log_is_certain(site: Site, topic: MemorySnapshotTopic) -> N
     assert not recovery(site, topic).observed
 
 
+def test_what_the_rest_of_the_log_says_of_a_group_counts(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Settings and pauses of which only other coordination partitions have a record: they hold on here too."""
+    site = Site()
+    settings = Settings(300_000, delivery=DeliveryMode.AT_MOST_ONCE)
+    for number in range(site.partitions):
+        site.broker.append(number, render(settings_record(settings)))
+    site.pause(10_000, "ops.1")
+    site.say(about(Heartbeat, "run1.0", offset=9))
+    site.broker.retain_from(site.home, 2)
+    clock = Waiting(site)
+    recovery(site, topic, clock).recover(CONFIRMED)
+    assert clock.slept_ms == [600_100]
+    group = started(site, topic).world.group_of(GROUP, TOPIC)
+    assert (group.settings, group.settings_accepted, group.paused_by) == (settings, True, "ops.1")
+    assert group.is_paused(site.clock.wall_ms())
+    assert group.keys[TOPIC, 0].offset == 7
+
+
+def test_a_pause_that_is_left_here_counts_more_than_elsewhere(site: Site, topic: MemorySnapshotTopic) -> None:
+    """A resumption in what is left of the cut partition is newer than what was cut."""
+    site.say(ReleaseGroup(instance="boss", client="c", group=GROUP, time_s=0, expiry_s=5))
+    recovery(site, topic).recover(CONFIRMED)
+    assert started(site, topic).world.group_of(GROUP, TOPIC).paused_until_s == 5
+
+
+def test_of_two_who_recover_at_once_both_give_up(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Each may confirm other offsets, and members may begin with either: nothing is written."""
+    other = recovery(site, topic)
+
+    def recover_too() -> None:
+        with pytest.raises(NotRecovered, match="a Mark of another `recover`"):
+            other.recover({KEY: Confirmed(3, TOPIC_ID)})
+
+    begun = recovery(site, topic, Waiting(site, recover_too))
+    with pytest.raises(NotRecovered, match="a Mark of another `recover`"):
+        begun.recover(CONFIRMED)
+    assert topic.bounds([site.home])[site.home].end == 0
+
+
+def test_what_another_has_recovered_since_is_not_written_over(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Whose Marks lay there before one looked, and whose snapshot came after, was the first."""
+    later: list[Recovery] = []
+
+    class Slow(Snapshots):
+        def write(self, world: PartitionWorld, identity: LogIdentity) -> None:
+            later.append(recovery(site, topic))
+            super().write(world, identity)
+
+    first = Recovery(site.log(), Slow(topic), clock=Waiting(site))
+    first.look()
+    first.recover({KEY: Confirmed(3, TOPIC_ID)})
+    with pytest.raises(NotRecovered, match="another `recover` was faster"):
+        later[0].recover(CONFIRMED)
+    assert started(site, topic).world.key(GROUP, TOPIC, 0).offset == 3
+
+
+def test_what_only_the_person_knows_is_written_too(site: Site, topic: MemorySnapshotTopic) -> None:
+    """An offset confirmed for a group of which the log has nothing left is in the snapshot, under the defaults."""
+    unseen: Whose = ("unseen", (TOPIC, 3))
+    recovery(site, topic).recover({**CONFIRMED, unseen: Confirmed(500, TOPIC_ID)})
+    world = started(site, topic).world
+    assert world.key(unseen[0], TOPIC, 3).offset == 500
+    assert not world.group_of(unseen[0], TOPIC).settings_accepted
+
+
 def test_members_claim_again(site: Site, topic: MemorySnapshotTopic) -> None:
     """After a recovery a member claims, and starts at the confirmed offset."""
     recovery(site, topic).recover(CONFIRMED)
@@ -174,6 +243,22 @@ def test_log_time_decides_when_it_was_long_enough(site: Site, topic: MemorySnaps
     never = Waiting(site, part=0)
     with pytest.raises(NotRecovered, match="log time"):
         recovery(site, MemorySnapshotTopic(site.partitions), never).recover(CONFIRMED)
+
+
+def test_a_log_that_grew_again_past_its_snapshot_can_be_recovered(site: Site, topic: MemorySnapshotTopic) -> None:
+    """A snapshot of records that the log has lost is none; the one that is written says which Mark is its last."""
+    recovery(site, topic).recover(CONFIRMED)
+    end = site.broker.bounds(site.home).end
+    mark = started(site, topic).world.partitions[site.home].last
+    assert mark is not None
+    assert (mark.offset, mark.timestamp_ms) == site.broker.records(site.home)[-1][:2]
+    site.broker.truncate(site.home, end - 1)
+    for _ in range(2):
+        site.say(about(Heartbeat, "run1.0", offset=30))
+    begun = recovery(site, topic)
+    assert list(begun.observed) == [site.home]
+    begun.recover({KEY: Confirmed(30, TOPIC_ID)})
+    assert started(site, topic).world.key(GROUP, TOPIC, 0).offset == 30
 
 
 def test_a_mark_that_is_not_acknowledged_is_an_error(site: Site, topic: MemorySnapshotTopic) -> None:

@@ -94,10 +94,11 @@ def test_what_came_last_is_in_it(site: Site, topic: MemorySnapshotTopic) -> None
         (Head(5, 1), 6, False),
         (Head(5, OLD_MS), 5 + OLD_RECORDS, False),
         (Head(5, OLD_MS), 6 + OLD_RECORDS, True),
+        (Head(5, OLD_MS), 4, True),
     ],
 )
 def test_what_is_old(head: Head | None, end: int, is_old: bool) -> None:
-    """Old is what has more than 10,000 records behind it, or any and an hour."""
+    """Old is what has more than 10,000 records behind it, or any and an hour, or what the log was truncated before."""
     assert old_ones({3: head}, {3: Bounds(0, end)}, OLD_MS + 1) == ({3} if is_old else set())
 
 
@@ -109,6 +110,15 @@ def test_a_snapshot_that_lacks_ranges_does_not_count(version: int, had_ranges: b
     assert _of_use(head, world) == (head if counts else None)
     assert _of_use(head, None) == head
     assert _of_use(None, world) is None
+
+
+def test_a_log_that_was_truncated_gets_one_where_it_ends(site: Site, topic: MemorySnapshotTopic) -> None:
+    """A snapshot beyond the end helps nobody: another is written, and read."""
+    renew(site, topic)
+    site.broker.truncate(site.home, site.broker.bounds(site.home).end - 1)
+    assert renew(site, topic) == [site.home]
+    site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
+    assert Rationalizer(site.log(), clock=site.clock, snapshots=Snapshots(topic)).world.partitions[site.home].certain
 
 
 def test_what_is_only_observed_is_not_written(site: Site, topic: MemorySnapshotTopic) -> None:

@@ -8,7 +8,7 @@ import pytest
 from marshal_dagster.coordination import rationalizer as rationalizer_module
 from marshal_dagster.coordination import snapshots as snapshots_module
 from marshal_dagster.coordination.log import Bounds
-from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.rationalizer import LOOK_AGAIN_MS, Rationalizer
 from marshal_dagster.coordination.snapshots import Head, Read, Snapshots, SnapshotTopic
 from marshal_dagster.errors import RightMissing, UnavailableError
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat
@@ -242,3 +242,133 @@ def test_a_reader_overtaken_by_retention_goes_on_from_a_snapshot(site: Site, top
 
     assert world.certain
     assert world.groups["etl"].keys["orders", 0].offset == 12
+
+
+@pytest.mark.parametrize("why", ["none yet", "away"])
+def test_a_reader_that_only_observes_looks_again(site: Site, why: str) -> None:
+    """Once a snapshot is there, or can be read again, a reader that lives on is certain; it asks once a minute."""
+    asked: list[int] = []
+
+    class Watched(MemorySnapshotTopic):
+        is_away = False
+
+        def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+            asked.extend(partitions)
+            if self.is_away:
+                raise UnavailableError("away")
+            return super().bounds(partitions)
+
+    topic, whole = Watched(site.partitions), reader(site, None)
+    cut(site)
+    if why == "away":
+        write(site, topic, whole)
+        topic.is_away = True
+    observing = reader(site, topic)
+    beat(site, 9)
+    assert not observing.catch_up().partitions[site.home].certain
+    topic.is_away = False
+    if why == "none yet":
+        write(site, topic, whole)
+    asked.clear()
+    site.clock.advance(LOOK_AGAIN_MS - 1)
+    assert not observing.catch_up().partitions[site.home].certain
+    assert asked == []
+    site.clock.advance(1)
+    beat(site, 11)
+    whole.catch_up()
+    assert observing.catch_up().partitions[site.home].certain
+    assert summary(observing.world) == summary(whole.world)
+    asked.clear()
+    site.clock.advance(LOOK_AGAIN_MS)
+    observing.catch_up()
+    assert asked == []
+
+
+def lose(site: Site, records: int = 1) -> None:
+    """Let an unclean leader election lose the last records, and the log grow again past where it was."""
+    end = site.broker.bounds(site.home).end
+    site.broker.truncate(site.home, end - records)
+    for _ in range(records + 1):
+        site.say(about(Heartbeat, "run1.0", 1, offset=77))
+
+
+def test_a_log_that_grew_again_is_not_read_on_from_before(
+    site: Site, topic: MemorySnapshotTopic, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where the last record before a snapshot is another one by now, the snapshot is passed over, with a warning."""
+    monkeypatch.setattr(rationalizer_module, "WORTH_A_LOOK", 3)
+    beat(site, 9)
+    write(site, topic)
+    lose(site)
+
+    with caplog.at_level(logging.WARNING):
+        started = reader(site, topic)
+
+    assert summary(started.world) == summary(reader(site, None).world)
+    assert started.world.key("etl", "orders", 0).offset == 5
+    assert "holds others in their place" in caplog.text
+
+
+def test_where_the_log_was_cut_too_it_is_only_observed(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Nobody is certain by a snapshot of records that the log has lost."""
+    beat(site, 9)
+    write(site, topic)
+    site.broker.retain_from(site.home, site.broker.bounds(site.home).end - 1)
+    assert reader(site, topic).world.partitions[site.home].certain
+    lose(site)
+    assert not reader(site, topic).world.partitions[site.home].certain
+
+
+def test_an_older_snapshot_of_what_was_not_lost_is_taken(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Of several the newest counts whose last record is still there."""
+    older = write(site, topic).world.partitions[site.home]
+    site.broker.retain_from(site.home, older.next_offset - 1)
+    beat(site, 9)
+    newer = reader(site, topic)
+    topic.append(site.home, render(newer.world.partitions[site.home], newer.identity.topic_id, "newer"))
+    assert reader(site, topic).records_read == 0
+    lose(site)
+    started = reader(site, topic)
+    assert started.world.partitions[site.home].certain
+    assert started.records_read == 2
+    assert started.world.key("etl", "orders", 1).offset == 77
+
+
+def test_an_equal_record_elsewhere_is_not_mistaken(topic: MemorySnapshotTopic) -> None:
+    """Coordination partitions whose last records are equal, as those of a pause are, are judged each by its own."""
+    site = Site()
+    site.pause(1_000)
+    everything = Rationalizer(site.log(), clock=site.clock)
+    worlds = everything.catch_up().partitions
+    for world in worlds.values():
+        Snapshots(topic).write(world, everything.identity)
+    (last,) = {world.last for world in worlds.values()}
+    assert last is not None
+    bounds = {number: site.broker.bounds(number) for number in worlds}
+    defaults = everything.world.defaults
+    found = Snapshots(topic).newest(everything.identity, bounds, defaults, [(site.home, last)])
+    assert found.keys() == worlds.keys() - {site.home}
+
+
+def test_what_retention_deletes_meanwhile_is_not_looked_at(site: Site, topic: MemorySnapshotTopic) -> None:
+    """A last record that goes while it is looked for is no reason to pass the snapshot over."""
+    write(site, topic)
+    site.broker.retain_from(site.home, 1)
+    log = site.log()
+
+    def cut_now() -> None:
+        log.before_read = lambda: None
+        cut(site)
+
+    log.before_read = cut_now
+    started = Rationalizer(log, topics=["orders"], clock=site.clock, snapshots=Snapshots(topic))
+    assert started.catch_up().partitions[site.home].certain
+
+
+def test_a_reader_that_began_at_a_snapshot_writes_the_same(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Who has read nothing since passes on which record was the last."""
+    first = write(site, topic).world.partitions[site.home]
+    cut(site)
+    again = reader(site, topic).world.partitions[site.home]
+    assert first.last is not None
+    assert (again.last, again.next_offset) == (first.last, first.last.offset + 1)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from marshal_dagster.protocol import snapshots
 from marshal_dagster.protocol.messages import Settings
 from marshal_dagster.protocol.snapshots import Choice, Misfit, Record, SnapshotName, choose, collect, outdated, render
-from marshal_dagster.protocol.world import PartitionWorld, World
+from marshal_dagster.protocol.world import LastRecord, PartitionWorld, World
 from tests.log_generator import LogRecord, Profile, generate
 from tests.second_reader import PROFILES, Case, case_of
 
@@ -260,6 +260,10 @@ def test_rows_of_ones_own_are_read() -> None:
         [{**HEAD, "log_time_ms": "5"}],
         [{**HEAD, "invalid": []}],
         [{**HEAD, "refused": {"the group is paused": -1}}],
+        *[
+            [{**HEAD, "last": last}]
+            for last in (5, [], [0, 1], [0, 1, 2], [-1, 1, "x"], [0, "1", "x"], [10**6, 1, "x"])
+        ],
         [HEAD, {**GROUP, "group": "a/b"}],
         [HEAD, {**GROUP, "group": None}],
         [HEAD, {**GROUP, "settings": "0/native/at_least_once/-"}],
@@ -478,3 +482,23 @@ def test_what_is_deleted_is_never_the_newest_that_is_whole(rng: Random) -> None:
         at_offset = -1 if found is None else found.next_offset
         assert at_offset >= reached
         reached = at_offset
+
+
+def test_the_last_record_before_it_is_kept() -> None:
+    """What was read last comes back, and a snapshot of which the log holds another record there is passed over."""
+    world = world_of()
+    world.last = LastRecord.of(world.next_offset - 1, 7, b"value")
+    records = render(world, TOPIC_ID, "s")
+    choice = read(records, world)
+    assert choice.world is not None
+    assert choice.world.last == world.last
+    assert reasons(read(records, world, strange=[world.last])) == {Misfit.OTHER_RECORDS}
+    assert read(records, world, strange=[world.last._replace(digest="")]).world is not None
+
+
+def test_a_snapshot_of_an_older_writer_names_no_last_record() -> None:
+    """Without the field it is read all the same."""
+    world = PartitionWorld(0, 1, Settings(), 0)
+    choice = read(rendered([HEAD], world), world)
+    assert choice.world is not None
+    assert choice.world.last is None

@@ -2,20 +2,24 @@
 
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
 from marshal_dagster.coordination.admin import SNAPSHOT_SETTINGS
+from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import KafkaSnapshotTopic
-from marshal_dagster.coordination.log import Bounds, LogIdentity
-from marshal_dagster.coordination.snapshots import Snapshots, SnapshotTopic
+from marshal_dagster.coordination.log import Append, Bounds, LogIdentity
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshots import Snapshots, SnapshotTopic, Strange, newest_of_log
 from marshal_dagster.errors import TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, render
 from marshal_dagster.protocol.snapshots import PART_BYTES, Record
+from marshal_dagster.protocol.snapshots import render as snapshot_records
 from marshal_dagster.protocol.world import PartitionWorld, World
 from tests.fast.test_snapshot_port import SnapshotTopicPort
 from tests.members import TOPIC, about
@@ -98,6 +102,28 @@ def test_compaction_leaves_the_newest_and_it_is_found(kept: KafkaSnapshotTopic) 
     found = newest(kept, world)
     assert found is not None
     assert found.next_offset == 11
+
+
+def test_the_record_before_a_snapshot_is_looked_at_in_the_log(
+    kept: KafkaSnapshotTopic, connection: KafkaConnection, topic: MakeTopic
+) -> None:
+    """A snapshot that names another last record than the log has is passed over for an older one that does not."""
+    with closing(KafkaLog(connection, topic(1, {"message.timestamp.type": "LogAppendTime"}))) as log:
+        snapshots, rationalizer = Snapshots(kept), Rationalizer(log)
+        for number in range(3):
+            log.append([Append(0, render(about(ClaimingPartition, f"run{number}.0", number)))])
+            world = rationalizer.catch_up().partitions[0]
+            if number == 2:
+                assert world.last is not None
+                world.last = world.last._replace(digest="0" * 64)
+            kept.append(0, snapshot_records(world, rationalizer.identity.topic_id, f"s{number}"))
+        bounds = log.bounds([0])
+
+        def newest_of(strange: Collection[Strange]) -> Mapping[int, PartitionWorld]:
+            return snapshots.newest(rationalizer.identity, bounds, world.defaults, strange)
+
+        assert newest_of([])[0].next_offset == 3
+        assert newest_of_log(log, bounds, SOON_S, newest_of)[0].next_offset == 2
 
 
 def test_a_missing_topic_is_told(connection: KafkaConnection) -> None:

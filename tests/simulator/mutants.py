@@ -256,8 +256,8 @@ MUTANTS: Final = (
     Mutant(
         "a pause is half written",
         "coordination/operator.py",
-        "            unsent = list(self._rationalizer.follow_all().partitions)\n",
-        "            unsent = list(self._rationalizer.follow_all().partitions)[:1]\n",
+        "            signed, unsent = self._sender.signed(member), list(ends)\n",
+        "            signed, unsent = self._sender.signed(member), list(ends)[:1]\n",
     ),
     Mutant(
         "a position is set although the group was resumed in between",

@@ -231,7 +231,7 @@ def test_at_most_once_sentence_3_settings_that_could_lose_records_are_dangers() 
     for setting, value in (
         ("unclean.leader.election.enable", "true"),
         ("min.insync.replicas", "1"),
-        ("retention.ms", "604800000"),
+        ("retention.ms", "3600000"),
         ("cleanup.policy", "compact"),
         ("message.timestamp.type", "CreateTime"),
     ):
