@@ -71,6 +71,8 @@ class Cluster:
         """Tells what a process is at."""
         self.left_queue: Callable[[object, bytes], None] = lambda *_: None
         """Told what its process was at, and the value, for each record that leaves a sender's queue late."""
+        self.faults_end_ms = float("inf")
+        """By then every outage is over."""
         self.befallen: Counter[str] = Counter()
         self.random = random.Random(seed)
         self.appends = 0
@@ -203,6 +205,7 @@ class SimulatedLog:
         cluster, process = self._cluster, self._process
         is_queued = cluster.random.random() < 0.5
         duration_ms = cluster.heartbeat_interval_ms * cluster.random.uniform(0.3, 4)
+        duration_ms = min(duration_ms, max(0.0, cluster.faults_end_ms - cluster.scheduler.now_ms))
         self._is_out_until_ms = cluster.scheduler.now_ms + duration_ms
         work = cluster.work_of(process)
         waiting = self._waiting = self._queued if is_queued else []

@@ -129,6 +129,7 @@ class Simulation:
             self.scheduler, coordination_partitions, self.hi_ms, dict(self.scenario.append_faults), seed * 7 + 2
         )
         self.judge = LogJudge(coordination_partitions, self._fail)
+        self.cluster.faults_end_ms = self.scenario.calm_ms - self.hi_ms / 2
         self.cluster.appended = self.judge.read
         self.cluster.work_of = lambda process: self.by_process[process].batch if process in self.by_process else None
         self.cluster.left_queue = self._check_left_queue
