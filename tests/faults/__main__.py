@@ -30,6 +30,8 @@ from tests.simulator.checkers import Violation
 
 LANES: Final = 3
 BLOCK: Final = 48
+MOST_SHOWN: Final = 5
+MOST_KEPT: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class Bed:
             dropped=tally.dropped,
             twice=tally.twice,
             repeated=tally.repeated,
-            violations=tuple(str(violation) for violation in tally.violations),
+            violations=tuple(str(violation) for violation in tally.violations[:MOST_KEPT]),
             seconds=round(time.monotonic() - began_s, 1),
         )
 
@@ -157,8 +159,10 @@ def report(row: Row, folder: Path) -> None:
         f"{row.refused_commits} refused commits, {row.seconds} s",
         flush=True,
     )
-    for violation in row.violations:
+    for violation in row.violations[:MOST_SHOWN]:
         print(f"    VIOLATED {violation}")
+    if len(row.violations) > MOST_SHOWN:
+        print(f"    and {len(row.violations) - MOST_SHOWN} more")
     if row.violations:
         print(f"    python -m tests.faults --seed {row.seed}    # left in {folder / f'seed{row.seed}'}", flush=True)
 

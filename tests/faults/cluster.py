@@ -8,7 +8,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its hints do not export what it offers
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+)
 
 from marshal_dagster.devkafka import KafkaCluster
 from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
@@ -93,9 +98,12 @@ class FaultyKafka(KafkaCluster):
         self.up()
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Give a topic these settings, and its defaults for all others."""
-        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, set_config=dict(settings))
-        for done in self.admin().alter_configs([resource]).values():
+        """Give a topic these settings."""
+        entries = [
+            ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()
+        ]
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=entries)
+        for done in self.admin().incremental_alter_configs([resource]).values():
             done.result(ANSWER_WITHIN_S)
 
     def admin(self) -> AdminClient:

@@ -51,6 +51,7 @@ TICK_S: Final = 0.02
 LOG_SETTINGS: Final = {
     "message.timestamp.type": "LogAppendTime",
     "retention.ms": "-1",
+    "segment.ms": "604800000",
     "min.insync.replicas": "2",
     "unclean.leader.election.enable": "false",
 }
@@ -370,7 +371,7 @@ class Run:
         with (self.folder / f"{member.run_id}.stderr").open("wb") as errors:
             member.process = subprocess.Popen(
                 [sys.executable, "-m", "tests.faults.worker", orders.model_dump_json()],
-                cwd=TOP if (Path.cwd() / "marshal_dagster") == TOP / "marshal_dagster" else Path.cwd(),
+                cwd=TOP,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,
                 env=os.environ | (_fake_clock(fault) if fault else {}),
@@ -522,7 +523,7 @@ class Run:
         yield from self._pause(fault.lasts_s)
 
     def _data_cut(self) -> Script:
-        self.cluster.configure(self.topic, DATA_SETTINGS | {"retention.ms": str(OLD_S * 500)})
+        self.cluster.configure(self.topic, {"retention.ms": str(OLD_S * 500)})
         yield from self._until(
             lambda: any(start for start, _ in self._bounds().values()), 20, "retention to cut the data topic"
         )
@@ -566,7 +567,7 @@ class Run:
     def _cut(self, retention_s: float) -> Script:
         """Let retention take what is older."""
         short = {"retention.ms": f"{retention_s * 1_000:.0f}", "segment.ms": "300"}
-        self.cluster.configure(self.log_topic, LOG_SETTINGS | short)
+        self.cluster.configure(self.log_topic, short)
         yield from self._until(lambda: self.watcher.start(self.home) > 0, 30, "retention to cut the log")
         self.cluster.configure(self.log_topic, LOG_SETTINGS)
 

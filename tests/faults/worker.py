@@ -182,8 +182,8 @@ class Worker:
         at_ms = now_ms()
         lease_ends_ms = None
         if claim is not None:
-            left_ms = claim.lease.left_ms(batch._claimer.clock.lease_ms())
-            lease_ends_ms = at_ms + left_ms / self.orders.lease_rate
+            ends_ms = claim.lease.sent_ms + 1.9 * self.orders.heartbeat_interval_ms  # not as the library counts it
+            lease_ends_ms = at_ms + (ends_ms - batch._claimer.clock.lease_ms()) / self.orders.lease_rate
         self.journal.write(
             Processed(at_ms=at_ms, instance=batch.batch_id, part=part(one), offset=offset, lease_ends_ms=lease_ends_ms)
         )
