@@ -228,9 +228,14 @@ def test_the_table_counts_a_run_in_each_of_its_faults(tmp_path: Path) -> None:
     path.write_text(json.dumps(asdict(row)) + "\n")
     assert read_rows(path) == [row]
     lines = table([row]).splitlines()
-    assert "| link cut | 1 | 1 | 1 | 0 | 0 | 0 |" in lines
-    assert "| member killed | 1 | 1 | 1 | 0 | 0 | 0 |" in lines
-    assert lines[-1] == "| all runs | 1 | 1 | 1 | 0 | 0 | 0 |"
+    counts = "1 | 1 | 2.1 s, 2.1 s | 1 | 0 | 0 | 0 |"
+    assert [line for line in lines if line.endswith(counts)] == [
+        f"| link cut | {counts}",
+        f"| member killed | {counts}",
+        f"| all runs | {counts}",
+    ]
+    assert "Of commit c" in lines[-1]
+    assert "3 again" in lines[-1]
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

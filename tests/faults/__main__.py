@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 from tests.faults.cluster import FaultyKafka, faulty_kafka
@@ -133,22 +134,34 @@ def _read_row(fields: dict[str, object]) -> Row:
 def table(rows: Sequence[Row]) -> str:
     """Give the results as a markdown table; a run counts in the line of each of its faults."""
     lines = [
-        "| fault | runs | takeovers | refused commits | lost | processed twice | violations |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| fault | runs | takeovers | median, longest | refused commits | lost | processed twice | violations |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for name in (*KINDS, None):
-        of = [row for row in rows if name is None or name.value in row.faults]
-        takeovers = sum(len(row.takeovers_ms) for row in of)
-        cells = (
-            len(of),
-            takeovers,
-            sum(row.refused_commits for row in of),
-            sum(row.lost for row in of),
-            sum(row.twice for row in of),
-            sum(bool(row.violations) for row in of),
-        )
-        lines.append(f"| {'all runs' if name is None else name.value} | " + " | ".join(f"{n:,}" for n in cells) + " |")
+    for kind in KINDS:
+        lines.append(_line(kind.value, [row for row in rows if kind.value in row.faults]))
+    lines.append(_line("all runs", rows))
+    dropped, repeated = sum(row.dropped for row in rows), sum(row.repeated for row in rows)
+    commits = ", ".join(sorted({row.commit for row in rows}))
+    lines.append("")
+    lines.append(
+        f"Of commit {commits}, in {sum(row.seconds for row in rows) / 60:,.0f} minutes of runs. As the modes allow, at "
+        f"most once left out {dropped:,} messages and at least once processed {repeated:,} again."
+    )
     return "\n".join(lines)
+
+
+def _line(name: str, rows: Sequence[Row]) -> str:
+    times_s = [time_ms / 1_000 for row in rows for time_ms in row.takeovers_ms]
+    cells = (
+        f"{len(rows):,}",
+        f"{len(times_s):,}",
+        f"{median(times_s):.1f} s, {max(times_s):.1f} s" if times_s else "",
+        f"{sum(row.refused_commits for row in rows):,}",
+        f"{sum(row.lost for row in rows):,}",
+        f"{sum(row.twice for row in rows):,}",
+        f"{sum(bool(row.violations) for row in rows):,}",
+    )
+    return f"| {name} | {' | '.join(cells)} |"
 
 
 def report(row: Row, folder: Path) -> None:

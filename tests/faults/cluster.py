@@ -129,7 +129,9 @@ class FaultyKafka(KafkaCluster):
 def _reserved() -> socket.socket:
     """Bind a free port, so that nobody else is given it before the brokers are."""
     reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind((HOST, free_port()))
+    reserved.listen(1)
     return reserved
 
 

@@ -393,6 +393,7 @@ class Run:
             journal=self.folder / "journals" / f"{member.run_id}.jsonl",
             heartbeat_interval_ms=HI_MS,
             max_records=self.of.max_records,
+            max_claims=self.of.max_claims,
             slow_ms=self.of.slow_ms,
             seed=self.of.seed,
             is_patient=self.of.of(FaultKind.LOG_DELETED) is not None,
@@ -417,7 +418,7 @@ class Run:
     def _trickle(self) -> Script:
         """Let messages arrive while faults go on."""
         while True:
-            yield from self._pause(self.chance.uniform(0.05, 0.25))
+            yield from self._pause(self.chance.uniform(0.1, 0.5))
             self._add_message()
 
     def _add_message(self) -> None:

@@ -89,8 +89,9 @@ class Scenario:
     backlog: int
     """Messages in each partition at the beginning."""
     max_records: int
+    max_claims: int | None
     slow_ms: int
-    """The longest time that a message takes."""
+    """The longest time that a message takes; a batch takes some part of a lease, or more than one."""
     faults: tuple[Fault, ...]
 
     @property
@@ -111,14 +112,16 @@ def scenario(seed: int) -> Scenario:
     if first not in ALONE and chance.random() < 0.6:
         kinds.append(chance.choice([kind for kind in BESIDE if kind is not first]))
     members = chance.sample(range(MEMBERS), len(kinds))
+    max_records = chance.randint(20, 50)
     return Scenario(
         seed=seed,
         mode=chance.choice(tuple(DeliveryMode)),
         coordination_partitions=chance.choice((1, 2, 4)),
         partitions=chance.randint(2, 4),
-        backlog=chance.randint(30, 60),
-        max_records=chance.randint(15, 45),
-        slow_ms=chance.randint(10, 60),
+        backlog=chance.randint(20, 40),
+        max_records=max_records,
+        max_claims=chance.choice((None, 1, 2)),
+        slow_ms=min(250, round(2_000 * chance.uniform(0.5, 2.5 * LEASE_S) / max_records)),
         faults=tuple(_fault(kind, member, chance) for kind, member in zip(kinds, members, strict=True)),
     )
 
@@ -151,7 +154,7 @@ def _link(kind: FaultKind, member: int, at_s: float, chance: random.Random) -> F
     elif kind is FaultKind.LINK_ONE_WAY:
         held = frozenset({chance.choice(tuple(Way))})
     delay_s = chance.uniform(0.02, 0.3) if kind is FaultKind.LINK_SLOW else 0.0
-    lasts_s = chance.uniform(0.2, 1.8) * LEASE_S
+    lasts_s = chance.uniform(0.3, 2.2) * LEASE_S
     return Fault(kind, member, at_s, lasts_s, held=held, comes_late=chance.random() < 0.6, delay_s=delay_s)
 
 

@@ -56,6 +56,7 @@ class Orders(BaseModel):
     journal: Path
     heartbeat_interval_ms: int
     max_records: int
+    max_claims: int | None
     slow_ms: int
     seed: int
     stops: bool = False
@@ -124,6 +125,7 @@ class Worker:
         request = BatchRequest(
             topic=self.orders.topic,
             max_records=self.orders.max_records,
+            max_claims=self.orders.max_claims,
             max_attempts=MOST_ATTEMPTS,
             accept_data_loss=accepts_loss,
         )
