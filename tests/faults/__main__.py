@@ -137,8 +137,7 @@ def table(rows: Sequence[Row]) -> str:
         "| fault | runs | takeovers | median, longest | refused commits | lost | processed twice | violations |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
-    for kind in KINDS:
-        lines.append(_line(kind.value, [row for row in rows if kind.value in row.faults]))
+    lines += [_line(kind.value, [row for row in rows if kind.value in row.faults]) for kind in KINDS]
     lines.append(_line("all runs", rows))
     dropped, repeated = sum(row.dropped for row in rows), sum(row.repeated for row in rows)
     commits = ", ".join(sorted({row.commit for row in rows}))

@@ -33,6 +33,7 @@ from tests.faults.scenario import (
     HI_MS,
     LEASE_S,
     MEMBERS,
+    OF_HOLDERS,
     OF_LINKS,
     Fault,
     FaultKind,
@@ -46,6 +47,7 @@ TOP: Final = Path(__file__).parents[2]
 GROUP: Final = "fleet"
 START_WITHIN_S: Final = 40.0
 DRAIN_WITHIN_S: Final = 60.0
+HOLD_WITHIN_S: Final = 3.0
 END_WITHIN_S: Final = 30.0
 TICK_S: Final = 0.02
 LOG_SETTINGS: Final = {
@@ -147,6 +149,16 @@ class Watcher:
             for group in log["groups"].values()
             for place, key in group["keys"].items()
             if place[0] == topic and key["offset"] is not None
+        }
+
+    def owners(self, topic: str) -> set[str]:
+        """Give the instances that hold something."""
+        return {
+            key["owner"]["instance"]
+            for log in self.reader.logs.values()
+            for group in log["groups"].values()
+            for place, key in group["keys"].items()
+            if place[0] == topic and key["owner"] is not None
         }
 
     def close(self) -> None:
@@ -429,6 +441,9 @@ class Run:
 
     def _befall(self, fault: Fault, topics: Topics) -> Script:
         yield from self._pause(fault.at_s)
+        if fault.kind in OF_HOLDERS:
+            with suppress(Failed):
+                yield from self._until(lambda: self._holds(self.members[fault.member]), HOLD_WITHIN_S, "its claim")
         scripts: dict[FaultKind, Callable[[], Script]] = {
             FaultKind.LEADER_KILLED: lambda: self._leader_killed(fault),
             FaultKind.LEADER_STOPPED: lambda: self._leader_stopped(fault),
@@ -445,6 +460,11 @@ class Run:
             **dict.fromkeys(OF_LINKS, lambda: self._link(fault)),
         }
         yield from scripts[fault.kind]()
+
+    def _holds(self, member: Member) -> bool:
+        """Tell whether a member owns a partition, by the log."""
+        owners = self.watcher.owners(self.topic)
+        return not member.is_alive or any(owner.startswith(f"{member.run_id}.") for owner in owners)
 
     def _pause(self, seconds: float) -> Script:
         until_s = time.monotonic() + seconds
@@ -555,7 +575,8 @@ class Run:
         """One member dies, two end in order and leave a snapshot; all of the log is gone when they come back."""
         for member in self.members:
             member.is_held = True
-        self.members[0].signal(signal.SIGKILL)
+        victim = next((member for member in self.members if self._holds(member)), self.members[0])
+        victim.signal(signal.SIGKILL)
         (self.folder / "stop").touch()
         yield from self._until(lambda: not any(member.is_alive for member in self.members), 30, "members to end")
         yield from self._until(self.watcher.is_at_end, 20, "the rest of the log")

@@ -52,6 +52,9 @@ BESIDE: Final = (
 )
 """What may come as a second fault."""
 
+OF_HOLDERS: Final = OF_LINKS | {FaultKind.MEMBER_KILLED, FaultKind.MEMBER_STOPPED, FaultKind.TAKEN_FOR_DEAD}
+"""These wait a while for their member to hold something."""
+
 APPENDS: Final = ("ClaimingPartition", "ClaimingMessages", "Heartbeat", "ReleasingPartition")
 
 
