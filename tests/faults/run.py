@@ -26,7 +26,7 @@ from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.placement import coordination_partition
 from tests.faults.cluster import BROKERS, FaultyKafka
-from tests.faults.journal import Refused, now_ms, read_journal
+from tests.faults.journal import Left, Refused, now_ms, read_journal
 from tests.faults.judging import Evidence, Tally, Trial
 from tests.faults.proxy import FAIR, Weather
 from tests.faults.scenario import (
@@ -613,7 +613,7 @@ class Run:
 
     def _has_said(self, member: Member, *errors: str) -> bool:
         entries = read_journal(self.folder / "journals" / f"{member.run_id}.jsonl")
-        return any(isinstance(entry, Refused) and entry.error in errors for entry in entries)
+        return any(isinstance(entry, Left | Refused) and entry.error in errors for entry in entries)
 
 
 def _consumer(servers: str) -> Consumer:
