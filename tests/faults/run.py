@@ -141,6 +141,11 @@ class Watcher:
         low, _ = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), 10)
         return low
 
+    def bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
+        """Give the offsets that each partition of a topic holds: the first, and the next one to come."""
+        numbers = range(partitions)
+        return {n: self._consumer.get_watermark_offsets(TopicPartition(topic, n), 20) for n in numbers}
+
     def offsets(self, topic: str) -> dict[int, int]:
         """Give where the group stands."""
         return {
@@ -257,12 +262,7 @@ class Run:
         )
 
     def _bounds(self) -> dict[int, tuple[int, int]]:
-        consumer = _consumer(self.cluster.bootstrap_servers)
-        try:
-            numbers = range(self.partitions)
-            return {n: consumer.get_watermark_offsets(TopicPartition(self.topic, n), 20) for n in numbers}
-        finally:
-            consumer.close()
+        return self.watcher.bounds(self.topic, self.partitions)
 
     def _end_members(self) -> None:
         (self.folder / "stop").touch()
@@ -283,6 +283,8 @@ class Run:
         with suppress(Failed):
             if self.deserted_at_ms is None:
                 self._wait(self.watcher.is_at_end, 20, "the rest of the log", keeps_up=False)
+        for number, (start, end) in self._bounds().items():
+            self.evidence.messages.update((number, offset) for offset in range(start, end))
         self.watcher.close()
         self._helpers.shutdown()
 
@@ -291,8 +293,6 @@ class Run:
         evidence.clock_offset_ms = time.time() * 1_000 - now_ms()
         for path in (self.folder / "journals").iterdir():
             evidence.journals[path.stem] = read_journal(path)
-        for number, (start, end) in self._bounds().items():
-            evidence.messages.update((number, offset) for offset in range(start, end))
         if evidence.mode is DeliveryMode.EFFECTIVELY_ONCE:
             evidence.rows = _rows(self.folder / "output")
         self._keep_log()
