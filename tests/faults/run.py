@@ -143,6 +143,7 @@ class Watcher:
 
     def bounds(self, topic: str, partitions: int) -> dict[int, tuple[int, int]]:
         """Give the offsets that each partition of a topic holds: the first, and the next one to come."""
+        self._consumer.list_topics(topic, timeout=20)  # or it knows of no partition that was added
         numbers = range(partitions)
         return {n: self._consumer.get_watermark_offsets(TopicPartition(topic, n), 20) for n in numbers}
 
@@ -624,6 +625,7 @@ def _consumer(servers: str) -> Consumer:
             "enable.auto.commit": False,
             "auto.offset.reset": "earliest",
             "fetch.wait.max.ms": 50,
+            "topic.metadata.refresh.interval.ms": 1_000,
             "log_level": 0,
         }
     )
