@@ -373,7 +373,9 @@ class Run:
             (self.folder / "dead" / member.run_id).touch()
 
     def _start(self, member: Member) -> None:
-        """Start a member's next run."""
+        """Start a member's next run; the one before has ended, or was killed."""
+        if member.process is not None:
+            member.process.wait()
         member.runs += 1
         member.again_at_s = 0.0
         member.run_id = f"run{member.number}x{member.runs}"
