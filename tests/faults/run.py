@@ -30,6 +30,7 @@ from tests.faults.journal import Left, Refused, now_ms, read_journal
 from tests.faults.judging import Evidence, Tally, Trial
 from tests.faults.proxy import FAIR, Weather
 from tests.faults.scenario import (
+    ALONE,
     HI_MS,
     LEASE_S,
     MEMBERS,
@@ -411,7 +412,7 @@ class Run:
             max_claims=self.of.max_claims,
             slow_ms=self.of.slow_ms,
             seed=self.of.seed,
-            is_patient=self.of.of(FaultKind.LOG_DELETED) is not None,
+            is_patient=self.of.faults[0].kind in ALONE,
             with_snapshots=self.of.of(FaultKind.LOG_CUT_WITH_SNAPSHOTS) is not None,
         )
         clock = self._first_run_of(member, FaultKind.CLOCK_OFF)
