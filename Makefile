@@ -71,14 +71,20 @@ test-fast: $(READY) ## the tests that need no Java and no service, but for a few
 test-real: java $(READY) ## the tests on real services, which they start and stop themselves
 	$(BIN)/pytest tests/real
 
-.PHONY: simulate soak mutants
+.PHONY: simulate soak soak-faults mutants
 FIRST ?= 0
 SEEDS ?= 10000
 simulate: $(READY) ## whole groups under faults, on a virtual clock: FIRST=0 SEEDS=10000
 	$(BIN)/python -m tests.simulator --first $(FIRST) --seeds $(SEEDS)
 
-soak: $(READY) ## a million seeds; may be stopped, and goes on where it was
+soak: $(READY) ## a million seeds, then 200 runs on real brokers; may be stopped, and goes on where it was
 	$(BIN)/python -m tests.simulator --seeds 1000000 --results tests/results/simulator.jsonl
+	@$(MAKE) --no-print-directory soak-faults
+
+RUNS ?= 200
+soak-faults: java $(READY) ## groups of real members under faults, on three real brokers: RUNS=200
+	$(BIN)/python -m tests.faults --seeds $(RUNS) --results tests/results/faults.jsonl
+	$(BIN)/python -m tests.faults --table tests/results/faults.jsonl
 
 mutants: $(READY) ## the library broken in one way after another: the simulator must catch each
 	$(BIN)/python -m tests.simulator.mutants

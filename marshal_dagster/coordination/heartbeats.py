@@ -49,6 +49,8 @@ class Heartbeats:
         self._reasons_to_stop = reasons_to_stop
         self._random = random.Random(seed)  # noqa: S311 - jitter, no secret
         self._interval_ms = claimer.settings.heartbeat_interval_ms
+        self._failure = ""
+        """Why the last heartbeat failed, in a sentence, if it did."""
         self._due_ms = self._first_due_ms()
         self._stopped = threading.Event()
         self._giving_up = threading.Lock()
@@ -89,7 +91,7 @@ class Heartbeats:
             self._give_up(
                 ClaimLost(
                     f"the lease on partitions of {self._claimer.topic!r} ended, as no heartbeat was seen accepted. "
-                    "Is the broker down, or was this process stopped? Nothing more is committed"
+                    f"{self._failure or 'Is the broker down, or was this process stopped?'} Nothing more is committed"
                 )
             )
         return (min(left_ms, self._interval_ms * LOOK_PART) + 1) / 1_000
@@ -115,7 +117,9 @@ class Heartbeats:
             raise
         except MarshalError as error:
             logger.warning("a heartbeat failed and is tried again: %s", error)
+            self._failure = f"The last one failed: {error}."
             return self._claimer.clock.lease_ms() + self._interval_ms * RETRY_PART
+        self._failure = ""
         return now_ms + self._next_ms()
 
     def _ask_for_reasons(self) -> None:

@@ -113,6 +113,22 @@ def test_a_heartbeat_that_failed_is_followed_by_another_at_once(site: Site) -> N
     assert heartbeats.error is None
 
 
+def test_a_lease_that_ended_tells_why_heartbeats_failed(site: Site) -> None:
+    """The error that ends the work has the reason that the last heartbeat failed of: a topic that is gone, say."""
+    member = site.owner_of(0)
+    heartbeats = Heartbeats(member, ignore)
+    faulty(member).is_down = True
+    for part in (0.95, 0.05):
+        site.clock.advance(part * HI_MS)
+        heartbeats.step()
+    site.clock.advance(HI_MS)
+
+    heartbeats.watch()
+
+    assert isinstance(heartbeats.error, ClaimLost)
+    assert "The last one failed: the broker does not answer. Nothing more is committed" in str(heartbeats.error)
+
+
 def test_a_lost_claim_ends_the_heartbeats(site: Site) -> None:
     """A heartbeat that is refused ends them, with the error that says who holds the key."""
     member = site.owner_of(0)

@@ -43,6 +43,14 @@ class Process:
         """Let none of its threads run for a while, beginning when the present one waits next."""
         self.runs_from_ms = max(self.runs_from_ms, self._scheduler.now_ms + duration_ms)
 
+    def go_on(self) -> None:
+        """Let it run again now, if it was stopped."""
+        now_ms = self._scheduler.now_ms
+        if self.runs_from_ms > now_ms:
+            self.runs_from_ms = now_ms
+            for task in tuple(self.tasks):
+                self._scheduler.wake(task)
+
     def kill(self) -> None:
         """End it, with all its threads; raises `Killed` in the one that calls."""
         self.is_dead = True

@@ -1,0 +1,325 @@
+"""Judges a run by its recorded log, its members' journals and its output; it shares no code with the library.
+
+The log is read by `tests.simulator.checkers.LogJudge`, the checkers of what was processed are the simulator's. What a
+simulator can compare at an instant is compared here by the times in the journals.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Final, TypeVar, cast
+
+from marshal_dagster.protocol.messages import DeliveryMode
+from tests.faults.journal import Claimed, Entry, Known, Left, Part, Processed, Refused
+from tests.simulator.checkers import (
+    LogJudge,
+    Place,
+    Violation,
+    check_attempts,
+    check_nothing_lost,
+    check_readers_agree,
+)
+from tests.simulator.data import Attempt, Output
+
+ON_MS: Final = 300.0
+"""How long work may go on without a lease: until the thread that looks at leases has its turn."""
+CLOCKS_MS: Final = 50.0
+"""How far the broker's clock and the members' may have drifted apart in a run."""
+
+T = TypeVar("T", bound=Entry)
+
+
+@dataclass(slots=True)
+class Evidence:
+    """What a run has left behind; `messages` are those that must have been worked on."""
+
+    mode: DeliveryMode
+    group: str
+    topic: str
+    home: int
+    """The coordination partition of the topic."""
+    coordination_partitions: int
+    clock_offset_ms: float
+    """What is to be added to a time since boot to make it one of the broker's."""
+    journals: dict[str, list[Entry]] = field(default_factory=dict)
+    """By run id."""
+    messages: set[tuple[int, int]] = field(default_factory=set)
+    rows: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """How often each message is in the output of a sink."""
+    is_drained: bool = True
+    observers: set[str] = field(default_factory=set)
+    """The runs that cannot have been certain of the log."""
+    deserted: set[str] = field(default_factory=set)
+    """The runs under which the coordination topic was deleted."""
+
+    def place(self, partition: int) -> Place:
+        """Name a key."""
+        return self.group, self.topic, partition
+
+    def lines(self, kind: type[T]) -> Iterator[T]:
+        """Give all lines of a kind."""
+        for entries in self.journals.values():
+            for entry in entries:
+                if isinstance(entry, kind):
+                    yield entry
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run came to."""
+
+    violations: list[Violation] = field(default_factory=list)
+    takeovers_ms: list[int] = field(default_factory=list)
+    """For each, how long after the last sign of the former owner, in log time."""
+    refused_commits: int = 0
+    """Commits that the log or a sink refused, or that a member that lost its claim did not send."""
+    lost: int = 0
+    dropped: int = 0
+    """Messages that at most once left out, as it may."""
+    twice: int = 0
+    repeated: int = 0
+    """Messages that at least once processed again, as it may."""
+    records: int = 0
+
+
+class Trial:
+    """One run before its judges."""
+
+    def __init__(self, evidence: Evidence, records: Iterable[tuple[int, int, int, bytes]]) -> None:
+        """Read the log: coordination partition, offset, timestamp and value of each record."""
+        self.evidence = evidence
+        self.tally = Tally()
+        self.log = LogJudge(evidence.coordination_partitions, self._fail)
+        self.timestamps: dict[int, int] = {}
+        for partition, offset, timestamp_ms, value in records:
+            self.log.read(partition, offset, timestamp_ms, value)
+            if partition == evidence.home:
+                self.timestamps[offset] = timestamp_ms
+        self.output = Output()
+        for part, done in self._done().items():
+            self.output.attempts.append(Attempt(part, done))  # type: ignore[arg-type] # a part has what is asked for
+        for message, count in evidence.rows.items():
+            self.output.rows[message] = Counter({0: count})
+
+    def judge(self) -> Tally:
+        """Judge all."""
+        self._check_claims()
+        self._check_commits()
+        self._check_leases()
+        self._check_alone()
+        self._check_readers()
+        self._check_observers()
+        self._check_deserted()
+        self._check_output()
+        self._count()
+        return self.tally
+
+    def _fail(self, promise: str, text: str) -> None:
+        self.tally.violations.append(Violation(promise, text))
+
+    # What members believe
+
+    def _check_claims(self) -> None:
+        """A claim that is believed in was won in the log, and what is processed was planned under it."""
+        for claimed in self.evidence.lines(Claimed):
+            for part in claimed.parts:
+                state = self.log.state(self.evidence.home, self.evidence.place(part.partition), part.epoch + 1)
+                if (state[0], state[2]) != (claimed.instance, part.epoch):
+                    self._fail("a claim that is believed in is in the log", f"{part} of {claimed.instance}: {state}")
+        planned = {
+            (place[2], state[2], state[4], state[5])
+            for place, states in self.log.history[self.evidence.home].items()
+            for _, state in states
+        }
+        for part in dict.fromkeys(line.part for line in self.evidence.lines(Processed)):
+            if (part.partition, part.epoch, part.start, part.end) not in planned:
+                self._fail("what is processed was planned", str(part))
+
+    def _check_commits(self) -> None:
+        """A commit that is believed in is in the log; at most once it is there before anything is processed."""
+        for left in self.evidence.lines(Left):
+            for part in left.committed:
+                by = self.log.committed.get((self.evidence.place(part.partition), part.end))
+                if by != left.instance:
+                    self._fail(
+                        "a commit that is believed in is in the log", f"{part} of {left.instance} is of {by} there"
+                    )
+        if self.evidence.mode is not DeliveryMode.AT_MOST_ONCE:
+            return
+        for instance, part, lines in self._works():
+            at_ms = self._committed_ms(instance, part)
+            began_ms = lines[0].at_ms + self.evidence.clock_offset_ms
+            if at_ms is None or began_ms < at_ms - CLOCKS_MS:
+                self._fail(
+                    "at most once commits before it processes",
+                    f"{part} of {instance}: processed at {began_ms:.0f}, committed at {at_ms}",
+                )
+
+    def _committed_ms(self, instance: str, part: Part) -> int | None:
+        """Give the broker's time at which an instance moved the key to a part's end."""
+        for offset, state in self.log.history[self.evidence.home].get(self.evidence.place(part.partition), ()):
+            if state[4] == part.end:
+                return self.timestamps[offset] if state[0] == instance else None
+        return None
+
+    def _check_leases(self) -> None:
+        """Nobody works on without a lease."""
+        for instance, part, lines in self._works():
+            began_ms = None
+            for line in lines:
+                if line.lease_ends_ms is not None and line.at_ms < line.lease_ends_ms:
+                    began_ms = None
+                    continue
+                began_ms = line.at_ms if began_ms is None else began_ms
+                if line.at_ms - began_ms > ON_MS:
+                    self._fail(
+                        "no work without a lease", f"{part} by {instance} at {line.offset}, {line.at_ms - began_ms} ms"
+                    )
+                    break
+
+    def _check_alone(self) -> None:
+        """Nobody works under a lease while a later claim is worked on, unless the claim was revoked."""
+        by_partition: dict[int, list[tuple[str, Part, list[Processed]]]] = defaultdict(list)
+        for work in self._works():
+            by_partition[work[1].partition].append(work)
+        for works in by_partition.values():
+            for one, other in combinations(sorted(works, key=lambda work: work[1].epoch), 2):
+                if one[0] != other[0]:
+                    self._check_apart(one, other)
+
+    def _check_apart(
+        self, one: tuple[str, Part, Sequence[Processed]], other: tuple[str, Part, Sequence[Processed]]
+    ) -> None:
+        if (self.evidence.place(one[1].partition), one[1].epoch) in self.log.revoked_ms:
+            return
+        began_ms = other[2][0].at_ms
+        for line in one[2]:
+            if line.at_ms > began_ms and line.lease_ends_ms is not None and line.at_ms < line.lease_ends_ms:
+                self._fail("one owner at a time", f"{one[1]} of {one[0]} at {line.at_ms}, {other[1]} of {other[0]} too")
+                return
+
+    def _check_readers(self) -> None:
+        """Every reader that was certain knows what the plain reader knows."""
+        told: dict[tuple[str, int, int], dict[Place, tuple[object, ...]]] = defaultdict(dict)
+        for line in self.evidence.lines(Known):
+            place = (line.group, line.topic, line.partition)
+            told[line.instance, line.coordination_partition, line.next_offset][place] = line.state
+        for (_, number, next_offset), states in told.items():
+            check_readers_agree(self.log, number, next_offset, states.items())
+
+    def _check_observers(self) -> None:
+        """Who cannot be certain of the log claims nothing, and says why."""
+        for run_id in self.evidence.observers:
+            entries = self.evidence.journals.get(run_id, [])
+            if any(isinstance(entry, Claimed) for entry in entries):
+                self._fail("an observing reader never claims", run_id)
+            errors = {entry.error for entry in entries if isinstance(entry, Refused)}
+            if "NotCertain" not in errors:
+                self._fail("an observing reader says so", f"{run_id} said {errors}")
+
+    def _check_deserted(self) -> None:
+        """Under whom the coordination topic was deleted says so."""
+        for run_id in self.evidence.deserted:
+            entries = self.evidence.journals.get(run_id, [])
+            errors = [entry for entry in entries if isinstance(entry, Left | Refused) and entry.error]
+            last = errors[-1] if errors else None
+            if last is None or last.error not in {"LogChanged", "TopicMissing"}:
+                self._fail("a deleted log is a clear error", f"{run_id} said {last}")
+
+    # What was processed
+
+    def _check_output(self) -> None:
+        mode, messages = self.evidence.mode, self.evidence.messages
+        if mode is not DeliveryMode.EFFECTIVELY_ONCE:
+            check_attempts(self.log, self.output, at_most_once=mode is DeliveryMode.AT_MOST_ONCE)
+        if not self.evidence.is_drained:
+            return
+        if mode is DeliveryMode.AT_MOST_ONCE:
+            self._check_dropped()
+            return
+        check_nothing_lost(self.log, self.output, messages, effectively_once=mode is DeliveryMode.EFFECTIVELY_ONCE)
+
+    def _check_dropped(self) -> None:
+        """At most once leaves out only what was in the hands of a run that failed."""
+        missing = self._missing()
+        for left in self.evidence.lines(Left):
+            for part in left.committed:
+                left_out = sorted(offset for number, offset in missing if _has(part, number, offset))
+                if left_out:
+                    self._fail("what is committed at most once is processed", f"{part} of {left.instance}: {left_out}")
+        parts = [part for claimed in self.evidence.lines(Claimed) for part in claimed.parts]
+        unclaimed = sorted(each for each in missing if not any(_has(part, *each) for part in parts))
+        if unclaimed:
+            self._fail("what is committed at most once is processed", f"nobody claimed {unclaimed}")
+
+    def _missing(self) -> set[tuple[int, int]]:
+        done = {(part.partition, offset) for part, offsets in self._done().items() for offset in offsets}
+        return self.evidence.messages - done
+
+    def _works(self) -> Iterator[tuple[str, Part, list[Processed]]]:
+        """Give each instance's work on each part, in order."""
+        found: dict[tuple[str, Part], list[Processed]] = defaultdict(list)
+        for line in self.evidence.lines(Processed):
+            found[line.instance, line.part].append(line)
+        for (instance, part), lines in found.items():
+            yield instance, part, lines
+
+    def _done(self) -> Mapping[Part, list[int]]:
+        """Give the offsets that were processed in each part, as often as they were."""
+        done: dict[Part, list[int]] = defaultdict(list)
+        for line in self.evidence.lines(Processed):
+            done[line.part].append(line.offset)
+        return done
+
+    # What is counted
+
+    def _count(self) -> None:
+        tally, mode = self.tally, self.evidence.mode
+        more = sum(count - 1 for count in self._times().values() if count > 1)
+        if mode is DeliveryMode.AT_LEAST_ONCE:
+            tally.repeated = more
+        else:
+            tally.twice = more
+        missing = self.evidence.messages - set(self._times()) if self.evidence.is_drained else set()
+        if mode is DeliveryMode.AT_MOST_ONCE:
+            tally.dropped = len(missing)
+        else:
+            tally.lost = len(missing)
+        tally.records = len(self.log.records)
+        tally.refused_commits = self._refused_commits()
+        tally.takeovers_ms = [
+            time_ms for number in self._numbers() for time_ms in self._takeovers(self.evidence.place(number))
+        ]
+
+    def _times(self) -> Counter[tuple[int, int]]:
+        """Give how often each message was processed, or is in the output."""
+        done = [(part.partition, offset) for part, offsets in self._done().items() for offset in offsets]
+        return Counter(done) + self.evidence.rows
+
+    def _numbers(self) -> list[int]:
+        return sorted(place[2] for place in self.log.history[self.evidence.home] if place[1] == self.evidence.topic)
+
+    def _takeovers(self, place: Place) -> Iterator[int]:
+        """Give for each claim that followed on one that was not released how long it took."""
+        last_epoch, last_beat = None, 0
+        for _, state in self.log.history[self.evidence.home][place]:
+            epoch, beat = state[2], state[3]
+            if epoch is not None and epoch != last_epoch:
+                if last_epoch is not None:
+                    yield cast("int", beat) - last_beat
+                last_epoch = epoch
+            if beat is not None:
+                last_beat = cast("int", beat)
+            elif last_epoch is not None and (place, cast("int", last_epoch)) not in self.log.revoked_ms:
+                last_epoch = None
+
+    def _refused_commits(self) -> int:
+        """Count batches that were worked on and left without their commit, the log or the lease being against it."""
+        worked = {line.instance for line in self.evidence.lines(Claimed)}
+        refusals = {"ClaimLost", "NotCommitted", "SinkRefused", "PlanRejected", "LogChanged"}
+        return sum(left.instance in worked and left.error in refusals for left in self.evidence.lines(Left))
+
+
+def _has(part: Part, number: int, offset: int) -> bool:
+    return part.partition == number and part.start <= offset < part.end

@@ -1,0 +1,164 @@
+"""TCP between a member and the brokers, which can be cut, slowed, or let bytes vanish one way or both.
+
+A link is one member's way to all brokers. It forwards bytes and knows nothing of Kafka: the brokers have a listener for
+each link, and advertise the link's own ports there.
+"""
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from marshal_dagster.devkafka.ports import HOST
+
+_CHUNK_BYTES = 65_536
+_START_WITHIN_S = 10.0
+
+
+class Way(StrEnum):
+    """In which direction bytes go."""
+
+    TO_BROKER = "to broker"
+    TO_MEMBER = "to member"
+
+
+@dataclass(frozen=True, slots=True)
+class Weather:
+    """How a link is: `is_cut` resets and refuses connections, `held` ways let nothing through, and say nothing."""
+
+    is_cut: bool = False
+    delay_s: float = 0.0
+    held: frozenset[Way] = frozenset()
+
+
+FAIR = Weather()
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """One member's way to the brokers; `ports` are what it connects to, by broker.
+
+    What was held arrives late once the weather is fair again, or, without `delivers_late`, never: its connection is
+    reset.
+    """
+
+    weather: Weather = FAIR
+    delivers_late: bool = True
+    ports: dict[int, int] = field(default_factory=dict)
+    connections: set[asyncio.StreamWriter] = field(default_factory=set)
+    changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def pass_on(self, way: Way) -> bool:
+        """Wait until a chunk may go on; False when its connection must end instead."""
+        was_held = False
+        async with self.changed:
+            while way in self.weather.held:
+                was_held = True
+                await self.changed.wait()
+        if was_held and not self.delivers_late:
+            return False
+        if self.weather.delay_s:
+            await asyncio.sleep(self.weather.delay_s)
+        return True
+
+    def reset_all(self) -> None:
+        """Reset all connections."""
+        for writer in self.connections:
+            writer.transport.abort()
+
+
+class Proxy:
+    """Links from free ports of this machine to brokers, in a thread of their own."""
+
+    def __init__(self, targets: Sequence[Mapping[int, int]]) -> None:
+        """Prepare a link for each of `targets`: the brokers' ports, by broker."""
+        self._targets = targets
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._servers: list[asyncio.Server] = []
+        self.links: list[Link] = []
+
+    def start(self) -> None:
+        """Listen."""
+        self._thread.start()
+        self._call(self._listen())
+
+    def stop(self) -> None:
+        """End all connections."""
+        self._call(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_START_WITHIN_S)
+        self._loop.close()
+
+    def change(self, link: int, weather: Weather, *, delivers_late: bool = True) -> None:
+        """Change a link's weather, for connections that stand too."""
+        self._call(self._change(self.links[link], weather, delivers_late))
+
+    def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_WITHIN_S)
+
+    async def _change(self, link: Link, weather: Weather, delivers_late: bool) -> None:
+        async with link.changed:
+            link.weather, link.delivers_late = weather, delivers_late
+            link.changed.notify_all()
+        if weather.is_cut:
+            link.reset_all()
+
+    async def _listen(self) -> None:
+        for brokers in self._targets:
+            link = Link()
+            self.links.append(link)
+            for broker, port in brokers.items():
+                server = await asyncio.start_server(_connector(link, port), HOST, 0)
+                self._servers.append(server)
+                link.ports[broker] = server.sockets[0].getsockname()[1]
+
+    async def _close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for link in self.links:
+            link.reset_all()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+def _connector(link: Link, port: int) -> Any:  # noqa: ANN401 - asyncio names no type for it
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if link.weather.is_cut:
+            writer.transport.abort()
+            return
+        try:
+            broker_reader, broker_writer = await asyncio.open_connection(HOST, port)
+        except (OSError, asyncio.CancelledError):
+            writer.transport.abort()
+            return
+        both = {writer, broker_writer}
+        link.connections |= both
+        try:
+            async with asyncio.TaskGroup() as pumps:
+                pumps.create_task(_pump(link, Way.TO_BROKER, reader, broker_writer))
+                pumps.create_task(_pump(link, Way.TO_MEMBER, broker_reader, writer))
+        except* (OSError, EOFError, asyncio.CancelledError):
+            pass
+        finally:
+            link.connections -= both
+            for each in both:
+                each.transport.abort()
+
+    return connect
+
+
+async def _pump(link: Link, way: Way, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Forward until one side ends; an end ends the other side too."""
+    while True:
+        chunk = await reader.read(_CHUNK_BYTES)
+        if not await link.pass_on(way) or not chunk:
+            raise EOFError
+        writer.write(chunk)
+        with suppress(ConnectionError):
+            await writer.drain()

@@ -1,0 +1,278 @@
+"""A member in a process of its own: `python -m tests.faults.worker JSON`; `tests.faults.run` starts them.
+
+It works batch after batch until it is told to stop, with a stand-in for Spark: a consumer reads the ranges, and to
+process a message is to write a line into the journal. In effectively once a file sink takes the rows.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from pydantic import BaseModel
+
+from marshal_dagster.coordination import keeping
+from marshal_dagster.coordination.clock import SystemClock
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.errors import LogChanged, MarshalError, TopicMissing
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.protocol.state import Owner
+from marshal_dagster.spark.sinks import FileSink
+from tests.faults.journal import Claimed, Halted, Journal, Known, Left, Processed, Refused, now_ms, part
+from tests.real.killing import KillableLog, KillPoint, Side, die, read_messages
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+GIVEN_UP = 3
+"""The exit code of a run that failed and is to be tried again in another process."""
+MOST_ATTEMPTS = 1_000
+"""Faults may befall the same plan more often than five times."""
+
+
+class Orders(BaseModel):
+    """What a member is to do, and where it is told things: by files in `folder`.
+
+    `stop` asks it to end, `dead/<run id>` says that a run is over, `accept-loss` lets any mode go on over messages
+    that retention took.
+    """
+
+    bootstrap_servers: str
+    coordination_topic: str
+    topic: str
+    group: str
+    run_id: str
+    mode: DeliveryMode
+    folder: Path
+    journal: Path
+    heartbeat_interval_ms: int
+    max_records: int
+    max_claims: int | None
+    slow_ms: int
+    seed: int
+    stops: bool = False
+    """Whether it stops where it otherwise would die."""
+    step_side: Side | None = None
+    step_record: str = ""
+    step_count: int = 1
+    after_messages: int | None = None
+    with_snapshots: bool = False
+    lease_rate: float = 1.0
+    off_ms: int = 0
+    """How far its time of day is off."""
+    is_patient: bool = False
+    """Whether it goes on in the same process as long as the log is there."""
+
+
+class SteppedLog(KillableLog):
+    """A log whose member halts at a step, once, and goes on if it is let."""
+
+    def _die(self) -> None:
+        if self.at is not None and self.kill is not None:
+            self.at = None
+            self.kill()
+
+
+class WrongClock(SystemClock):
+    """A clock whose lease time goes at another rate than the world's, and whose time of day is off."""
+
+    def __init__(self, rate: float, off_ms: int) -> None:
+        self._rate = rate
+        self._off_ms = off_ms
+
+    def wall_ms(self) -> int:
+        """Unix time in milliseconds, as this clock shows it."""
+        return super().wall_ms() + self._off_ms
+
+    def lease_ms(self) -> float:
+        """Milliseconds since boot, as this clock counts them."""
+        return super().lease_ms() * self._rate
+
+
+class Worker:
+    """One run of a member."""
+
+    def __init__(self, orders: Orders) -> None:
+        self.orders = orders
+        self.journal = Journal(orders.journal)
+        self.chance = random.Random(f"{orders.seed} {orders.run_id}")
+        self.connection = KafkaConnection(bootstrap_servers=orders.bootstrap_servers, timeout_s=5)
+        self.after_messages = orders.after_messages
+        self.delivery = self._open()
+        self.sink = self._open_sink()
+
+    def work(self) -> int:
+        """Work until told to stop; 3 when the run failed and is to be tried again."""
+        while not (self.orders.folder / "stop").exists():
+            if self._work_once():
+                return GIVEN_UP
+        self._tell_state()
+        self.delivery.close()
+        return 0
+
+    def _work_once(self) -> bool:
+        """Try a batch; True when the run is given up."""
+        accepts_loss = True if (self.orders.folder / "accept-loss").exists() else None
+        request = BatchRequest(
+            topic=self.orders.topic,
+            max_records=self.orders.max_records,
+            max_claims=self.orders.max_claims,
+            max_attempts=MOST_ATTEMPTS,
+            accept_data_loss=accepts_loss,
+        )
+        batch: ClaimedBatch | None = None
+        try:
+            batch = self.delivery.claimed_batch(request, self.sink)
+            with batch:
+                if batch.idle is None:
+                    self._process(batch)
+        except (MarshalError, AssertionError) as error:
+            self._tell_end(batch, error)
+            time.sleep(0.1)
+            if isinstance(error, LogChanged | TopicMissing):
+                return True
+            return not self.orders.is_patient and self.chance.random() < 0.5
+        if batch.idle is None:
+            self._tell_end(batch, None)
+        else:
+            time.sleep(0.1)
+        return False
+
+    def _process(self, batch: ClaimedBatch) -> None:
+        parts = tuple(part(one) for one in batch.all_ranges)
+        self.journal.write(Claimed(at_ms=now_ms(), instance=batch.batch_id, parts=parts))
+        batch.begin_processing()
+        found = read_messages(self.connection, batch.ranges, timeout_s=4)
+        if batch.mode is DeliveryMode.EFFECTIVELY_ONCE:
+            self._write(batch, found)
+            return
+        by_partition = {one.partition: one for one in batch.ranges}
+        for partition, offset in sorted(found):
+            self._take_time(batch)
+            self._process_one(batch, by_partition[partition], offset)
+
+    def _write(self, batch: ClaimedBatch, found: list[tuple[int, int]]) -> None:
+        from tests.sink_outputs import StandInFrame
+
+        for _ in found:
+            self._take_time(batch)
+        rows = tuple((partition, offset, f"{partition}/{offset}") for partition, offset in found)
+        batch.write(cast("DataFrame", StandInFrame(["partition", "offset", "value"], rows)))
+
+    def _take_time(self, batch: ClaimedBatch) -> None:
+        """Let a message take its time; what has lost its claim is cancelled, as Spark's jobs are."""
+        if self.after_messages is not None:
+            self.after_messages -= 1
+            if self.after_messages < 0:
+                self.after_messages = None
+                self._halt()
+        time.sleep(self.chance.random() * self.orders.slow_ms / 1_000)
+        if batch._lost is not None:
+            raise batch._lost
+
+    def _process_one(self, batch: ClaimedBatch, one: ClaimedRange, offset: int) -> None:
+        claim = batch._claimer._tenure.claims.get(one.partition)
+        at_ms = now_ms()
+        lease_ends_ms = None
+        if claim is not None:
+            ends_ms = claim.lease.sent_ms + 1.9 * self.orders.heartbeat_interval_ms  # not as the library counts it
+            lease_ends_ms = at_ms + (ends_ms - batch._claimer.clock.lease_ms()) / self.orders.lease_rate
+        self.journal.write(
+            Processed(at_ms=at_ms, instance=batch.batch_id, part=part(one), offset=offset, lease_ends_ms=lease_ends_ms)
+        )
+
+    def _tell_end(self, batch: ClaimedBatch | None, error: Exception | None) -> None:
+        at_ms, text = now_ms(), "" if error is None else str(error)
+        kind = None if error is None else type(error).__name__
+        if batch is None or (kind is not None and not batch.all_ranges):
+            instance = "" if batch is None else batch.batch_id
+            self.journal.write(Refused(at_ms=at_ms, instance=instance, error=str(kind), text=text))
+            return
+        dropped = tuple(part(one) for one in batch.dropped)
+        committed = tuple(part(one) for one in batch.all_ranges if batch.committed and one not in batch.dropped)
+        self.journal.write(
+            Left(at_ms=at_ms, instance=batch.batch_id, committed=committed, dropped=dropped, error=kind, text=text)
+        )
+
+    def _tell_state(self) -> None:
+        """Write down all that this reader knows for certain."""
+        reader = self.delivery._followed
+        if reader is None or reader.failure is not None:
+            return
+        tell = partial(Known, at_ms=now_ms(), instance=self.orders.run_id)
+        for number, read in reader.world.partitions.items():
+            keys = [(name, place, key) for name, group in read.groups.items() for place, key in group.keys.items()]
+            for name, (topic, partition), key in keys if read.certain else ():
+                owner = (None,) * 4 if key.owner is None else (*key.owner, key.last_beat_ms)
+                self.journal.write(
+                    tell(
+                        coordination_partition=number,
+                        next_offset=read.next_offset,
+                        group=name,
+                        topic=topic,
+                        partition=partition,
+                        state=(
+                            *owner,
+                            key.offset,
+                            key.plan_end,
+                            key.plan_attempts,
+                            key.generation,
+                            key.data_topic_id,
+                        ),
+                    )
+                )
+
+    def _halt(self) -> None:
+        self.journal.write(Halted(at_ms=now_ms(), instance=self.orders.run_id))
+        if self.orders.stops:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            die()
+
+    def _open(self) -> Delivery:
+        orders = self.orders
+        log = KafkaLog(self.connection, orders.coordination_topic, orders.heartbeat_interval_ms)
+        side = orders.step_side
+        at = None if side is None else KillPoint(side, orders.step_record, orders.step_count)
+        return Delivery(
+            log=SteppedLog(log, at, self._halt),
+            data=Topics(self.connection),
+            connection=self.connection,
+            group=orders.group,
+            client="member",
+            run_id=orders.run_id,
+            settings=Settings(orders.heartbeat_interval_ms, RuleSet.NATIVE, orders.mode),
+            is_dead=self._is_dead,
+            clock=WrongClock(orders.lease_rate, orders.off_ms),
+            snapshots=kafka_snapshots(self.connection, orders.coordination_topic) if orders.with_snapshots else None,
+        )
+
+    def _open_sink(self) -> FileSink | None:
+        if self.orders.mode is not DeliveryMode.EFFECTIVELY_ONCE:
+            return None
+        from tests.sink_outputs import StandInFileSink
+
+        return StandInFileSink(self.orders.folder / "output")
+
+    def _is_dead(self, owner: Owner) -> bool:
+        return (self.orders.folder / "dead" / owner.instance.rpartition(".")[0]).exists()
+
+
+def main() -> int:
+    """Be the member that the orders describe."""
+    orders = Orders.model_validate_json(sys.argv[1])
+    keeping.OLD_MS = -(10**12)  # type: ignore[misc] # a snapshot is written at each end that has anything new
+    return Worker(orders).work()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
