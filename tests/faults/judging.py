@@ -17,8 +17,8 @@ from tests.simulator.checkers import (
     Place,
     Violation,
     check_attempts,
+    check_keys_agree,
     check_nothing_lost,
-    check_readers_agree,
 )
 from tests.simulator.data import Attempt, Output
 
@@ -206,7 +206,7 @@ class Trial:
             place = (line.group, line.topic, line.partition)
             told[line.instance, line.coordination_partition, line.next_offset][place] = line.state
         for (_, number, next_offset), states in told.items():
-            check_readers_agree(self.log, number, next_offset, states.items())
+            check_keys_agree(self.log, number, next_offset, states)
 
     def _check_observers(self) -> None:
         """Who cannot be certain of the log claims nothing, and says why."""

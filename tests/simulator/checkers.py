@@ -182,14 +182,19 @@ def check_readers_agree(judge: LogJudge, partition: int, seen: Seen) -> None:
     log_time_ms = _before(judge.log_times[partition], at, None)
     if seen.log_time_ms != log_time_ms:
         judge.fail("readers agree", f"log time up to offset {at}: {seen.log_time_ms} instead of {log_time_ms}")
-    for place in seen.keys.keys() | judge.history[partition].keys():
-        wanted, found = judge.state(partition, place, at), seen.keys.get(place, UNKNOWN)
-        if found != wanted:
-            judge.fail("readers agree", f"{place} up to offset {at}: {found} instead of {wanted}")
+    check_keys_agree(judge, partition, at, seen.keys)
     for group in seen.groups.keys() | judge.groups[partition].keys():
         known = _before(judge.groups[partition].get(group, []), at, UNHEARD_OF)
         if seen.groups.get(group, UNHEARD_OF) != known:
             judge.fail("readers agree", f"group {group} up to offset {at}: {seen.groups.get(group)} instead of {known}")
+
+
+def check_keys_agree(judge: LogJudge, partition: int, at: int, keys: Mapping[Place, KeyState]) -> None:
+    """Compare what a certain reader that has read up to log offset `at` knows of all keys."""
+    for place in keys.keys() | judge.history[partition].keys():
+        wanted, found = judge.state(partition, place, at), keys.get(place, UNKNOWN)
+        if found != wanted:
+            judge.fail("readers agree", f"{place} up to offset {at}: {found} instead of {wanted}")
 
 
 def check_beliefs(judge: LogJudge, beliefs: Iterable[Belief], heard_by_ms: float) -> None:

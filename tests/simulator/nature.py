@@ -52,23 +52,19 @@ class Nature:
 
     def end(self) -> None:
         """From now on nothing goes wrong: who was stopped goes on, the broker's clock is right, no one is paused."""
-        self._world.cluster.faults.clear()
-        if self._world.cluster.jump_ms < 0:
-            self._world.unsure_until_ms = (
-                self._world.scheduler.now_ms - self._world.cluster.jump_ms + 3 * self._world.hi_ms
-            )
-        self._world.cluster.jump_ms = 0
-        for run in self._world.runs:
-            run.process.runs_from_ms = min(run.process.runs_from_ms, self._world.scheduler.now_ms)
-        process = Process(self._world.scheduler, "operator")
-        clock = SimulatedClock(self._world.scheduler)
+        world = self._world
+        world.cluster.faults.clear()
+        if world.cluster.jump_ms < 0:
+            world.unsure_until_ms = world.scheduler.now_ms - world.cluster.jump_ms + 3 * world.hi_ms
+        world.cluster.jump_ms = 0
+        for run in world.runs:
+            run.process.go_on()
 
         def resume() -> None:
-            Operator(
-                Rationalizer(self._world.cluster.open(process), clock=clock), GROUP, "operator", clock=clock
-            ).resume()
+            with suppress(MarshalError):
+                self._operator()[1].resume()
 
-        process.spawn(resume)
+        Process(world.scheduler, "operator").spawn(resume)
 
     def _litter(self, chance: random.Random) -> None:
         for _ in range(chance.randint(1, 4)):
