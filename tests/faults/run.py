@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,6 +21,10 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from marshal_dagster.coordination.admin import create_snapshot_topic
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
+from marshal_dagster.coordination.keeping import renew_snapshots
+from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode
@@ -584,11 +588,18 @@ class Run:
         (self.folder / "stop").touch()
         yield from self._until(lambda: not any(member.is_alive for member in self.members), 30, "members to end")
         yield from self._until(self.watcher.is_at_end, 20, "the rest of the log")
+        yield from self._aside(self._leave_snapshots)
         yield from self._cut(retention_s=0.2)
         (self.folder / "stop").unlink()
         for member in self.members:
             self._start(member)
             member.is_held = False
+
+    def _leave_snapshots(self) -> None:
+        """Do as a run that ends, where members came too late to open the log, and so have left none."""
+        connection = KafkaConnection(bootstrap_servers=self.cluster.bootstrap_servers, timeout_s=30)
+        with closing(KafkaLog(connection, self.log_topic)) as log:
+            renew_snapshots(Rationalizer(log), kafka_snapshots(connection, self.log_topic))
 
     def _cut(self, retention_s: float) -> Script:
         """Let retention take what is older."""
