@@ -177,6 +177,7 @@ def test_a_wrong_rule_shows(name: str) -> None:
     assert shows(wrong_reader(*WRONG_RULES[name]), traces(PROFILES))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WRONG_RANGES)
 def test_a_wrong_rule_of_ranges_shows(name: str) -> None:
     """A reader with one rule of range claims wrong differs from the right one within the generated logs."""

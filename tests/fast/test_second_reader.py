@@ -71,7 +71,9 @@ def in_a_log(values: Sequence[bytes | None]) -> list[LogRecord]:
     return [(0, offset, START_MS + offset, value) for offset, value in enumerate(values)]
 
 
-@pytest.mark.parametrize("first_seed", range(0, 60, 20))
+@pytest.mark.parametrize(
+    "first_seed", [0, pytest.param(20, marks=pytest.mark.thorough), pytest.param(40, marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize("profile", PROFILES)
 def test_verdict_and_state_after_each_record(profile: Profile, first_seed: int) -> None:
     """After each record of each small log both readers say the same; the fast path says so after each of its pieces."""
