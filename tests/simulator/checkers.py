@@ -4,6 +4,7 @@ The plain second reader (`tests.plain_reader`) tells what each record did; every
 the simulated world saw: records as they got into the log, messages as they were processed, rows as they were written.
 """
 
+import json
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -146,6 +147,35 @@ class LogJudge:
             if (after if is_go else before)[0] != sender:
                 self.fail("a commit is only ever by the owner", f"{place}: {sender} committed, {before[0]} owned")
             self.committed[place, int(str(after[4]))] = sender
+
+
+@dataclass(slots=True)
+class SnapshotJudge:
+    """Watches the snapshot topic: a coordination partition's newest whole snapshot gives way to newer ones only."""
+
+    fail: Callable[[str, str], None]
+    parts: dict[tuple[str, ...], dict[str, bytes]] = field(default_factory=lambda: defaultdict(dict))
+    """By all of a key but the part."""
+    newest: dict[int, int] = field(default_factory=dict)
+
+    def read(self, partition: int, key: bytes, value: bytes | None) -> None:
+        """Judge a record."""
+        *name, part = key.decode().split("/")
+        parts = self.parts[tuple(name)]
+        if value is None:
+            parts.pop(part, None)
+        else:
+            parts[part] = value
+        stands = max(
+            (int(of[4]) for of, each in self.parts.items() if int(of[3]) == partition and _is_whole(each)), default=-1
+        )
+        if stands < self.newest.get(partition, -1):
+            self.fail("the newest snapshot stays", f"partition {partition}: {stands} after {self.newest[partition]}")
+        self.newest[partition] = stands
+
+
+def _is_whole(parts: Mapping[str, bytes]) -> bool:
+    return "end" in parts and all(str(number) in parts for number in range(json.loads(parts["end"])["parts"]))
 
 
 def _before(states: Sequence[tuple[int, T]], offset: int | None, nothing: T) -> T:

@@ -135,7 +135,9 @@ class Nature:
             self._claim_and_die(partition)
 
     def _join_with_another_interval(self, chance: random.Random) -> None:
-        """Let somebody try who is configured otherwise: nothing may be claimed."""
+        """Let somebody try who is configured otherwise, unless first to come: nothing may be claimed."""
+        if not self._world.judge.has_settings(self._world.home, GROUP):
+            return
         member = Member(client="misconfigured", interval_factor=3)
         number = len(self._world.scenario.members)
         run = self._world.start(f"run{number}x{chance.getrandbits(16)}", number, member)

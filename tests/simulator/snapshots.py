@@ -6,6 +6,7 @@ from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.snapshots import Read
 from marshal_dagster.protocol.snapshots import Record
 from marshal_dagster.testing import MemorySnapshotTopic
+from tests.simulator.checkers import SnapshotJudge
 
 
 class SimulatedSnapshotTopic:
@@ -14,8 +15,11 @@ class SimulatedSnapshotTopic:
     Parts are appended one by one: whoever dies in between leaves some of them.
     """
 
-    def __init__(self, topic: MemorySnapshotTopic, wait: Callable[[], None], compacts: Callable[[], bool]) -> None:
+    def __init__(
+        self, topic: MemorySnapshotTopic, judge: SnapshotJudge, wait: Callable[[], None], compacts: Callable[[], bool]
+    ) -> None:
         self._topic = topic
+        self._judge = judge
         self._wait = wait
         self._compacts = compacts
 
@@ -34,6 +38,7 @@ class SimulatedSnapshotTopic:
         for record in records:
             self._wait()
             self._topic.append(partition, [record])
+            self._judge.read(partition, *record)
             if self._compacts():
                 self._topic.compact()
 

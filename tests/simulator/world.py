@@ -37,6 +37,7 @@ from tests.simulator.checkers import (
     LogJudge,
     Place,
     Seen,
+    SnapshotJudge,
     Violation,
     check_attempts,
     check_beliefs,
@@ -97,6 +98,7 @@ class Simulation:
     data: DataTopics = field(default_factory=DataTopics)
     output: Output = field(default_factory=Output)
     snapshot_topic: MemorySnapshotTopic = field(init=False)
+    snapshot_judge: SnapshotJudge = field(init=False)
     violations: list[Violation] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     over: set[str] = field(default_factory=set)
@@ -136,6 +138,7 @@ class Simulation:
         twins = {number for number, member in enumerate(self.scenario.members) if member.is_twin}
         self.doubled = frozenset({0, *twins} if twins else ())
         self.snapshot_topic = MemorySnapshotTopic(coordination_partitions)
+        self.snapshot_judge = SnapshotJudge(self._fail)
         self.data.make(TOPIC, self.scenario.data_partitions, self.scenario.messages)
 
     @property
@@ -341,9 +344,10 @@ class Simulation:
         """Open the snapshots for a process, if this group has any."""
         if not self.scenario.has_snapshots:
             return None
-        return Snapshots(
-            SimulatedSnapshotTopic(self.snapshot_topic, wait, compacts=lambda: self.chance.random() < 0.05)
+        topic = SimulatedSnapshotTopic(
+            self.snapshot_topic, self.snapshot_judge, wait, compacts=lambda: self.chance.random() < 0.05
         )
+        return Snapshots(topic)
 
     def settings(self, member: Member) -> Settings:
         """Say how a member is configured."""
