@@ -315,6 +315,11 @@ MUTANTS: Final = (
                 'b"".join(self.parts.get(str(part), b"") for part in range(closing.parts))',
             ),
             (SNAPSHOTS, "text if _checksum(self.name, text) == closing.checksum else Misfit.CHECKSUM", "text"),
+            (
+                SNAPSHOTS,
+                "return [*records, Record(name.key(_CLOSING), _line(closing).encode())]",
+                "return [Record(name.key(_CLOSING), _line(closing).encode()), *records]",
+            ),
         ),
     ),
 )
