@@ -171,6 +171,7 @@ def test_wrong_parsing_shows(name: str) -> None:
     assert mistaken(wrong_parse) != [] or not lies_where_it_should(wrong_parse)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", WRONG_RULES)
 def test_a_wrong_rule_shows(name: str) -> None:
     """A reader with one rule wrong differs from the right one within the generated logs."""

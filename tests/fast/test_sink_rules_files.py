@@ -51,10 +51,12 @@ class TestCrashes(CrashConformance):
     """Death and races."""
 
 
+@pytest.mark.thorough
 class TestKills(KillConformance):
     """SIGKILL."""
 
 
+@pytest.mark.thorough
 class TestHistories(HistoryConformance):
     """Random histories against a model."""
 
