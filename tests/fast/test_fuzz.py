@@ -255,7 +255,7 @@ def test_an_input_is_run_again(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_a_soak_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sittings on one commit add up, each from a seed of its own; what was found stays found."""
     results = tmp_path / "results" / "fuzz.jsonl"
-    monkeypatch.setattr(command_line, "code_version", lambda: "one")
+    monkeypatch.setattr(command_line, "code_version", lambda _: "one")
     monkeypatch.setattr(command_line, "BUILD", tmp_path)
     seeds = []
 

@@ -6,7 +6,6 @@ and keeps its folder: the recorded log, the members' journals and what they said
 """
 
 import argparse
-import json
 import queue
 import shutil
 import signal
@@ -22,11 +21,11 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+from tests import soaking
 from tests.faults.cluster import FaultyKafka, faulty_kafka
 from tests.faults.judging import Tally
 from tests.faults.run import STOPPING, run
 from tests.faults.scenario import KINDS, MEMBERS, scenario
-from tests.simulator.__main__ import code_version
 from tests.simulator.checkers import Violation
 
 LANES: Final = 3
@@ -116,15 +115,14 @@ def running_bed(lanes: int = LANES) -> Iterator[Bed]:
     """Give a cluster for runs; the folders of runs that violate something stay."""
     folder = Path(tempfile.mkdtemp(prefix="marshal-faults-"))
     with faulty_kafka(folder / "kafka", links=lanes * MEMBERS) as cluster:
-        yield Bed(cluster, lanes, folder, code_version())
+        yield Bed(cluster, lanes, folder, soaking.code_version(soaking.ALL_CODE))
     if not any(folder.iterdir()):
         folder.rmdir()
 
 
 def read_rows(path: Path) -> list[Row]:
     """Read a results file."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [_read_row(json.loads(line)) for line in lines]
+    return [_read_row(fields) for fields in soaking.read_rows(path)]
 
 
 def _read_row(fields: dict[str, object]) -> Row:
@@ -182,7 +180,7 @@ def report(row: Row, folder: Path) -> None:
 def soak(seeds: Sequence[int], lanes: int, results: Path | None) -> list[Row]:
     """Run what `results` does not have yet for this commit."""
     rows = read_rows(results) if results else []
-    at = code_version()
+    at = soaking.code_version(soaking.ALL_CODE)
     done = {row.seed: row for row in rows if row.commit == at}
     due = [seed for seed in seeds if seed not in done]
     found = [done[seed] for seed in seeds if seed in done]
@@ -194,9 +192,7 @@ def soak(seeds: Sequence[int], lanes: int, results: Path | None) -> list[Row]:
                 report(row, bed.folder)
                 found.append(row)
                 if results:
-                    results.parent.mkdir(parents=True, exist_ok=True)
-                    with results.open("a") as file:
-                        file.write(json.dumps(asdict(row)) + "\n")
+                    soaking.add_row(results, asdict(row))
     return found
 
 

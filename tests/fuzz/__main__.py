@@ -6,7 +6,6 @@ this commit, sitting after sitting, and adds a row to the file for each stretch 
 """
 
 import argparse
-import json
 import os
 import shlex
 import subprocess
@@ -20,9 +19,8 @@ from typing import Any, Final
 
 from tests.fuzz.counts import Count, read_count
 from tests.fuzz.targets import CORPUS, TARGETS
-from tests.simulator.__main__ import code_version
+from tests.soaking import ALL_CODE, TOP, add_row, code_version, read_rows
 
-TOP: Final = Path(__file__).parents[2]
 BUILD: Final = TOP / "build" / "fuzz"
 WORDS: Final = Path(__file__).parent / "words.dict"
 SHARES: Final = {"world": 0.5, "parser": 0.25, "snapshots": 0.25}
@@ -165,21 +163,18 @@ class Soak:
 
 def soaked(results: Path, at: str) -> Soak:
     """Add up the rows of a commit."""
-    lines = results.read_text().splitlines() if results.exists() else []
-    rows: list[dict[str, Any]] = [row for row in map(json.loads, lines) if row["commit"] == at]
+    rows = [row for row in read_rows(results) if row["commit"] == at]
     records = sum(row["targets"][target]["records"] for row in rows for target in LOG_RECORDS)
     return Soak(records, len(rows), all(row["findings"] == 0 for row in rows))
 
 
 def soak(records: int, results: Path, seconds: int, processes: int, first_seed: int) -> bool:
     """Fuzz until the results file has that many records of this commit; tell whether nothing was found."""
-    at = code_version()
+    at = code_version(ALL_CODE)
     while (so_far := soaked(results, at)).records < records:
         seed = first_seed + so_far.sittings
         outcomes = run_all(seconds, seed, processes)
-        results.parent.mkdir(parents=True, exist_ok=True)
-        with results.open("a") as file:
-            file.write(json.dumps(row_of(at, seed, outcomes)) + "\n")
+        add_row(results, row_of(at, seed, outcomes))
         if not report(outcomes):
             return False
         print(f"{soaked(results, at).records:,} of {records:,} records; {total(outcomes)}", flush=True)

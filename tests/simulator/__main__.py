@@ -6,21 +6,19 @@ commit that it ran on, and leaves out the ranges that are in it for the same com
 """
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tests.simulator.running import Tally, run_one, run_range
 from tests.simulator.scenario import Scenario, scenario
 from tests.simulator.world import Result
+from tests.soaking import add_row, code_version, read_rows
 
-TOP: Final = Path(__file__).parents[2]
 CODE: Final = (
     "marshal_dagster/protocol",
     "marshal_dagster/coordination",
@@ -31,7 +29,7 @@ CODE: Final = (
     "tests/delivering.py",
     "tests/plain_reader.py",
 )
-"""What a result depends on, as git names it; a results file may lie beside."""
+"""What a result depends on, as git names it."""
 
 
 def shrink(of: Scenario) -> tuple[set[int], Result]:
@@ -73,23 +71,12 @@ def report(tally: Tally, most: int = 3) -> None:
     print(tally)
 
 
-def code_version(paths: Sequence[str] = CODE) -> str:
-    """Give the last commit that changed `paths`, marked when there are changes since."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=TOP, capture_output=True, text=True, check=True).stdout.strip()
-
-    changes = git("status", "--porcelain", "--untracked-files=no", "--", *paths)
-    return git("log", "-1", "--format=%h", "--abbrev=12", "--", *paths) + ("-changed" if changes else "")
-
-
 def soak(first: int, seeds: int, processes: int, results: Path, block: int = 10_000) -> Tally:
     """Run what `results` does not have yet for this commit, block by block."""
-    at = code_version()
+    at = code_version(CODE)
     tally = Tally()
     done = set()
-    for line in results.read_text().splitlines() if results.exists() else []:
-        row: dict[str, Any] = json.loads(line)
+    for row in read_rows(results):
         if row["commit"] == at:
             done.add((row["first"], row["seeds"]))
             failed = {int(seed): text for seed, text in row["failed"].items()}
@@ -110,9 +97,7 @@ def soak(first: int, seeds: int, processes: int, results: Path, block: int = 10_
             "failed": part.failed,
             "seconds": round(time.monotonic() - began_s, 1),
         }
-        results.parent.mkdir(parents=True, exist_ok=True)
-        with results.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        add_row(results, row)
         print(f"{tally.seeds:,} of {seeds:,} seeds, {len(tally.failed)} violations", flush=True)
     return tally
 

@@ -33,6 +33,7 @@ from tests.simulator.broker import EPOCH_MS, Cluster, SimulatedClock
 from tests.simulator.checkers import (
     NOBODY,
     Belief,
+    GroupState,
     KeyState,
     LogJudge,
     Place,
@@ -522,20 +523,17 @@ def _seen(read: PartitionWorld) -> Seen:
     return Seen(
         read.next_offset,
         read.log_time_ms,
-        {name: (*_pause(group), *_agreed(group)) for name, group in read.groups.items()},
+        {name: _group_state(group) for name, group in read.groups.items()},
         keys,
     )
 
 
-def _pause(group: Group) -> tuple[object, ...]:
-    return (group.paused_until_s, group.paused_by)
-
-
-def _agreed(group: Group) -> tuple[object, ...]:
-    settings = group.settings
+def _group_state(group: Group) -> GroupState:
+    pause, settings = (group.paused_until_s, group.paused_by), group.settings
     if not group.settings_accepted:
-        return ()
-    return (settings.heartbeat_interval_ms, settings.rule_set, settings.delivery, tuple(settings.features))
+        return pause
+    how = (settings.heartbeat_interval_ms, settings.rule_set, settings.delivery)
+    return (*pause, *how, tuple(settings.features))
 
 
 def _has_lease(run: Run, partition: int) -> bool:
