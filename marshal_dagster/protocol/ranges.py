@@ -15,7 +15,8 @@ class ClaimedRange:
     """One partition's part of a claimed batch.
 
     `epoch` is the claim's fencing token; with the coordination topic's id it orders all writers. `first_readable` is
-    the first offset of the range that retention has left: `start`, unless messages were lost.
+    the first offset of the range that retention has left: `start`, unless messages were lost. `in_any_order`: members
+    of the group claim ranges, so its neighbours may be done before it or after (docs/range-claims.md).
     """
 
     coordination_topic_id: str
@@ -28,6 +29,7 @@ class ClaimedRange:
     start: int
     end: int
     first_readable: int
+    in_any_order: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be."""
