@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
-from marshal_dagster import delivery
 from marshal_dagster.coordination import operator, tenure
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.delivery import delivery
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.messages import DeliveryMode, InvalidMessage, parse
 from marshal_dagster.protocol.placement import coordination_partition

@@ -63,6 +63,14 @@ class Claim:
         """The offset for the next heartbeat that commits nothing."""
         return None if self.offset is None else max(self.offset, self.highest_sent)
 
+    def may_be_at(self, offset: int) -> bool:
+        """Tell whether a heartbeat that carries `offset` or more was sent."""
+        return self.highest_sent >= offset
+
+    def is_at(self, offset: int) -> bool:
+        """Tell whether the log as last read says that this is the next to read."""
+        return self.offset == offset
+
     @classmethod
     def of(cls, partition: int, epoch: int, lease: Lease, key: Key) -> "Claim":
         """Make the claim that the record at log offset `epoch` has won, where `key` stands."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from marshal_dagster.errors import DataLoss, DataTopicChanged, StartUnknown
-from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.state import Key, Phase
 
 
 class StartPolicy(StrEnum):
@@ -37,12 +37,19 @@ class Position:
         return self.end - self.readable
 
 
+def reach(key: Key) -> int:
+    """Give the end of what was done or planned by ranges of `key`, its offset where there are none."""
+    return max((each.end for each in key.ranges if each.phase is not Phase.CLAIMED), default=key.offset or 0)
+
+
 def check_incarnation(name: str, key: Key, topic_id: str, extent: Extent) -> None:
-    """Raise `DataTopicChanged` when the key's offset belongs to another incarnation of the data topic."""
+    """Raise `DataTopicChanged` when where the key stands belongs to another incarnation of the data topic."""
     if key.data_topic_id not in (None, topic_id):
         found = f"its position belongs to topic id {key.data_topic_id}, the cluster's is {topic_id}"
     elif key.offset is not None and key.offset > extent.end:
         found = f"its position {key.offset} lies beyond the topic's end {extent.end}"
+    elif reach(key) > extent.end:
+        found = f"ranges up to {reach(key)} were planned, which lies beyond the topic's end {extent.end}"
     else:
         return
     raise DataTopicChanged(f"{name} was made anew: {found}. Nothing is read until a person sets the position")

@@ -9,8 +9,8 @@ from typing import Any, cast
 import dagster as dg
 import pytest
 
-from marshal_dagster import delivery as delivery_module
-from marshal_dagster.delivery import ClaimedBatch, Delivery
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.delivery import batch as batch_module
 from marshal_dagster.errors import ClaimLost, ConfigurationError, TopicMissing
 from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.ops import ClaimedBatchConfig, DrainedBatches, Outcome, SeenKey, build_claimed_batch_op
@@ -137,8 +137,8 @@ def stand(monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> Stan
         at = scene.data._topics[topic].partitions
         return [(n, offset) for n, (start, end) in ranges.items() for offset in at[n].messages if start <= offset < end]
 
-    monkeypatch.setattr(delivery_module, "check_session", lambda _: None)
-    monkeypatch.setattr(delivery_module, "check_single_execution", lambda _: None)
+    monkeypatch.setattr(batch_module, "check_session", lambda _: None)
+    monkeypatch.setattr(batch_module, "check_single_execution", lambda _: None)
     monkeypatch.setattr(reading, "read_ranges", read_ranges)
     monkeypatch.setattr(reading, "offsets_read", lambda _: dict.fromkeys(range(3), ()))
     monkeypatch.setattr(spark_jobs, "batch_jobs", lambda *_: nullcontext())
@@ -291,8 +291,8 @@ def _given_up(stand: Stand) -> None:
             _ = 1 / 0
 
 
-def _request() -> delivery_module.BatchRequest:
-    return delivery_module.BatchRequest(topic=TOPIC)
+def _request() -> BatchRequest:
+    return BatchRequest(topic=TOPIC)
 
 
 IDLE = {

@@ -13,10 +13,10 @@ import dagster as dg
 import pytest
 from dagster._core.events import AssetObservationData, StepMaterializationData
 
-from marshal_dagster import delivery as delivery_module
 from marshal_dagster.coordination.log import Ack, Append
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.delivery import ClaimedBatch, Delivery
+from marshal_dagster.delivery import batch as batch_module
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs import build_reprocess_job
 from marshal_dagster.ops import SeenKey, build_claimed_batch_op
@@ -762,7 +762,7 @@ def test_what_an_op_records_is_what_the_sensor_compares(
             raise ZeroDivisionError
 
     for name in ("check_session", "check_single_execution"):
-        monkeypatch.setattr(delivery_module, name, lambda _: None)
+        monkeypatch.setattr(batch_module, name, lambda _: None)
     monkeypatch.setattr(reading, "read_ranges", lambda *_: [])
     monkeypatch.setattr(spark_jobs, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(spark_jobs, "progress", lambda *_: None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from marshal_dagster import delivery as delivery_module
+from marshal_dagster.delivery import batch as batch_module
 from marshal_dagster.errors import BatchAborted, ClaimLost, MarshalError, PlanRejected, SinkRefused, UnavailableError
 from marshal_dagster.protocol.messages import ClaimingMessages, DataTopic, DeliveryMode, Heartbeat
 from marshal_dagster.spark import jobs, reading
@@ -333,8 +333,8 @@ def test_at_most_once_work_that_ends_well_drops_nothing(scene: Scene) -> None:
 @pytest.fixture
 def no_spark(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let batches read without a session; a test says where that fails."""
-    monkeypatch.setattr(delivery_module, "check_session", lambda _: None)
-    monkeypatch.setattr(delivery_module, "check_single_execution", lambda _: None)
+    monkeypatch.setattr(batch_module, "check_session", lambda _: None)
+    monkeypatch.setattr(batch_module, "check_single_execution", lambda _: None)
     monkeypatch.setattr(jobs, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(jobs, "interruptible_calls", lambda _: nullcontext())
     monkeypatch.setattr(jobs, "cancel", lambda *_: None)

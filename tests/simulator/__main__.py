@@ -22,7 +22,7 @@ from tests.soaking import add_row, code_version, read_rows
 CODE: Final = (
     "marshal_dagster/protocol",
     "marshal_dagster/coordination",
-    "marshal_dagster/delivery.py",
+    "marshal_dagster/delivery",
     "marshal_dagster/sensors/left.py",
     "marshal_dagster/testing.py",
     "tests/simulator",

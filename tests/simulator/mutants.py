@@ -19,7 +19,8 @@ TOP: Final = Path(__file__).parents[2]
 LIBRARY: Final = "marshal_dagster"
 TRANSITIONS: Final = "protocol/transitions.py"
 CLAIMER: Final = "coordination/claimer.py"
-DELIVERY: Final = "delivery.py"
+BATCH: Final = "delivery/batch.py"
+WHOLE: Final = "delivery/whole.py"
 SNAPSHOTS: Final = "protocol/snapshots.py"
 
 
@@ -197,22 +198,23 @@ MUTANTS: Final = (
     ),
     Mutant(
         "offsets are read before the claim is won",
-        DELIVERY,
-        "        keys = self._keys(claim.partition for claim in claims)\n"
-        "        self._check_incarnation(keys, extents)",
-        "        keys = {claim.partition: self._early[claim.partition] for claim in claims}\n"
-        "        self._check_incarnation(keys, extents)",
+        WHOLE,
+        "        keys = ground.keys(claim.partition for claim in claims)\n",
+        "        keys = {claim.partition: self.early[claim.partition] for claim in claims}\n",
         (
             (
-                DELIVERY,
-                "        claimer.agree_on_settings()\n",
-                "        self._early = self._keys(described.partitions)\n        claimer.agree_on_settings()\n",
+                BATCH,
+                "        self._claimer.agree_on_settings()\n",
+                (
+                    "        self._whole.early = self._ground.keys(self._ground.existing)\n"
+                    "        self._claimer.agree_on_settings()\n"
+                ),
             ),
         ),
     ),
     Mutant(
         "at most once processes before the commit",
-        DELIVERY,
+        BATCH,
         "            self._commit_before_processing()\n        self._may_process = True",
         "            self._claimer.plan({one.partition: one.end for one in self.ranges})\n"
         "        self._may_process = True",
@@ -233,9 +235,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the start of a plan is where the owner stands by its own count",
-        DELIVERY,
-        "        plans = {number: keys[number].plan_end for number in self._positions}",
-        "        plans = dict.fromkeys(self._positions)",
+        WHOLE,
+        "        plans = {number: keys[number].plan_end for number in self.positions}",
+        "        plans = dict.fromkeys(self.positions)",
     ),
     Mutant(
         "the output takes a range again",
@@ -276,7 +278,7 @@ MUTANTS: Final = (
         "coordination/tenure.py",
         '    return f"{run_id}.{os.urandom(6).hex()}"',
         '    return f"{run_id}.0"',
-        ((DELIVERY, "new_instance_id(self.run_id)", "new_instance_id(self.client)"),),
+        (("delivery/delivery.py", "new_instance_id(self.run_id)", "new_instance_id(self.client)"),),
     ),
     Mutant(
         "a displaced instance claims again",

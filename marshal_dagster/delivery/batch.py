@@ -1,0 +1,465 @@
+"""One claimed batch: its ranges, from the claim to the commit, and what becomes of it when something fails."""
+
+import logging
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from marshal_dagster.coordination.claimer import Claim, Claimer
+from marshal_dagster.coordination.heartbeats import Heartbeats, ReasonToStop
+from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
+from marshal_dagster.delivery.ground import Ground
+from marshal_dagster.delivery.ranged import RangeClaims
+from marshal_dagster.delivery.requests import Idle, PartitionReport, Phases
+from marshal_dagster.delivery.whole import WholeClaims
+from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError, MarshalError, PlanRejected
+from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
+from marshal_dagster.spark import jobs, reading
+from marshal_dagster.spark.session import check_session, check_single_execution
+from marshal_dagster.spark.sinks import Sink, WriteOutcome
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from marshal_dagster.delivery.delivery import Delivery
+
+logger = logging.getLogger(__name__)
+
+
+class ClaimedBatch:
+    """Exact offset ranges of a data topic, held by this process from `with` to the block's end.
+
+    On entering it claims, plans and (at least once, effectively once) has its `ranges`; leaving the block cleanly
+    commits and releases, any other way releases with nothing more committed. A block that did not read the batch
+    commits nothing: at least once raises `BatchAborted`. `idle` says why there is nothing to do.
+    """
+
+    def __init__(
+        self,
+        delivery: "Delivery",
+        ground: Ground,
+        claimer: Claimer,
+        range_claimer: RangeClaimer | None = None,
+        sink: Sink | None = None,
+        *,
+        only_positions: bool = False,
+    ) -> None:
+        """Prepare; `Delivery.claimed_batch` makes these.
+
+        With a `range_claimer` it holds ranges, and whole partitions only where one is to be finished whole; with
+        `only_positions` it gives keys their first position and has nothing to do.
+        """
+        self.request = ground.request
+        self.skipped: tuple[ClaimedRange, ...] = ()
+        self.idle: Idle | None = None
+        self.phases = Phases()
+        self.outcome: WriteOutcome | None = None
+        self.committed = False
+        self._delivery = delivery
+        self._ground = ground
+        self._whole = WholeClaims(ground, claimer, self._keep_alive)
+        self._ranged = range_claimer and RangeClaims(ground, range_claimer, self._keep_alive, self._check_heartbeats)
+        self._claims: WholeClaims | RangeClaims = self._ranged or self._whole
+        self._sink = sink
+        self._only_positions = only_positions
+        self._stack = ExitStack()
+        self._heartbeats: Heartbeats | None = None
+        self._spark: SparkSession | None = None
+        self._to_do: tuple[ClaimedRange, ...] = ()
+        self._may_process = False
+        self._is_read = False
+        """Whether the block has been given what it needs to process the ranges."""
+        self._committing: Mapping[int, Claim] | Mapping[int, RangeClaim] = {}
+        """At most once: the claims of which a commit was tried; each knows what was sent for it."""
+        self._permitted: frozenset[int] = frozenset()
+        """At most once: the partitions that this process may process."""
+        self._told: set[ClaimedRange] = set()
+        self._is_left = False
+        self._is_done = False
+        self._is_leaving = False
+        self._has_left = False
+        self._entered_s = 0.0
+
+    # What it is
+
+    @property
+    def _claimer(self) -> Claimer | RangeClaimer:
+        return self._claims.claimer
+
+    @property
+    def batch_id(self) -> str:
+        """The instance id of this tenure: unique to the batch."""
+        return self._claimer.member.instance
+
+    @property
+    def mode(self) -> DeliveryMode:
+        """The delivery mode of the group."""
+        return self._delivery.settings.delivery
+
+    @property
+    def ranges(self) -> tuple[ClaimedRange, ...]:
+        """The ranges to process, by partition."""
+        return tuple(one for one in self._to_do if not self._is_dropped(one))
+
+    @property
+    def dropped(self) -> tuple[ClaimedRange, ...]:
+        """At most once: the ranges whose commit is or may be in the log and that are not processed, or not wholly.
+
+        This process did not get the permission, or left the block by an error, or without having read them; `report`
+        says of each whether it is dropped for sure.
+        """
+        return tuple(one for one in self._to_do if self._is_dropped(one))
+
+    @property
+    def all_ranges(self) -> tuple[ClaimedRange, ...]:
+        """Every range of the batch, those that need no processing too, by partition."""
+        return tuple(sorted((*self._to_do, *self.skipped), key=lambda one: one.partition))
+
+    @property
+    def lag_after(self) -> int:
+        """Offsets that the batch leaves to be read in all partitions that it claimed, those that got no part too."""
+        ends = {one.partition: one.end for one in self.all_ranges}
+        return sum(max(0, at.end - ends.get(number, at.readable)) for number, at in self._claims.positions.items())
+
+    def report(self) -> list[PartitionReport]:
+        """Tell what each partition's part came to, by partition."""
+        states = dict.fromkeys(self.skipped, "skipped") | {one: self._how_dropped(one) for one in self.dropped}
+        done = "committed" if self.committed else "not committed"
+        topic_ends = {number: at.end for number, at in self._claims.positions.items()}
+        return [
+            PartitionReport(
+                one,
+                topic_ends[one.partition] - one.start,
+                max(0, topic_ends[one.partition] - one.end),
+                one.partition in self._claims.replays,
+                states.get(one, done),
+            )
+            for one in self.all_ranges
+        ]
+
+    # The block
+
+    def __enter__(self) -> Self:
+        """Claim and plan. Raises `MarshalError`; then nothing is held any more."""
+        began_s = time.monotonic()
+        try:
+            self._begin()
+            self._entered_s = time.monotonic()
+            self.phases.waiting_s = self._entered_s - began_s
+        except BaseException:
+            try:
+                self._leave()
+            finally:  # once more: the first time may have been interrupted
+                self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Commit if the block was left cleanly; release in any case.
+
+        Raises `BatchAborted` where a block that was left cleanly has not read, or not written, what it would commit.
+        """
+        began_s = time.monotonic()
+        try:
+            self._is_left = True
+            self.phases.processing_s += began_s - self._entered_s - self.phases.reading_s
+            self._end_block(error)
+        finally:
+            try:
+                self._tell_dropped()
+            finally:
+                try:
+                    self._leave()
+                finally:  # once more: the first time may have been interrupted
+                    self._leave()
+            self.phases.committing_s += time.monotonic() - began_s
+        lost = self._lost
+        if lost is not None and isinstance(error, Exception) and not isinstance(error, ClaimLost | BatchAborted):
+            raise self._told_anew(lost) from error
+
+    # In the block
+
+    def check(self) -> None:
+        """Make sure that the claims still hold and the data topic is the same: call it before touching an output.
+
+        Raises `ClaimLost`, `BatchAborted`, `DataTopicChanged`.
+        """
+        self._check_heartbeats()
+        if self.idle is not None:
+            return
+        self._check_claims()
+        self._ground.check_topic()
+
+    def begin_processing(self) -> None:
+        """Take the permission to process; `read` does it by itself, a reader of one's own must call it first.
+
+        At most once: plans, announces and commits now; what did not get through is in `dropped`, should this raise too.
+        Raises `PlanRejected`, `ClaimLost`, `BatchAborted`, `UnavailableError`, `LogChanged`.
+        """
+        self._take_permission()
+        self._is_read = True
+
+    def read(self, spark: "SparkSession") -> "DataFrame":
+        """Give a frame over exactly the ranges: key, value, topic, partition, offset, timestamp, headers.
+
+        The frame reads Kafka anew for each action on it: cache it, or act on it once. Its Spark jobs are cancelled when
+        the claim is lost. Raises `ConfigurationError` for a session that could process a message twice in at most once.
+        """
+        began_s = time.monotonic()
+        check_session(spark)
+        if self.mode is DeliveryMode.AT_MOST_ONCE:
+            check_single_execution(spark)
+        self._take_permission()
+        if self._spark is None:
+            self._spark = spark
+            self._stack.enter_context(jobs.batch_jobs(spark, self.batch_id))
+            self._stack.enter_context(jobs.interruptible_calls(spark))
+            self._check_heartbeats()
+        offsets = {one.partition: (one.first_readable, one.end) for one in self.ranges}
+        frame = reading.read_ranges(spark, self._delivery.connection.spark_options(), self.request.topic, offsets)
+        self.phases.reading_s += time.monotonic() - began_s
+        self._is_read = True
+        return frame
+
+    def write(self, frame: "DataFrame") -> WriteOutcome:
+        """Hand the result to the sink, once for the whole batch; its rows are told apart by their `partition` column.
+
+        Raises `SinkRefused`, and what `check` raises.
+        """
+        if self._sink is None:
+            raise ConfigurationError(f"delivery is {self.mode}: the batch has no sink; write the frame yourself")
+        if self.outcome is not None:
+            raise ConfigurationError("write() was called before: the sink takes the result of a batch in one piece")
+        self.check()
+        self.outcome = self._sink.write(frame, self.ranges, self._offsets_read, self.check)
+        return self.outcome
+
+    # Entering
+
+    def _begin(self) -> None:
+        self._ground.look_up()
+        self._claimer.agree_on_settings()
+        paused_until_s = self._claimer.paused_until_s()
+        if paused_until_s is not None:
+            self.idle = self._ground.paused(paused_until_s)
+            return
+        wanted = self._choose_claims(self._ground.wanted())
+        self._to_do = self._claims.take(wanted)
+        if self._only_positions:
+            self._to_do, self.idle = (), self._ground.drained()
+            return
+        self._plan()
+        self._ask_sink()
+        if self.idle is None and not self.all_ranges:
+            self.idle = self._claims.why_idle(wanted)
+
+    def _choose_claims(self, wanted: list[int]) -> list[int]:
+        """Say which of `wanted` to claim, and set how: by ranges unless some are to be finished whole first."""
+        if self._ranged is None:
+            return wanted
+        missing = self._ranged.without_position(wanted)
+        if missing:
+            with self._delivery.positions_batch(replace(self.request, partitions=tuple(missing))):
+                pass
+        planned = self._whole.worth_trying(self._ranged.planned_whole(wanted))
+        if not planned:
+            return wanted
+        self._claims = self._whole
+        return planned
+
+    def _keep_alive(self) -> None:
+        """Start the heartbeats; a key with an offset must have its data topic's id before (PROTOCOL.md 6)."""
+        if self._heartbeats is not None:
+            return
+        self._heartbeats = Heartbeats(self._claimer, self._stop_work, reasons_to_stop=self._delivery.reasons_to_stop)
+        self._stack.push(self._heartbeats)  # before they start: an interrupt may come in between
+        self._heartbeats.__enter__()
+
+    def _plan(self) -> None:
+        """Write down the plans; at most once does so just before it processes."""
+        if self.mode is DeliveryMode.AT_MOST_ONCE or not self.ranges:
+            return
+        try:
+            self._claimer.plan({one.partition: one.end for one in self.ranges})
+        except PlanRejected:
+            if self._claimer.paused_until_s() is None:
+                raise
+            self._to_do, self.idle = (), self._ground.paused(self._claimer.paused_until_s())
+
+    def _ask_sink(self) -> None:
+        """Ask the sink which ranges it has: those are only committed."""
+        if self._sink is None or not self._to_do:
+            return
+        ranges = self._to_do
+        verdicts = self._sink.verdicts(ranges)
+        self._to_do = tuple(one for one in ranges if verdicts[one] is not Verdict.SKIP)
+        self.skipped = tuple(one for one in ranges if verdicts[one] is Verdict.SKIP)
+
+    # Processing and leaving
+
+    def _take_permission(self) -> None:
+        self._check_heartbeats()
+        if self._may_process or not self.ranges:
+            return
+        self._check_claims()
+        if self.mode is DeliveryMode.AT_MOST_ONCE:
+            self._commit_before_processing()
+        self._may_process = True
+
+    def _commit_before_processing(self) -> None:
+        """Commit; however this ends, `dropped` has what may be in the log and may not be processed here."""
+        ends = {one.partition: one.end for one in self._to_do}
+        self.check()
+        self._claimer.plan(ends)
+        self._delivery.announce(self._to_do)
+        self._committing = self._claimer.claims
+        self._permitted = self._claimer.commit_before_processing(ends)
+        self.committed = bool(self._permitted)
+        self._tell_dropped()
+
+    def _is_dropped(self, one: ClaimedRange) -> bool:
+        claim = self._committing.get(one.partition)
+        if claim is None or not claim.may_be_at(one.end):
+            return False
+        return one.partition not in self._permitted or (self._is_left and not self._is_done)
+
+    def _how_dropped(self, one: ClaimedRange) -> str:
+        """Say whether a dropped range is committed for sure and untouched for sure."""
+        if one.partition in self._permitted:
+            return "possibly dropped" if self._is_read else "dropped"
+        return "dropped" if self._committing[one.partition].is_at(one.end) else "possibly dropped"
+
+    def _tell_dropped(self) -> None:
+        """Log what was dropped, each range once."""
+        untold = [one for one in self.dropped if one not in self._told]
+        self._told.update(untold)
+        for how in ("dropped", "possibly dropped"):
+            ranges = ", ".join(str(one) for one in untold if self._how_dropped(one) == how)
+            if ranges:
+                logger.error("%s, as at most once must: %s", how, ranges)
+
+    def _end_block(self, error: BaseException | None) -> None:
+        """Commit what a clean block has done, or end the work of another; tell Kafka, while this is still the owner."""
+        if error is None:
+            self._finish()
+            self._is_done = self._is_read
+        elif self._spark is not None:
+            jobs.cancel(self._spark, self.batch_id, f"the batch was left: {type(error).__name__}")
+        if self.committed and (error is None or isinstance(error, Exception)):  # an interrupt waits for no broker
+            self._tell_kafka()
+
+    def _finish(self) -> None:
+        if self.idle is not None:
+            return
+        self._check_heartbeats()
+        if self.mode is DeliveryMode.AT_MOST_ONCE:
+            if not self._committing:
+                logger.warning("the batch was left without being read: nothing was processed, nothing was committed")
+            return
+        self._require_work()
+        self.check()
+        done = self.all_ranges
+        self._claimer.commit({one.partition: one.end for one in done})
+        self.committed = True
+
+    def _require_work(self) -> None:
+        """Refuse to commit what nobody has processed."""
+        if self._sink is not None and self._to_do and self.outcome is None:
+            raise BatchAborted("the block ended without batch.write(...): nothing was written, so nothing is committed")
+        if self._sink is None and not self._is_read:
+            raise BatchAborted(
+                "the block ended without batch.read(...): nothing was read, so nothing is committed. Read the batch, "
+                "or call batch.begin_processing() before you read its ranges with a reader of your own"
+            )
+
+    def _leave(self) -> None:
+        """Stop heartbeats and release; what fails here goes stale by itself, and undoes nothing that was committed.
+
+        To be called again after an interrupt, which may come anywhere in here; otherwise the second call does nothing.
+        """
+        if self._has_left:
+            return
+        if self._is_leaving and self._heartbeats is not None:
+            self._stack.push(self._heartbeats)  # the stack may have been about to end them when it was interrupted
+        self._is_leaving = True
+        try:
+            self._stack.close()
+        except Exception:
+            logger.warning("batch %s did not end cleanly", self.batch_id, exc_info=True)
+        finally:
+            self._claimer.release()
+        self._has_left = True
+
+    def _stop_work(self, error: MarshalError) -> None:
+        """End the Spark jobs of a batch whose claim is no longer sure; called from the heartbeat thread."""
+        spark = self._spark
+        if spark is None:
+            return
+        logger.error("cancelling the Spark jobs of batch %s: %s", self.batch_id, error)
+        jobs.cancel(spark, self.batch_id)
+
+    def _tell_kafka(self) -> None:
+        """Let lag tools see the offsets that are surely in the log; best effort.
+
+        Before the release, while heartbeats go on: afterwards a successor's may be there, and would be set back.
+        """
+        is_sure = self._permitted if self.mode is DeliveryMode.AT_MOST_ONCE else frozenset(self._numbers)
+        offsets = self._claims.offsets_to_tell([one for one in self.all_ranges if one.partition in is_sure])
+        problem = self._delivery.data.commit_group_offsets(self._delivery.group, self.request.topic, offsets)
+        if problem is not None:
+            logger.warning("the group's offsets in Kafka were not updated (only lag tools read them): %s", problem)
+
+    def _offsets_read(self) -> Mapping[int, Sequence[tuple[int, int]]]:
+        if self._spark is None:
+            return {one.partition: [(one.first_readable, one.end)] for one in self.ranges}
+        offsets = {one.partition: (one.first_readable, one.end) for one in self.ranges}
+        options = self._delivery.connection.spark_options()
+        return reading.offsets_read(reading.read_ranges(self._spark, options, self.request.topic, offsets))
+
+    # Words
+
+    @property
+    def _lost(self) -> MarshalError | None:
+        """Why the heartbeats have ended by themselves, if they have."""
+        return None if self._heartbeats is None else self._heartbeats.error
+
+    def _check_heartbeats(self) -> None:
+        lost = self._lost
+        if lost is not None:
+            raise self._told_anew(lost)
+
+    def _check_claims(self) -> None:
+        try:
+            self._claimer.check(self._numbers)
+        except ClaimLost as lost:
+            raise self._told_anew(lost) from None
+
+    def _told_anew(self, lost: MarshalError) -> MarshalError:
+        """Give the loss of a claim with who holds it by now, if the log can be asked."""
+        if not isinstance(lost, ClaimLost):
+            return lost
+        try:
+            self._claimer.rationalizer.catch_up()
+            self._claimer.check(self._numbers)
+        except ClaimLost as told:
+            return told
+        except MarshalError as error:
+            logger.warning("who holds the partitions of %r now could not be read: %s", self.request.topic, error)
+        return lost
+
+    @property
+    def _numbers(self) -> list[int]:
+        return [one.partition for one in self.all_ranges]
+
+
+def parent_ended() -> ReasonToStop:
+    """Give a reason to stop that holds once the process that started this one has ended."""
+    parent = os.getppid()
+    return lambda: "the parent process ended" if os.getppid() != parent else None

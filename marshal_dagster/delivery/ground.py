@@ -1,0 +1,185 @@
+"""The ground of a batch: the data topic and where the group stands in it, asked and put into words."""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS, Claim
+from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.range_claimer import RangeClaim
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.delivery.requests import BatchRequest, Idle, IdleReason
+from marshal_dagster.errors import ConfigurationError, DataTopicChanged
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.positions import Extent, Position, check_incarnation, position, reach
+from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.protocol.state import Key, Owner, enables_ranges
+
+if TYPE_CHECKING:
+    from marshal_dagster.kafka.topics import Topics
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Ground:
+    """What a batch asks of its data topic and of the group's keys; copies, which later records do not change.
+
+    `look_up` before anything else.
+    """
+
+    request: BatchRequest
+    group: str
+    run_id: str
+    settings: Settings
+    data: "Topics"
+    rationalizer: Rationalizer
+    clock: Clock
+    is_dead: Callable[[Owner], bool]
+    topic_id: str = ""
+    existing: Sequence[int] = ()
+    """The topic's partitions."""
+
+    @property
+    def accepts_loss(self) -> bool:
+        """Whether the batch goes on where retention deleted messages unread."""
+        if self.request.accept_data_loss is not None:
+            return self.request.accept_data_loss
+        return self.settings.delivery is DeliveryMode.AT_LEAST_ONCE
+
+    # The data topic
+
+    def look_up(self) -> None:
+        """Learn the topic's id and partitions."""
+        described = self.data.describe(self.request.topic)
+        self.topic_id, self.existing = described.topic_id, described.partitions
+
+    def check_topic(self) -> None:
+        """Raise `DataTopicChanged` unless the topic is the one that was looked up."""
+        now = self.data.describe(self.request.topic).topic_id
+        if now != self.topic_id:
+            raise DataTopicChanged(
+                f"topic {self.request.topic!r} was made anew while this batch read it (id {now} instead of "
+                f"{self.topic_id}); nothing was written or committed. A person must set the position"
+            )
+
+    def wanted(self) -> list[int]:
+        """Give the partitions that the request names; raises `ConfigurationError` where there are none such."""
+        if self.request.partitions is None:
+            return list(self.existing)
+        unknown = sorted(set(self.request.partitions) - set(self.existing))
+        if unknown:
+            raise ConfigurationError(
+                f"topic {self.request.topic!r} has no partitions {unknown}; it has {len(self.existing)}"
+            )
+        return sorted(set(self.request.partitions))
+
+    def extents(self, partitions: Collection[int]) -> dict[int, Extent]:
+        """Give what can be read of `partitions`; it ends where open transactions begin."""
+        bounds = self.data.offsets(self.request.topic, partitions)
+        return {number: Extent(at.start, at.end) for number, at in bounds.items()}
+
+    def group_offsets(self) -> Mapping[int, int]:
+        """Give the offsets that Kafka knows of the group."""
+        return self.data.group_offsets(self.group, self.request.topic)
+
+    def position(self, partition: int, offset: int, extent: Extent) -> Position:
+        """Lay `offset` against what can be read; raises `DataLoss`."""
+        return position(self.name(partition), offset, extent, accept_data_loss=self.accepts_loss)
+
+    # The group's keys
+
+    def keys(self, partitions: Iterable[int]) -> dict[int, Key]:
+        """Give copies of the keys' states."""
+        with self.rationalizer.lock:
+            world, topic = self.rationalizer.world, self.request.topic
+            return {number: replace(world.key(self.group, topic, number)) for number in partitions}
+
+    def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, Extent]) -> None:
+        """Raise `DataTopicChanged` unless all keys, and ranges that are batches already, are of this very topic.
+
+        `extents` end where open transactions begin; a position may lie beyond that, not beyond the last message.
+        """
+        extents = self._whole_extents({n for n, key in keys.items() if reach(key) > extents[n].end}, extents)
+        for number, key in keys.items():
+            check_incarnation(self.name(number), key, self.topic_id, extents[number])
+
+    def _whole_extents(self, beyond: Collection[int], extents: Mapping[int, Extent]) -> Mapping[int, Extent]:
+        if not beyond:
+            return extents
+        bounds = self.data.offsets(self.request.topic, beyond, committed_only=False)
+        return {**extents, **{number: Extent(at.start, at.end) for number, at in bounds.items()}}
+
+    # Ranges and words
+
+    def ranges(self, parts: Iterable[tuple[Claim | RangeClaim, Position, int]]) -> tuple[ClaimedRange, ...]:
+        """Make the parts of the batch: each begins where its claim stands, at a position, and goes up to an end."""
+        ranges = tuple(self._range(claim, at, end) for claim, at, end in parts)
+        for one in ranges:
+            if one.lost is not None:
+                logger.error("retention deleted %s unread: offsets %d to %d (exclusive) are lost", one, *one.lost)
+        return ranges
+
+    def _range(self, claim: Claim | RangeClaim, at: Position, end: int) -> ClaimedRange:
+        return ClaimedRange(
+            coordination_topic_id=self.rationalizer.identity.topic_id,
+            group=self.group,
+            topic=self.request.topic,
+            data_topic_id=self.topic_id,
+            partition=claim.partition,
+            generation=claim.generation,
+            epoch=claim.epoch,
+            start=at.offset,
+            end=end,
+            first_readable=min(at.readable, end),
+            in_any_order=enables_ranges(self.settings),
+        )
+
+    def name(self, partition: int) -> str:
+        """Name a key for people."""
+        return f"{self.request.topic}/{partition} of group {self.group!r}"
+
+    def paused(self, until_s: int | None) -> Idle:
+        """Say that the group is paused until then (unix seconds)."""
+        return Idle(IdleReason.PAUSED, f"group {self.group!r} is paused until {until_s} (unix seconds)")
+
+    def given_up(self, plans: Mapping[int, tuple[int | None, int | None]]) -> str:
+        """Say that `plans` are left alone."""
+        named = ", ".join(f"partition {number} [{start}, {end})" for number, (start, end) in plans.items())
+        return (
+            f"plans of topic {self.request.topic!r} were tried {self.request.max_attempts} times and are left alone: "
+            f"{named}. Mend what fails and ask for one more attempt, or set the position past them"
+        )
+
+    def drained(self) -> Idle:
+        """Say that there is nothing to read."""
+        return Idle(IdleReason.DRAINED, f"topic {self.request.topic!r} has nothing to read beyond what was done")
+
+    def held(self, text: str, owners: Sequence[tuple[Owner, int]]) -> Idle:
+        """Say that `owners`, last heard of then (ms), hold what could be done: `text`, and what is of this very run."""
+        ours = [(owner, last_ms) for owner, last_ms in owners if _run_of(owner) == self.run_id]
+        if not ours:
+            return Idle(IdleReason.HELD, text)
+        stale_in_s = self.stale_in_s(last_ms for _, last_ms in ours)
+        instances = ", ".join(sorted({repr(owner.instance) for owner, _ in ours}))
+        return Idle(
+            IdleReason.HELD,
+            f"{text}. Of this very run is instance {instances}: a process of it that died, and is stale in "
+            f"{stale_in_s:.1f} s, or one that works on",
+            stale_in_s,
+        )
+
+    def stale_in_s(self, last_beats_ms: Iterable[int]) -> float:
+        """Give the seconds until owners last heard of then are stale if they send nothing more."""
+        with self.rationalizer.lock:
+            log_time_ms = self.rationalizer.world.partition_of(self.request.topic).log_time_ms or 0
+            settings = self.rationalizer.world.group_of(self.group, self.request.topic).settings
+        patience_ms = GO_EXTRA_PATIENCE_MS if settings.rule_set is RuleSet.GO else 0
+        now_ms = max(log_time_ms, self.clock.wall_ms()) - patience_ms
+        return max(0.0, max(last_beats_ms) + 2 * settings.heartbeat_interval_ms - now_ms) / 1_000
+
+
+def _run_of(owner: Owner) -> str:
+    """Give the run id in front of the owner's instance id."""
+    return owner.instance.rpartition(".")[0]

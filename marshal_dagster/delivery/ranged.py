@@ -1,0 +1,194 @@
+"""Ranges of partitions claimed: which, and how far what has come lets them go (docs/range-claims.md 4)."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
+from marshal_dagster.delivery.ground import Ground
+from marshal_dagster.delivery.requests import Idle, IdleReason, RangeOptions
+from marshal_dagster.errors import GroupPaused
+from marshal_dagster.protocol.positions import Extent, Position
+from marshal_dagster.protocol.ranges import ClaimedRange, plan_ends
+from marshal_dagster.protocol.state import Key, Owner, Phase, Range
+
+logger = logging.getLogger(__name__)
+
+LOOK_MS: Final = 250.0
+"""How often it is looked whether messages have come."""
+
+
+class RangeClaims:
+    """Claims one range of each partition for a batch; `keep_alive` starts the heartbeats, `check` asks how they are."""
+
+    def __init__(
+        self, ground: Ground, claimer: RangeClaimer, keep_alive: Callable[[], None], check: Callable[[], None]
+    ) -> None:
+        """Claim by `claimer`, on `ground`."""
+        self.claimer = claimer
+        self.positions: dict[int, Position] = {}
+        self.replays: set[int] = set()
+        self._ground = ground
+        self._options = ground.request.ranges or RangeOptions()
+        self._keep_alive = keep_alive
+        self._check = check
+
+    # Before claiming
+
+    def without_position(self, wanted: Sequence[int]) -> list[int]:
+        """Give those of `wanted` that have no offset yet, or none of a topic with an id: only whole claims can help."""
+        return [number for number, key in self._ground.keys(wanted).items() if not _has_position(key)]
+
+    def planned_whole(self, wanted: Sequence[int]) -> list[int]:
+        """Give those of `wanted` where a batch of the whole partition is to be carried out first."""
+        return [number for number, key in self._ground.keys(wanted).items() if key.plan_end is not None]
+
+    # Claiming
+
+    def take(self, wanted: Sequence[int]) -> tuple[ClaimedRange, ...]:
+        """Claim a range of each of `wanted` where one is free; give what to do with what was won.
+
+        Only where there is nothing to read anywhere it claims ahead, and waits.
+        """
+        claims = self._claim(self._choose(wanted, ahead=0))
+        is_ahead = not claims and self._options.ahead > 0
+        if is_ahead:
+            claims = self._claim(self._choose(wanted, ahead=self._options.ahead))
+        if not claims:
+            return ()
+        self._keep_alive()
+        self._ground.look_up()
+        return self._ranges(claims, self._extents_in_time(claims) if is_ahead else self._extents(claims))
+
+    def _choose(self, wanted: Sequence[int], *, ahead: int) -> dict[int, tuple[int, int]]:
+        ground = self._ground
+        keys = {number: key for number, key in ground.keys(wanted).items() if _has_position(key)}
+        extents = ground.extents(keys)
+        ground.check_incarnation(keys, extents)
+        worn = self._worn(keys)
+        if worn:
+            logger.error("%s", ground.given_up(worn))
+        chosen = self.claimer.choose(
+            {number: extents[number].end + ahead for number in keys},
+            self._options.size,
+            is_dead=ground.is_dead,
+            max_attempts=None if ground.request.one_more_attempt else ground.request.max_attempts,
+        )
+        return self._limited(chosen, keys)
+
+    def _limited(self, chosen: Mapping[int, tuple[int, int]], keys: Mapping[int, Key]) -> dict[int, tuple[int, int]]:
+        """Keep to the limits of the request: what is planned already comes first, and stays as it is."""
+        request = self._ground.request
+        planned = {n: bounds for n, bounds in chosen.items() if bounds[0] in _planned_starts(keys[n])}
+        fresh = {n: bounds for n, bounds in chosen.items() if n not in planned}
+        spent = sum(end - start for start, end in planned.values())
+        ends = plan_ends(fresh, None if request.max_records is None else max(0, request.max_records - spent))
+        limited = planned | {n: (fresh[n][0], end) for n, end in ends.items()}
+        order = sorted(limited, key=lambda n: (n not in planned, limited[n][0] - limited[n][1], n))
+        return {n: limited[n] for n in order[: request.max_claims]}
+
+    def _claim(self, chosen: Mapping[int, tuple[int, int]]) -> list[RangeClaim]:
+        if not chosen:
+            return []
+        try:
+            claims = self.claimer.claim(chosen, is_dead=self._ground.is_dead)
+        except GroupPaused:
+            return []
+        request = self._ground.request
+        worn = [] if request.one_more_attempt else [each for each in claims if each.attempts > request.max_attempts]
+        if worn:
+            logger.error("%s", self._ground.given_up({each.partition: (each.start, each.end) for each in worn}))
+            self.claimer.release([each.partition for each in worn])
+        return [each for each in claims if each not in worn]
+
+    def _extents(self, claims: Sequence[RangeClaim]) -> dict[int, Extent]:
+        return self._ground.extents([claim.partition for claim in claims])
+
+    def _extents_in_time(self, claims: Sequence[RangeClaim]) -> dict[int, Extent]:
+        """Wait until messages have come up to the end of each range, or long enough."""
+        clock = self.claimer.clock
+        until_ms = clock.lease_ms() + self._options.wait_s * 1_000
+        while True:
+            extents = self._extents(claims)
+            is_full = all(extents[claim.partition].end >= claim.end for claim in claims)
+            if is_full or clock.lease_ms() >= until_ms or self.claimer.paused_until_s() is not None:
+                return extents
+            self._check()
+            clock.sleep_ms(min(LOOK_MS, max(1.0, until_ms - clock.lease_ms())))
+
+    def _ranges(self, claims: Sequence[RangeClaim], extents: Mapping[int, Extent]) -> tuple[ClaimedRange, ...]:
+        """Lay what was won against what can be read; let go of that for which nothing came."""
+        ground, ends = self._ground, dict[int, int]()
+        keys = ground.keys(extents)
+        ground.check_incarnation(keys, extents)
+        self.replays = {claim.partition for claim in claims if claim.plan_end is not None}
+        for claim in claims:
+            number = claim.partition
+            at = self.positions[number] = ground.position(number, claim.start, extents[number])
+            end = claim.end if claim.plan_end is not None else min(claim.end, at.end)
+            if end > claim.start:
+                ends[number] = end
+        self.claimer.check(ends)
+        unused = [claim.partition for claim in claims if claim.partition not in ends]
+        if unused:
+            self.claimer.release(unused)
+        held = self.claimer.claims
+        return ground.ranges((held[number], self.positions[number], ends[number]) for number in sorted(ends))
+
+    # What to tell
+
+    def offsets_to_tell(self, sure: Sequence[ClaimedRange]) -> dict[int, int]:
+        """Give the offsets that lag tools may see once `sure` are committed: up to the first range that is not done."""
+        keys = self._ground.keys(one.partition for one in sure)
+        return {number: key.offset for number, key in keys.items() if key.offset is not None}
+
+    def why_idle(self, wanted: Sequence[int]) -> Idle:
+        """Say why there is nothing to do, by the log as it is now."""
+        ground = self._ground
+        self.claimer.rationalizer.catch_up()
+        paused_until_s = self.claimer.paused_until_s()
+        if paused_until_s is not None:
+            return ground.paused(paused_until_s)
+        extents, keys = ground.extents(wanted), ground.keys(wanted)
+        worn = self._worn(keys)
+        todo = [key for n, key in keys.items() if key.offset is None or key.offset < extents[n].end]
+        owners = [pair for key in todo for pair in self._owners(key)]
+        if owners or (todo and not worn):
+            idle = self._held(owners)
+            return Idle(idle.reason, f"{idle.text}. {ground.given_up(worn)}", idle.stale_in_s) if worn else idle
+        if worn:
+            return Idle(IdleReason.GIVEN_UP, ground.given_up(worn))
+        return ground.drained()
+
+    def _held(self, owners: Sequence[tuple[Owner, int]]) -> Idle:
+        clients = ", ".join(sorted({owner.client for owner, _ in owners}))
+        text = f"no range of topic {self._ground.request.topic!r} that has something to read can be claimed"
+        return self._ground.held(f"{text}: {clients} hold what is left" if owners else text, owners)
+
+    def _worn(self, keys: Mapping[int, Key]) -> dict[int, tuple[int, int]]:
+        """Give the lowest planned range of each partition that was tried too often and that nobody is trying now."""
+        request = self._ground.request
+        if request.one_more_attempt:
+            return {}
+        return {
+            number: (each.start, each.end)
+            for number, key in keys.items()
+            for each in reversed(key.ranges)
+            if each.phase is Phase.PLANNED and each.attempts >= request.max_attempts and not self._is_heard(each)
+        }
+
+    def _owners(self, key: Key) -> list[tuple[Owner, int]]:
+        """Give who holds a key, or ranges of it, and when each was last heard of."""
+        whole = [(key.owner, key.last_beat_ms)] if key.owner is not None else []
+        return whole + [(each.owner, each.last_beat_ms) for each in key.ranges if each.owner and self._is_heard(each)]
+
+    def _is_heard(self, held: Range) -> bool:
+        return held.owner is not None and self._ground.stale_in_s([held.last_beat_ms]) > 0
+
+
+def _has_position(key: Key) -> bool:
+    return key.offset is not None and key.data_topic_id is not None
+
+
+def _planned_starts(key: Key) -> set[int]:
+    return {each.start for each in key.ranges if each.phase is Phase.PLANNED}

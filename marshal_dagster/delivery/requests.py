@@ -1,0 +1,116 @@
+"""What is asked of a batch, and what it tells."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.positions import StartPolicy
+from marshal_dagster.protocol.ranges import ClaimedRange
+
+DEFAULT_MAX_ATTEMPTS: Final = 5
+
+
+class IdleReason(StrEnum):
+    """Why a batch has nothing to do."""
+
+    PAUSED = "paused"
+    HELD = "held"
+    DRAINED = "drained"
+    GIVEN_UP = "given_up"
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """Why a batch has nothing to do, and in a sentence.
+
+    `stale_in_s` is set where what it waits for is held in the name of its own run: by a process of it that died, or by
+    one that works on. In so many seconds that is stale, unless it sends another heartbeat.
+    """
+
+    reason: IdleReason
+    text: str
+    stale_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeOptions:
+    """How a batch claims ranges of partitions, in a group whose settings name the feature `ranges`.
+
+    It takes one range of each partition, of `size` offsets at most. Where there is nothing to read it may claim up to
+    `ahead` offsets that have no message yet, and waits up to `wait_s` seconds for them.
+    """
+
+    size: int = 1_000_000
+    ahead: int = 0
+    wait_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        """Refuse what no batch could keep to."""
+        if self.size < 1:
+            raise ConfigurationError(f"the size of ranges is {self.size}; it must be at least 1")
+        if self.ahead < 0 or not self.wait_s >= 0:
+            raise ConfigurationError(
+                f"ranges are claimed {self.ahead} offsets ahead and waited for {self.wait_s} s; neither can be negative"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchRequest:
+    """What one batch should take.
+
+    `partitions` limits it to those (all by default), `max_records` bounds the offsets of all its ranges together,
+    `max_claims` how many partitions it holds; `entire_topic` takes all partitions or none. `start` is for a group that
+    claims the topic for the first time. A plan with `max_attempts` attempts is left alone unless `one_more_attempt`.
+    `accept_data_loss` lets a batch go on where retention deleted messages unread (at least once does so by default);
+    `accept_new_log` lets it go on where Kafka knows an offset of the group and the coordination log does not. `ranges`
+    says how ranges are claimed, in groups that do.
+    """
+
+    topic: str
+    partitions: tuple[int, ...] | None = None
+    max_records: int | None = None
+    max_claims: int | None = None
+    entire_topic: bool = False
+    start: StartPolicy = StartPolicy.EARLIEST
+    max_attempts: int = DEFAULT_MAX_ATTEMPTS
+    one_more_attempt: bool = False
+    accept_data_loss: bool | None = None
+    accept_new_log: bool = False
+    ranges: RangeOptions | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse limits that no batch could keep to."""
+        for name, least in (("max_records", 1), ("max_claims", 1), ("max_attempts", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigurationError(f"{name} is {value}; it must be at least {least}")
+        if self.partitions is not None and not self.partitions:
+            raise ConfigurationError("partitions is empty: name some, or leave it out to take all")
+        if self.partitions is not None and any(number < 0 for number in self.partitions):
+            raise ConfigurationError(f"partitions is {list(self.partitions)}; partitions are numbered from 0")
+        if self.entire_topic and (self.partitions is not None or self.max_claims is not None):
+            raise ConfigurationError("entire_topic takes all partitions: leave out partitions and max_claims")
+        if self.entire_topic and self.ranges is not None:
+            raise ConfigurationError("entire_topic takes whole partitions: leave out ranges, or entire_topic")
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReport:
+    """What one partition's part of a batch came to. Lags are in offsets, as known when the batch was planned."""
+
+    range: ClaimedRange
+    lag_before: int
+    lag_after: int
+    is_replay: bool
+    state: str
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds spent in each phase of a batch."""
+
+    waiting_s: float = 0.0
+    reading_s: float = 0.0
+    processing_s: float = 0.0
+    committing_s: float = 0.0
