@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason, PartitionReport
+    from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason, PartitionReport, RangeOptions
     from marshal_dagster.errors import (
         BatchAborted,
         ClaimLost,
@@ -69,6 +69,7 @@ __all__ = [
     "PartitionReport",
     "PlanRejected",
     "PostgresSink",
+    "RangeOptions",
     "RationalizerResource",
     "RightMissing",
     "RuleSet",
@@ -94,7 +95,7 @@ __all__ = [
 ]
 
 _ELSEWHERE: Final = {
-    "delivery": ("BatchRequest", "ClaimedBatch", "Delivery", "IdleReason", "PartitionReport"),
+    "delivery": ("BatchRequest", "ClaimedBatch", "Delivery", "IdleReason", "PartitionReport", "RangeOptions"),
     "jobs": ("build_claimed_batch_job", "build_claimed_batch_schedule", "build_reprocess_job"),
     "kafka.connection": ("KafkaConnection",),
     "ops": ("ClaimedBatchConfig", "DrainedBatches", "build_claimed_batch_op"),

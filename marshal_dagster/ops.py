@@ -31,7 +31,7 @@ from dagster import (
 from pydantic import Field, create_model
 
 from marshal_dagster.coordination.clock import SystemClock
-from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, Idle, PartitionReport
+from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, Idle, PartitionReport, RangeOptions
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.protocol.messages import DeliveryMode, is_topic
 from marshal_dagster.protocol.positions import StartPolicy
@@ -160,6 +160,7 @@ class _Spec:
     start: StartPolicy
     max_claims: int | None
     entire_topic: bool
+    ranges: RangeOptions | None
     max_attempts: int
     claimer_key: str
     spark_key: str | None
@@ -178,6 +179,7 @@ def build_claimed_batch_op(
     time_budget_s: float | None = None,
     max_claims: int | None = None,
     entire_topic: bool = False,
+    ranges: RangeOptions | None = None,
     start: StartPolicy | str = StartPolicy.EARLIEST,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     claimer_key: str = "claimer",
@@ -195,7 +197,7 @@ def build_claimed_batch_op(
     It works batch after batch until the topic is drained or a limit is reached. `max_records` (offsets a batch),
     `max_batches` and `time_budget_s` are defaults that run config (`ClaimedBatchConfig`) may change. In effectively
     once `process` returns the rows for `sink`, in the other modes it does its work itself and returns None. `sink` may
-    be made anew for each run by a function of the context.
+    be made anew for each run by a function of the context. `ranges` says how ranges are claimed, in groups that do.
 
     The claim comes first, then the Spark session: that of the resource `spark_key` (a `LazyPySparkResource`, or
     whatever has a `spark_session`), else one on this machine with the settings of `spark_settings`, changed by
@@ -215,6 +217,7 @@ def build_claimed_batch_op(
         start=_start_policy(start),
         max_claims=max_claims,
         entire_topic=entire_topic,
+        ranges=ranges,
         max_attempts=max_attempts,
         claimer_key=claimer_key,
         spark_key=spark_key,
@@ -335,6 +338,7 @@ class _Work:
             max_records=config.max_records,
             max_claims=self.spec.max_claims,
             entire_topic=self.spec.entire_topic,
+            ranges=self.spec.ranges,
             start=self.spec.start,
             max_attempts=self.spec.max_attempts,
             one_more_attempt=config.one_more_attempt,

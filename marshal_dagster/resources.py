@@ -29,13 +29,14 @@ from marshal_dagster.protocol.messages import (
     render,
 )
 from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.state import RANGES
 from marshal_dagster.runs import DeadRuns, announcer, forwarded_logs, run_is_over, run_of, run_worker_ended
 
 if TYPE_CHECKING:
     from marshal_dagster.coordination.heartbeats import ReasonToStop
     from marshal_dagster.coordination.log import Append, CoordinationLog
     from marshal_dagster.coordination.rationalizer import Rationalizer
-    from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
+    from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, RangeOptions
     from marshal_dagster.kafka.topics import Topics
     from marshal_dagster.protocol.positions import StartPolicy
     from marshal_dagster.protocol.state import Key, Place
@@ -192,6 +193,7 @@ class BatchOptions(TypedDict, total=False):
     one_more_attempt: bool
     accept_data_loss: bool | None
     accept_new_log: bool
+    ranges: "RangeOptions | None"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,9 +227,9 @@ class _Revoking:
 class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
     """Claims partitions in the name of a run and gives claimed batches. For ops and assets.
 
-    What all members of a group agree on (`heartbeat_interval_s`, `delivery`, `rule_set`) is written into the
-    coordination log when the group claims for the first time; a member that is configured otherwise later claims
-    nothing and says which value differs.
+    What all members of a group agree on (`heartbeat_interval_s`, `delivery`, `rule_set`, `claim_ranges`) is written
+    into the coordination log when the group claims for the first time; a member that is configured otherwise later
+    claims nothing and says which value differs.
     """
 
     connection: KafkaConnectionConfig = Field(description="The Kafka cluster that has the data topics.")
@@ -257,6 +259,11 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         default="native",
         description="'go' for a group shared with consumers of the Go library: 60 s heartbeats, at_least_once only. "
         "Agreed on by the group.",
+    )
+    claim_ranges: bool = Field(
+        default=False,
+        description="Claim ranges of a partition's offsets instead of the whole: several runs can work on one partition "
+        "at once, and the order of its messages is lost. Agreed on by the group.",
     )
     accept_unsafe_topic: bool = Field(
         default=False,
@@ -288,6 +295,8 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
             raise ValueError(f"heartbeat_interval_s is {self.heartbeat_interval_s:g}; with rule_set 'go' it must be 60")
         if DeliveryMode(self.delivery) is not DeliveryMode.AT_LEAST_ONCE:
             raise ValueError(f"delivery is {self.delivery}; with rule_set 'go' only at_least_once can be promised")
+        if self.claim_ranges:
+            raise ValueError("claim_ranges: a Go consumer would take a partition for free that is claimed by ranges")
         return self
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
@@ -303,6 +312,7 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
             heartbeat_interval_ms=round(self.heartbeat_interval_s * 1_000),
             rule_set=RuleSet(self.rule_set),
             delivery=DeliveryMode(self.delivery),
+            features=(RANGES,) if self.claim_ranges else (),
         )
 
     def claimed_batch(
