@@ -262,7 +262,7 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
     )
     claim_ranges: bool = Field(
         default=False,
-        description="Claim ranges of a partition's offsets instead of the whole: several runs can work on one partition "
+        description="Claim ranges of a partition's offsets, not all of them: several runs can work on one partition "
         "at once, and the order of its messages is lost. Agreed on by the group.",
     )
     accept_unsafe_topic: bool = Field(
