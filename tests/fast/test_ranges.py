@@ -9,7 +9,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marshal_dagster.errors import SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition, Verdict, judge, plan_ends
+from marshal_dagster.protocol.ranges import (
+    ClaimedRange,
+    StoredPosition,
+    TakenRanges,
+    Verdict,
+    judge,
+    judge_ranges,
+    plan_ends,
+)
 
 LOG_ID, OTHER_LOG_ID = "L" * 22, "M" * 22
 TOPIC_ID, OTHER_TOPIC_ID = "T" * 22, "U" * 22
@@ -154,3 +162,169 @@ def test_no_two_writers_of_a_plan_can_both_take_it() -> None:
                 taken += 1
                 stored = StoredPosition(LOG_ID, TOPIC_ID, one.generation, one.epoch, one.end)
         assert taken == 1
+
+
+def test_a_position_alone_takes_no_ranges_in_any_order() -> None:
+    """Whatever an output holds, one that cannot tell ranges apart refuses them."""
+    for stored in (None, STORED, dataclasses.replace(STORED, position=110)):
+        with pytest.raises(SinkRefused, match="the output keeps only a position: use one that keeps ranges"):
+            judge(stored, dataclasses.replace(RANGE, in_any_order=True))
+
+
+# What an output that knows its ranges does with one
+
+
+def one(start: int, end: int, **others: Any) -> ClaimedRange:  # noqa: ANN401 - any field
+    """A range that may come in any order."""
+    values: dict[str, Any] = {"start": start, "end": end, "first_readable": start, "in_any_order": True, **others}
+    return dataclasses.replace(RANGE, **values)
+
+
+def whole(start: int, end: int, **others: Any) -> ClaimedRange:  # noqa: ANN401 - any field
+    """A range of a group whose members claim partitions whole."""
+    return one(start, end, in_any_order=False, **others)
+
+
+def holding(*taken: ClaimedRange) -> TakenRanges:
+    """An output that has taken these."""
+    held = TakenRanges()
+    for each in taken:
+        held.add(each)
+    return held
+
+
+def verdict_on(held: TakenRanges, wanted: ClaimedRange) -> Verdict:
+    """What becomes of a range."""
+    return judge_ranges(held.beside(wanted), wanted)
+
+
+AHEAD = (one(100, 110), one(130, 140, epoch=90), one(110, 120))
+"""[120, 130) is missing."""
+
+
+@pytest.mark.parametrize(
+    ("taken", "wanted", "verdict"),
+    [
+        ((), one(300, 310), Verdict.REPLACE),
+        (AHEAD, one(120, 130), Verdict.TAKE),
+        (AHEAD, one(122, 125), Verdict.TAKE),
+        (AHEAD, one(50, 60), Verdict.TAKE),
+        (AHEAD, one(900, 999), Verdict.TAKE),
+        (AHEAD, one(120, 130, epoch=3), Verdict.TAKE),
+        (AHEAD, one(100, 110), Verdict.SKIP),
+        (AHEAD, one(110, 120, epoch=3), Verdict.SKIP),
+        (AHEAD, one(130, 140, epoch=99), Verdict.SKIP),
+        (AHEAD, one(115, 115), Verdict.SKIP),
+        (AHEAD, one(125, 125), Verdict.SKIP),
+        (AHEAD, one(100, 120), r"the output holds \[100, 110\) of the same generation, which overlaps"),
+        (AHEAD, one(100, 109), r"the output holds \[100, 110\) of the same generation, which overlaps"),
+        (AHEAD, one(101, 110), r"the output holds \[100, 110\) of the same generation, which overlaps"),
+        (AHEAD, one(119, 130), r"the output holds \[110, 120\) of the same generation, which overlaps"),
+        (AHEAD, one(120, 131), r"the output holds \[130, 140\) of the same generation, which overlaps"),
+        (AHEAD, one(0, 999), r"the output holds \[100, 110\) of the same generation, which overlaps"),
+        (AHEAD, one(100, 110, generation=21, epoch=3), Verdict.REPLACE),
+        (AHEAD, one(105, 135, generation=21, data_topic_id=OTHER_TOPIC_ID), Verdict.REPLACE),
+        (AHEAD, one(120, 130, generation=19), "generation 19 is older than 20"),
+        (AHEAD, one(100, 110, generation=19), "generation 19 is older than 20"),
+        (AHEAD, one(120, 130, data_topic_id=OTHER_TOPIC_ID), "data topic was made anew"),
+        (AHEAD, one(100, 110, data_topic_id=OTHER_TOPIC_ID), "data topic was made anew"),
+        (AHEAD, one(120, 130, coordination_topic_id=OTHER_LOG_ID), "coordination topic was made anew"),
+        (AHEAD, one(120, 130, coordination_topic_id=OTHER_LOG_ID, generation=21), "coordination topic was made anew"),
+        ((one(0, 10), one(100, 110, generation=21)), one(0, 10, generation=21), Verdict.TAKE),
+        # Done in order before the group enabled ranges, in the same generation.
+        ((whole(100, 110), whole(110, 120)), one(100, 110, epoch=3), Verdict.SKIP),
+        ((whole(100, 110), whole(110, 120)), one(120, 130), Verdict.TAKE),
+        ((whole(100, 110), whole(110, 120)), one(150, 160), Verdict.TAKE),
+        ((whole(100, 110), whole(110, 120)), one(110, 130), r"the output holds \[110, 120\)"),
+        ((whole(100, 110), whole(110, 120)), one(90, 100), "in order up to 120 in the same generation, and has no"),
+        ((whole(100, 110), one(120, 130), whole(110, 120)), one(90, 100), "in order up to 120"),
+        # The group has stopped enabling them, without a new generation.
+        (AHEAD, whole(140, 150, epoch=99), "some that it neither is nor follows on without a gap"),
+        (AHEAD, whole(130, 140, epoch=99), "some that it neither is nor follows on without a gap"),
+        (AHEAD, whole(120, 130, epoch=99), "some that it neither is nor follows on without a gap"),
+        (AHEAD, whole(0, 50, epoch=99, generation=21), Verdict.REPLACE),
+        ((*AHEAD, one(120, 130)), whole(140, 150, epoch=90), Verdict.TAKE),
+        ((*AHEAD, one(120, 130)), whole(140, 150, epoch=89), "fencing token 89 is lower than 90"),
+        ((*AHEAD, one(120, 130)), whole(130, 140, epoch=90), Verdict.SKIP),
+        ((*AHEAD, one(120, 130)), whole(125, 140, epoch=90), "some that it neither is nor follows on without a gap"),
+        ((*AHEAD, one(120, 130)), whole(120, 130, epoch=90), "stands at 140, which is neither"),
+        ((*AHEAD, one(120, 130)), whole(145, 150, epoch=90), "stands at 140, which is neither"),
+        ((whole(90, 90), *AHEAD, one(120, 130)), whole(140, 150, epoch=90), "without a gap"),
+        ((one(100, 110), whole(110, 130)), whole(120, 130), Verdict.SKIP),
+    ],
+    ids=str,
+)
+def test_what_an_output_does_with_a_range_in_any_order(
+    taken: tuple[ClaimedRange, ...], wanted: ClaimedRange, verdict: Verdict | str
+) -> None:
+    """Taken where nothing of it is there, skipped when exactly it is, else refused with what is stored."""
+    held = holding(*taken)
+    if isinstance(verdict, Verdict):
+        assert verdict_on(held, wanted) is verdict
+        return
+    with pytest.raises(SinkRefused, match=verdict) as raised:
+        verdict_on(held, wanted)
+    assert str(raised.value).startswith(f"{wanted} of group 'etl'")
+
+
+def naive(taken: list[ClaimedRange], wanted: ClaimedRange) -> Verdict | None:
+    """The rules once more, by single offsets; None is refused."""
+    generation = max((each.generation for each in taken), default=-1)
+    if wanted.generation != generation:
+        return Verdict.REPLACE if wanted.generation > generation else None
+    ground = {
+        offset: (each.start, each.end)
+        for each in taken
+        if each.generation == generation
+        for offset in range(each.start, each.end)
+    }
+    met = {ground.get(offset) for offset in range(wanted.start, wanted.end)}
+    if met <= {(wanted.start, wanted.end)}:
+        return Verdict.SKIP
+    if met != {None}:
+        return None
+    ends = [each.end for each in taken if each.generation == generation and not each.in_any_order]
+    return None if wanted.start < max(ends, default=0) else Verdict.TAKE
+
+
+some_ranges = st.tuples(st.integers(0, 30), st.integers(0, 6), st.integers(20, 22), st.integers(1, 99)).map(
+    lambda at: one(at[0], at[0] + at[1], generation=at[2], epoch=at[3])
+)
+
+
+@given(st.integers(0, 12), st.lists(some_ranges, max_size=40))
+def test_ranges_in_any_order_are_judged_as_by_a_set_of_offsets(in_order: int, wanted: list[ClaimedRange]) -> None:
+    """Any ranges, with replays and new generations, on an output that was written in order before or not."""
+    taken = [whole(start, start + 3) for start in range(0, in_order, 3)]
+    held = holding(*taken)
+    for each in [*wanted, *wanted]:
+        expected = naive(taken, each)
+        if expected is None:
+            with pytest.raises(SinkRefused):
+                verdict_on(held, each)
+            continue
+        assert verdict_on(held, each) is expected
+        if expected is not Verdict.SKIP:
+            taken.append(each)
+            held.add(each)
+
+
+@given(st.sets(st.integers(1, 60), max_size=12), st.randoms(use_true_random=False), st.data())
+def test_planned_ranges_are_taken_once_in_any_order(cuts: set[int], dice: Any, data: st.DataObject) -> None:  # noqa: ANN401
+    """Plans that part the ground, delivered again and again by whoever: each is taken once, none is refused."""
+    bounds = [0, *sorted(cuts), 61]
+    plans = [one(start, end) for start, end in itertools.pairwise(bounds)]
+    missing = data.draw(st.sampled_from(plans))
+    deliveries = [dataclasses.replace(each, epoch=dice.randint(1, 99)) for each in plans * 3 if each != missing]
+    dice.shuffle(deliveries)
+    held, taken = TakenRanges(), []
+    for each in deliveries:
+        if verdict_on(held, each) is not Verdict.SKIP:
+            held.add(each)
+            taken.append((each.start, each.end))
+    assert sorted(taken) == [(each.start, each.end) for each in plans if each != missing]
+    if taken:
+        beside = held.beside(missing)
+        assert beside is not None
+        assert beside.overlapping is None
+        assert beside.position == (None if missing.start and missing.end < 61 else max(end for _, end in taken))
