@@ -12,8 +12,8 @@ from marshal_dagster.errors import TopicMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, Message, ReleaseGroup, RuleSet, Settings, render
 from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition, Verdict, judge
-from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.ranges import ClaimedRange, TakenRanges, Verdict, judge_ranges
+from marshal_dagster.protocol.state import RANGES, Key
 from marshal_dagster.spark.sinks.port import BeforeCommit, OffsetsRead, WriteOutcome
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
 from tests.real.killing import KillableLog, KillPoint, Side
@@ -173,10 +173,12 @@ class DataTopics:
 class MemorySink:
     """An output in memory that takes each range once, by the rules of the real ones; a frame is a list of places."""
 
+    judges_ranges = True
+
     def __init__(self) -> None:
         self.rows: list[tuple[str, int, Place]] = []
         """Data topic id, generation, and the message."""
-        self.stored: dict[int, StoredPosition] = {}
+        self.stored: dict[int, TakenRanges] = {}
         self.while_reading: Callable[[], None] = lambda: None
         """Called where Spark would read Kafka."""
         self.after_write: Callable[[], None] = lambda: None
@@ -187,7 +189,7 @@ class MemorySink:
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
         """Judge each range."""
-        return {one: judge(self.stored.get(one.partition), one) for one in ranges}
+        return {one: judge_ranges(self.stored.get(one.partition, TakenRanges()).beside(one), one) for one in ranges}
 
     def write(
         self,
@@ -210,9 +212,7 @@ class MemorySink:
                 one = by_partition[place[0]]
                 self.rows.append((one.data_topic_id, one.generation, place))
         for one in taken:
-            self.stored[one.partition] = StoredPosition(
-                one.coordination_topic_id, one.data_topic_id, one.generation, one.epoch, one.end
-            )
+            self.stored.setdefault(one.partition, TakenRanges()).add(one)
         self.after_write()
         return WriteOutcome(taken, tuple(one for one in ranges if one not in taken), {})
 
@@ -270,11 +270,13 @@ class Scene:
         mode: DeliveryMode = DeliveryMode.AT_LEAST_ONCE,
         *,
         settings: Settings | None = None,
+        ranges: bool = False,
         log: CoordinationLog | None = None,
         **extra: Any,  # noqa: ANN401 - the fields of a Delivery
     ) -> Delivery:
-        """Open a member of the group."""
+        """Open a member of the group, which claims `ranges` of partitions or the whole."""
         self._members += 1
+        features = (RANGES,) if ranges else ()
         return Delivery(
             log=log or self.log(),
             data=cast("Topics", self.data),
@@ -282,7 +284,7 @@ class Scene:
             group=GROUP,
             client=f"client{self._members}",
             run_id=f"run{self._members}",
-            settings=settings or Settings(HI_MS, RuleSet.NATIVE, mode),
+            settings=settings or Settings(HI_MS, RuleSet.NATIVE, mode, features),
             announce=self.announced.extend,
             clock=self.clock,
             **extra,

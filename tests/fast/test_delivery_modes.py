@@ -5,6 +5,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from marshal_dagster.delivery import batch as batch_module
 from marshal_dagster.errors import BatchAborted, ClaimLost, MarshalError, PlanRejected, SinkRefused, UnavailableError
 from marshal_dagster.protocol.messages import ClaimingMessages, DataTopic, DeliveryMode, Heartbeat
+from marshal_dagster.protocol.ranges import TakenRanges
 from marshal_dagster.spark import jobs, reading
 from tests.delivering import GROUP, HI_MS, TOPIC, Place, Scene
 from tests.faulty_log import Fault, FaultyLog, Interrupted, of_type
@@ -487,13 +489,9 @@ def test_a_block_that_wrote_nothing_commits_nothing(scene: Scene) -> None:
 
 def test_an_output_that_refuses_fails_the_batch_before_it_is_processed(scene: Scene) -> None:
     """What the output holds does not fit: nothing is read, nothing is committed, the plan stays open for a person."""
-    scene.work(scene.delivery(EFFECTIVELY_ONCE), max_records=8)
-    scene.sink.stored[1] = scene.sink.stored[0].__class__(
-        **{name: getattr(scene.sink.stored[1], name) for name in ("coordination_topic_id", "data_topic_id")},
-        generation=0,
-        epoch=0,
-        position=4,
-    )
+    batch = scene.work(scene.delivery(EFFECTIVELY_ONCE), max_records=8)
+    scene.sink.stored[1] = TakenRanges()
+    scene.sink.stored[1].add(replace(batch.ranges[1], end=4))
 
     with pytest.raises(SinkRefused, match="the output stands at 4"), scene.batch(scene.delivery(EFFECTIVELY_ONCE)):
         pytest.fail("entered")

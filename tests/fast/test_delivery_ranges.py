@@ -1,0 +1,311 @@
+# ruff: noqa: PT012 - what raises is the block of a batch
+"""Batches of ranges: several members on one partition, what each mode promises, ranges claimed ahead."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from marshal_dagster.delivery import Delivery, IdleReason, RangeOptions
+from marshal_dagster.errors import ClaimLost, ConfigurationError, DataLoss, DataTopicChanged
+from marshal_dagster.protocol.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    DataTopic,
+    DeliveryMode,
+    Heartbeat,
+    RuleSet,
+    Settings,
+)
+from marshal_dagster.protocol.state import RANGES, Phase
+from tests.delivering import GROUP, HI_MS, TOPIC, Place, Scene
+from tests.real.killing import KillableLog, Killed, KillPoint, Side
+
+if TYPE_CHECKING:
+    from marshal_dagster.delivery import ClaimedBatch
+
+ALL_MODES = list(DeliveryMode)
+AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
+TEN = RangeOptions(size=10)
+APPENDS = ("ClaimingRange", "PlanningRange", "RangeDone", "ReleasingRange")
+STEPS = [KillPoint(side, record, count) for record in APPENDS for side in Side for count in (1, 2, 3)]
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """A data topic of one partition with 35 messages, and a group without a past."""
+    scene = Scene()
+    scene.data.make(partitions=1, messages=35)
+    return scene
+
+
+def member(scene: Scene, mode: DeliveryMode = AT_LEAST_ONCE, **extra: Any) -> Delivery:
+    """Open a member that claims ranges."""
+    return scene.delivery(mode, ranges=True, **extra)
+
+
+@contextmanager
+def at_once(scene: Scene, count: int, mode: DeliveryMode = AT_LEAST_ONCE, **limits: Any) -> Iterator[list["ClaimedBatch"]]:
+    """Let several members have a batch at the same time."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(scene.batch(member(scene, mode), ranges=TEN, **limits)) for _ in range(count)]
+
+
+def bounds(batch: "ClaimedBatch") -> list[tuple[int, int]]:
+    """Give the offsets of a batch's ranges."""
+    return [(one.start, one.end) for one in batch.all_ranges]
+
+
+def spans(scene: Scene) -> list[tuple[int, int, Phase]]:
+    """Give the ranges of partition 0 in the log."""
+    return [(each.start, each.end, each.phase) for each in scene.key().ranges]
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_members_work_on_one_partition_at_once(scene: Scene, mode: DeliveryMode) -> None:
+    """Each has the next range; the group's offset moves over what is done without a gap, in whatever order."""
+    first, second, third = (scene.batch(member(scene, mode), ranges=TEN) for _ in range(3))
+    with first:
+        with second:
+            with third:
+                assert [bounds(each) for each in (first, second, third)] == [[(0, 10)], [(10, 20)], [(20, 30)]]
+                scene.process(third)
+            assert scene.key().offset == 0
+            scene.process(second)
+        assert (scene.key().offset, spans(scene)) == (0, [(0, 10, first_phase(mode)), (10, 30, Phase.DONE)])
+        scene.process(first)
+
+    assert (scene.key().offset, scene.key().ranges) == (30, ())
+    scene.drain(member(scene, mode), ranges=TEN)
+    assert scene.key().offset == 35
+    assert scene.counts(mode) == Counter(scene.data.all_messages())
+
+
+def first_phase(mode: DeliveryMode) -> Phase:
+    """Say how far a range is that nobody has processed: at most once plans when it begins to."""
+    return Phase.CLAIMED if mode is AT_MOST_ONCE else Phase.PLANNED
+
+
+@pytest.mark.parametrize("at", STEPS, ids=str)
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_a_member_that_dies_at_any_step(scene: Scene, mode: DeliveryMode, at: KillPoint) -> None:
+    """At most once repeats nothing, at least once loses nothing, of one range only; effectively once is exact."""
+    delivery = member(scene, mode, log=KillableLog(scene.log(), at))
+    last: ClaimedBatch | None = None
+    its_batch: set[Place] = set()
+    try:
+        for _ in range(4):
+            last = scene.batch(delivery, ranges=TEN)
+            with last:
+                scene.process(last)
+    except Killed:
+        assert last is not None
+        its_batch = {(one.partition, offset) for one in last.all_ranges for offset in range(one.start, one.end)}
+    else:
+        assert at.record == "ReleasingRange"
+    scene.wait_until_stale()
+    scene.drain(member(scene, mode), ranges=RangeOptions(size=7))
+
+    assert scene.key().offset == 35
+    counts, once = scene.counts(mode), Counter(scene.data.all_messages())
+    if mode is EFFECTIVELY_ONCE:
+        assert counts == once
+        return
+    more, fewer = counts - once, once - counts
+    assert not (more if mode is AT_MOST_ONCE else fewer)
+    assert set(more | fewer) <= its_batch
+    assert max((more | fewer).values(), default=1) == 1
+
+
+def test_what_a_dead_member_planned_is_replayed_exactly(scene: Scene) -> None:
+    """The next owner has its range, whatever its own size, while others work behind it."""
+    dying = member(scene, log=KillableLog(scene.log(), KillPoint(Side.BEFORE, "RangeDone")))
+    with pytest.raises(Killed), scene.batch(dying, ranges=TEN) as batch:
+        scene.process(batch)
+    assert bounds(scene.work(member(scene), ranges=RangeOptions(size=4))) == [(10, 14)]
+    scene.wait_until_stale()
+
+    again = scene.work(member(scene), ranges=RangeOptions(size=4))
+
+    assert bounds(again) == [(0, 10)]
+    assert [each.is_replay for each in again.report()] == [True]
+    assert scene.key().offset == 14
+
+
+def test_the_dead_by_what_dagster_says_are_not_waited_for(scene: Scene) -> None:
+    """Their range is taken from them at once."""
+    dying = member(scene, log=KillableLog(scene.log(), KillPoint(Side.BEFORE, "RangeDone")))
+    with pytest.raises(Killed), scene.batch(dying, ranges=TEN) as batch:
+        scene.process(batch)
+
+    assert bounds(scene.work(member(scene, is_dead=lambda owner: True), ranges=TEN)) == [(0, 10)]
+
+
+def test_partitions_get_a_range_each(scene: Scene) -> None:
+    """One batch has one range of each partition; limits count all of them."""
+    scene.data.make(partitions=3, messages=20)
+    with at_once(scene, 1) as [batch]:
+        assert bounds(batch) == [(0, 10)] * 3
+    with at_once(scene, 1, max_claims=2) as [batch]:
+        assert [one.partition for one in batch.ranges] == [0, 1]
+    with at_once(scene, 1, max_records=6) as [batch]:
+        assert bounds(batch) == [(0, 2)] * 3
+    with at_once(scene, 1, partitions=(2,)) as [batch]:
+        assert [one.partition for one in batch.ranges] == [2]
+
+
+def test_a_plan_of_a_whole_partition_is_carried_out_whole_first(scene: Scene) -> None:
+    """It was written before the group claimed ranges."""
+    with pytest.raises(RuntimeError), scene.batch(member(scene), ranges=TEN):
+        raise RuntimeError
+    owner = {"instance": "a.1"}
+    scene.wait_until_stale()
+    scene.about(ClaimingPartition, **owner)
+    scene.about(ClaimingMessages, **owner, plan_end=17)
+    scene.wait_until_stale()
+
+    batch = scene.work(member(scene), ranges=TEN)
+
+    assert bounds(batch) == [(0, 17)]
+    assert scene.key().offset == 17
+    assert bounds(scene.work(member(scene), ranges=TEN)) == [(17, 27)]
+
+
+def test_the_first_positions_are_given_before_ranges_are_claimed(scene: Scene) -> None:
+    """By a whole claim, which is released again."""
+    with at_once(scene, 1) as [batch]:
+        kinds = [value.split("/", 1)[0] for value in scene.values()]
+        assert kinds.index("ReleasingPartition") < kinds.index("ClaimingRange")
+        assert scene.key().owner is None
+        assert batch.batch_id.startswith("run1.")
+
+
+def test_ranges_are_claimed_ahead_and_filled(scene: Scene) -> None:
+    """Where there is nothing to read it waits for messages, up to the range's size."""
+    scene.drain(member(scene), ranges=TEN)
+    options = RangeOptions(size=10, ahead=10, wait_s=5)
+    arriving = iter([3, 4, 3, 100])
+    scene.clock.sleeping = lambda: scene.data.append(0, next(arriving))
+
+    with scene.batch(member(scene), ranges=options) as batch:
+        assert bounds(batch) == [(35, 45)]
+        scene.process(batch)
+
+    assert scene.key().offset == 45
+
+
+def test_who_has_waited_long_enough_takes_what_has_come(scene: Scene) -> None:
+    """The rest of the range is free again."""
+    scene.drain(member(scene), ranges=TEN)
+    scene.data.append(0, 0)
+    options = RangeOptions(size=10, ahead=10, wait_s=1)
+    arriving = iter([4])
+    scene.clock.sleeping = lambda: scene.data.append(0, next(arriving, 0))
+
+    with scene.batch(member(scene), ranges=options) as batch:
+        assert bounds(batch) == [(35, 39)]
+        assert spans(scene) == [(35, 39, Phase.PLANNED)]
+        scene.process(batch)
+
+    idle = scene.work(member(scene), ranges=options).idle
+    assert idle is not None
+    assert idle.reason is IdleReason.DRAINED
+    assert (scene.key().offset, scene.key().ranges) == (39, ())
+
+
+def test_why_there_is_nothing_to_do(scene: Scene) -> None:
+    """Held by others, and how long what its own run holds stays so; paused; given up; drained."""
+    mine = member(scene)
+    with scene.batch(mine, ranges=RangeOptions(size=100)):
+        held = scene.work(member(scene), ranges=TEN).idle
+        own = scene.work(mine, ranges=TEN).idle
+    scene.pause()
+    paused = scene.work(member(scene), ranges=TEN).idle
+    scene.clock.advance(3_600_000)
+    worn = scene.work(member(scene), ranges=TEN, max_attempts=1).idle
+    done = scene.work(member(scene), ranges=TEN, max_attempts=1, one_more_attempt=True)
+    drained = scene.work(member(scene), ranges=TEN).idle
+
+    assert held is not None
+    assert (held.reason, held.stale_in_s) == (IdleReason.HELD, None)
+    assert "client1 hold what is left" in held.text
+    assert own is not None
+    assert (own.reason, own.stale_in_s) == (IdleReason.HELD, 2 * HI_MS / 1_000)
+    assert paused is not None
+    assert paused.reason is IdleReason.PAUSED
+    assert worn is None or worn.reason is IdleReason.GIVEN_UP
+    assert done.committed
+    assert drained is not None
+    assert drained.reason is IdleReason.DRAINED
+
+
+def test_a_range_that_keeps_failing_stops_nobody_behind_it(scene: Scene) -> None:
+    """It is left alone; the offset stays before it until a person helps."""
+    for _ in range(3):
+        with pytest.raises(RuntimeError), scene.batch(member(scene), ranges=TEN, max_attempts=2) as batch:
+            assert bounds(batch) == [(0, 10)]
+            raise RuntimeError
+    batches = scene.drain(member(scene), ranges=TEN, max_attempts=2)
+
+    idle = batches[-1].idle
+    assert idle is not None
+    assert idle.reason is IdleReason.GIVEN_UP
+    assert "partition 0 [0, 10)" in idle.text
+    assert (scene.key().offset, spans(scene)) == (0, [(0, 10, Phase.PLANNED), (10, 35, Phase.DONE)])
+    scene.drain(member(scene), ranges=TEN, one_more_attempt=True)
+    assert scene.key().offset == 35
+
+
+def test_retention_has_taken_part_of_a_range(scene: Scene) -> None:
+    """What is left is read, and the loss is known; only where loss is accepted."""
+    scene.work(member(scene), ranges=TEN)
+    scene.data.retain_from(0, 14)
+    with scene.batch(member(scene), ranges=TEN) as batch:
+        assert [one.lost for one in batch.ranges] == [(10, 14)]
+        scene.process(batch)
+    assert scene.key().offset == 20
+    scene.data.retain_from(0, 25)
+    with pytest.raises(DataLoss), scene.batch(member(scene), ranges=TEN, accept_data_loss=False):
+        pytest.fail("entered")
+
+
+def test_a_topic_made_anew_is_not_read(scene: Scene) -> None:
+    """Its id differs, or what was planned lies beyond its end."""
+    scene.work(member(scene), ranges=TEN)
+    scene.data.make(partitions=1, messages=35)
+    with pytest.raises(DataTopicChanged), scene.batch(member(scene), ranges=TEN):
+        pytest.fail("entered")
+
+
+def test_a_lost_range_is_noticed_before_the_output_is_touched(scene: Scene) -> None:
+    """Its lease ended while Spark read."""
+    scene.sink.while_reading = lambda: scene.clock.advance(1.9 * HI_MS)
+    with pytest.raises(ClaimLost, match="its lease ended"):
+        scene.work(member(scene, EFFECTIVELY_ONCE), ranges=TEN)
+    assert scene.sink.rows == []
+
+
+def test_kafka_is_told_the_offset_and_not_what_is_done_ahead(scene: Scene) -> None:
+    """Lag tools count from where nothing is missing."""
+    first, second = (scene.batch(member(scene), ranges=TEN) for _ in range(2))
+    with first:
+        with second:
+            scene.process(second)
+        assert scene.data.committed[GROUP, TOPIC] == {0: 0}
+        scene.process(first)
+    assert scene.data.committed[GROUP, TOPIC] == {0: 20}
+
+
+def test_what_does_not_go_together(scene: Scene) -> None:
+    """Each with a sentence that says what to do."""
+    with pytest.raises(ConfigurationError, match="only in groups whose settings name the feature 'ranges'"):
+        scene.batch(scene.delivery(), ranges=TEN)
+    with pytest.raises(ConfigurationError, match="leave entire_topic out"):
+        scene.batch(member(scene), entire_topic=True)
+    scene.sink.judges_ranges = False
+    with pytest.raises(ConfigurationError, match="use a sink that keeps ranges"):
+        scene.batch(member(scene, EFFECTIVELY_ONCE))
+    with pytest.raises(ConfigurationError, match="leave the group to|Go"):
+        scene.batch(scene.delivery(settings=Settings(60_000, RuleSet.GO, AT_LEAST_ONCE, (RANGES,))))
