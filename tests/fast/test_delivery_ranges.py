@@ -13,9 +13,7 @@ from marshal_dagster.errors import ClaimLost, ConfigurationError, DataLoss, Data
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
-    DataTopic,
     DeliveryMode,
-    Heartbeat,
     RuleSet,
     Settings,
 )
@@ -47,7 +45,9 @@ def member(scene: Scene, mode: DeliveryMode = AT_LEAST_ONCE, **extra: Any) -> De
 
 
 @contextmanager
-def at_once(scene: Scene, count: int, mode: DeliveryMode = AT_LEAST_ONCE, **limits: Any) -> Iterator[list["ClaimedBatch"]]:
+def at_once(
+    scene: Scene, count: int, mode: DeliveryMode = AT_LEAST_ONCE, **limits: Any
+) -> Iterator[list["ClaimedBatch"]]:
     """Let several members have a batch at the same time."""
     with ExitStack() as stack:
         yield [stack.enter_context(scene.batch(member(scene, mode), ranges=TEN, **limits)) for _ in range(count)]

@@ -10,8 +10,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from math import inf
 from operator import itemgetter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from tests.plain_reader import PlainReader, parse
 from tests.simulator.data import Attempt, Output
@@ -20,11 +21,13 @@ T = TypeVar("T")
 Place = tuple[str, str, int]
 """Group, topic, partition."""
 KeyState = tuple[object, ...]
-"""Owner's instance, client, epoch and last beat; offset, plan end, plan attempts, generation, data topic id."""
+"""Owner's instance, client, epoch and last beat; offset, plan end, plan attempts, generation, data topic id; ranges."""
+RangeState = tuple[int, int, str, str | None, str | None, int | None, int | None, int]
+"""Start and end; phase; owner's instance, client, epoch and last beat; attempts."""
 GroupState = tuple[object, ...]
 """Paused until and by whom; once settings were accepted: heartbeat interval, rule set, delivery, features."""
 NOBODY: KeyState = (None, None, None, None)
-UNKNOWN: KeyState = (*NOBODY, None, None, 0, 0, None)
+UNKNOWN: KeyState = (*NOBODY, None, None, 0, 0, None, ())
 UNHEARD_OF: GroupState = (None, None)
 
 
@@ -41,11 +44,13 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Belief:
-    """What one process believes to hold under a lease that has not ended."""
+    """What one process believes to hold under a lease that has not ended: the offsets [start, end) of a place."""
 
     process: str
     place: Place
     epoch: int
+    start: float = 0
+    end: float = inf
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +116,7 @@ class LogJudge:
         self._remember(partition, place, offset)
         is_go = _group_state_of(group)[3:4] == ("go",)
         self._judge(record, place, before, self.state(partition, place), offset, is_go=is_go)
-        if record["type"] != "RevokingClaim":
+        if record["type"] not in {"RevokingClaim", "RevokingRange"}:
             self.owned_at[place] = self.log_time_ms(partition)
 
     def state(self, partition: int, place: Place, before_offset: int | None = None) -> KeyState:
@@ -147,6 +152,40 @@ class LogJudge:
             if (after if is_go else before)[0] != sender:
                 self.fail("a commit is only ever by the owner", f"{place}: {sender} committed, {before[0]} owned")
             self.committed[place, int(str(after[4]))] = sender
+        if before[9] != after[9]:
+            self._judge_ranges(record, place, before, after, offset)
+
+    def _judge_ranges(
+        self, record: dict[str, Any], place: Place, before: KeyState, after: KeyState, offset: int
+    ) -> None:
+        old, new = ranges_of(before), ranges_of(after)
+        for one, other in pairwise(new):
+            if other[0] < one[1]:
+                self.fail("ranges do not overlap", f"{place}: {one} and {other}")
+        if new and new[0][0] < int(str(after[4])):
+            self.fail("no range begins below the offset", f"{place}: {new[0]}, the offset is {after[4]}")
+        fresh = {one[5] for one in new} - {one[5] for one in old} - {None}
+        if fresh:
+            if fresh != {offset} or offset <= self.highest_epoch.get(place, -1):
+                self.fail("epochs only grow", f"{place}: {fresh} at {offset} after {self.highest_epoch.get(place)}")
+            self.highest_epoch[place] = offset
+        if record["type"] == "RevokingRange":
+            self.revoked_ms[place, record["epoch"]] = self.records[-1][2]
+        if record["type"] == "RangeDone":
+            self._judge_done(record, place, before, after)
+
+    def _judge_done(self, record: dict[str, Any], place: Place, before: KeyState, after: KeyState) -> None:
+        """A range is done by its owner, once it is planned; the offset moves over nothing that is not done."""
+        done = [one for one in ranges_of(before) if one[5] == record["epoch"]]
+        if [(one[2], one[3]) for one in done] != [("planned", record["instance"])]:
+            self.fail("a commit is only ever by the owner", f"{place}: {record['instance']} ended {done}")
+            return
+        self.committed[place, done[0][1]] = record["instance"]
+        at = int(str(before[4]))
+        for one in sorted([*done, *(one for one in ranges_of(before) if one[2] == "done")]):
+            at = one[1] if one[0] == at else at
+        if after[4] != at:
+            self.fail("the offset moves over what is done only", f"{place}: {after[4]} instead of {at}")
 
 
 @dataclass(slots=True)
@@ -203,7 +242,19 @@ def _state_of(key: Mapping[str, Any]) -> KeyState:
         key["plan_attempts"],
         key["generation"],
         key["data_topic_id"],
+        tuple(_range_state_of(each) for each in key["ranges"]),
     )
+
+
+def _range_state_of(each: Mapping[str, Any]) -> RangeState:
+    owner = each["owner"] or dict.fromkeys(("instance", "client", "epoch", "last_beat"))
+    held = (owner["instance"], owner["client"], owner["epoch"], owner["last_beat"])
+    return (each["start"], each["end"], each["phase"], *held, each["attempts"])
+
+
+def ranges_of(state: KeyState) -> tuple[RangeState, ...]:
+    """Give the ranges of a key."""
+    return cast("tuple[RangeState, ...]", state[9])
 
 
 def check_readers_agree(judge: LogJudge, partition: int, seen: Seen) -> None:
@@ -232,13 +283,14 @@ def check_beliefs(judge: LogJudge, beliefs: Iterable[Belief], heard_by_ms: float
 
     Who was revoked by broker time `heard_by_ms` has heard of it by now: a heartbeat was due, or the lease is over.
     """
-    holders: dict[Place, Belief] = {}
+    holders: dict[Place, list[Belief]] = defaultdict(list)
     for belief in beliefs:
         if judge.revoked_ms.get((belief.place, belief.epoch), 0) > heard_by_ms:
             continue
-        other = holders.setdefault(belief.place, belief)
-        if other is not belief and other.process != belief.process:
-            judge.fail("one owner at a time", f"{belief} and {other}")
+        for other in holders[belief.place]:
+            if other.process != belief.process and other.start < belief.end and belief.start < other.end:
+                judge.fail("one owner at a time", f"{belief} and {other}")
+        holders[belief.place].append(belief)
 
 
 def check_attempts(judge: LogJudge, output: Output, *, at_most_once: bool) -> None:
@@ -266,11 +318,11 @@ def check_attempts(judge: LogJudge, output: Output, *, at_most_once: bool) -> No
 
 
 def check_takes(judge: LogJudge, output: Output) -> None:
-    """An output takes nothing of a lower token or generation than it has taken before."""
+    """An output takes nothing of a lower generation, nor token where ranges follow on one another, than before."""
     tokens: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     for one in output.taken:
         generation, epoch = tokens[one.partition]
-        if one.generation < generation or one.epoch < epoch:
+        if one.generation < generation or (one.epoch < epoch and not one.in_any_order):
             judge.fail(
                 "outputs fence", f"{one} of generation {one.generation}, token {one.epoch}, after {generation}, {epoch}"
             )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition, Verdict, judge
+from marshal_dagster.protocol.ranges import ClaimedRange, TakenRanges, Verdict, judge_ranges
 from marshal_dagster.spark.sinks.port import BeforeCommit, OffsetsRead, WriteOutcome
 from tests.delivering import Bounds, DataTopics, Description
 
@@ -65,13 +65,15 @@ class Output:
     """Partition and offset of what Go members have processed."""
     rows: dict[tuple[int, int], Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     """For partition and offset: how many rows of each generation."""
-    stored: dict[int, StoredPosition] = field(default_factory=dict)
+    stored: dict[int, TakenRanges] = field(default_factory=lambda: defaultdict(TakenRanges))
     taken: list[ClaimedRange] = field(default_factory=list)
     """The ranges that a sink took, in order."""
 
 
 class SimulatedSink:
     """A transactional output, written by one process: judged by the library's rules, taken in one step."""
+
+    judges_ranges = True
 
     def __init__(self, output: Output, wait: Wait, hesitate: Wait) -> None:
         self._output = output
@@ -106,9 +108,7 @@ class SimulatedSink:
                 rows[generation] += 1
         self._output.taken += taken
         for one in taken:
-            self._output.stored[one.partition] = StoredPosition(
-                one.coordination_topic_id, one.data_topic_id, one.generation, one.epoch, one.end
-            )
+            self._output.stored[one.partition].add(one)
         self._wait()
         return WriteOutcome(taken, tuple(one for one in ranges if one not in taken), {})
 
@@ -117,4 +117,4 @@ class SimulatedSink:
         return None
 
     def _judged(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        return {one: judge(self._output.stored.get(one.partition), one) for one in ranges}
+        return {one: judge_ranges(self._output.stored[one.partition].beside(one), one) for one in ranges}

@@ -10,7 +10,7 @@ from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.messages import DeliveryMode, settings_text
 from marshal_dagster.protocol.ranges import ClaimedRange
 from tests.simulator.broker import EPOCH_MS, SimulatedClock
-from tests.simulator.checkers import KeyState
+from tests.simulator.checkers import KeyState, RangeState, ranges_of
 from tests.simulator.data import Attempt
 from tests.simulator.scenario import GROUP, TOPIC, Event, EventKind, Member
 from tests.simulator.scheduling import Process
@@ -77,6 +77,9 @@ class Nature:
                     b"ReleasingPartition/1/0/stranger.0/b/etl/orders/0/0",
                     b"RevokingClaim/1/0/stranger.0/b/etl/orders/0/999999",
                     b"ClaimingMessages/1/0/stranger.0/b/etl/orders/0/99",
+                    b"ClaimingRange/1/0/stranger.0/b/etl/orders/0/5/5",
+                    b"RangeDone/1/0/stranger.0/b/etl/orders/0/3",
+                    b"RevokingRange/1/0/stranger.0/b/etl/orders/0/999999",
                     b"Tomorrow/2/0/a/b/etl/orders/0",
                     chance.randbytes(chance.randint(1, 40)),
                 ]
@@ -88,6 +91,8 @@ class Nature:
         world = self._world
         for partition in world.data.describe(TOPIC).partitions:
             state = world.judge.state(world.home, (GROUP, TOPIC, partition))
+            for one in ranges_of(state):
+                self._double_range(partition, state, one, chance)
             instance, client, epoch, _, offset, plan_end, *_ = state
             if instance is None or offset is None:
                 continue
@@ -107,14 +112,43 @@ class Nature:
 
     def _carry_out_as_double(self, partition: int, state: KeyState) -> None:
         """Let the double process the owner's plan and commit it: its record moves the offset, so it may."""
-        world = self._world
-        if world.scenario.mode is DeliveryMode.EFFECTIVELY_ONCE:
+        if self._world.scenario.mode is DeliveryMode.EFFECTIVELY_ONCE:
             return
-        instance, client, _, _, _, _, _, _, data_topic_id = state
-        epoch, start, end, generation = (int(str(state[n])) for n in (2, 4, 5, 7))
-        one = ClaimedRange("", GROUP, TOPIC, str(data_topic_id), partition, generation, epoch, start, end, start)
+        epoch, start, end = (int(str(state[n])) for n in (2, 4, 5))
+        self._process(partition, state, epoch, start, end)
+        self._say("Heartbeat", f"{state[0]}/{state[1]}", partition, str(end))
+
+    def _process(self, partition: int, state: KeyState, epoch: int, start: int, end: int) -> None:
+        world, generation, data_topic_id = self._world, int(str(state[7])), str(state[8])
+        one = ClaimedRange("", GROUP, TOPIC, data_topic_id, partition, generation, epoch, start, end, start)
         world.output.attempts.append(Attempt(one, [offset for _, offset in world.data.read([one])]))
-        self._say("Heartbeat", f"{instance}/{client}", partition, str(end))
+
+    def _double_range(self, partition: int, state: KeyState, one: RangeState, chance: random.Random) -> None:
+        """Let a process that has the instance id of who holds a range, or that range's epoch, say something of it."""
+        start, end, phase, instance, client, epoch, *_ = one
+        if instance is None or epoch is None or chance.random() < 0.5:
+            return
+        sender, is_planned = f"{instance}/{client}", phase == "planned"
+        if is_planned and self._world.scenario.mode is not DeliveryMode.EFFECTIVELY_ONCE and chance.random() < 0.3:
+            self._process(partition, state, epoch, start, end)
+            self._say("RangeDone", sender, partition, str(epoch))
+            return
+        records = [(kind, sender, f"{epoch - 1}") for kind in ("RangeHeartbeat", "RangeDone", "ReleasingRange")]
+        records += [
+            (kind, f"nobody.0/{client}", f"{epoch}") for kind in ("RangeHeartbeat", "RangeDone", "ReleasingRange")
+        ]
+        records += [("RangeHeartbeat", sender, f"{epoch}"), ("RevokingRange", sender, f"{epoch - 1}")]
+        records += [
+            ("PlanningRange", f"nobody.0/{client}", f"{epoch}/{end}"),
+            ("ClaimingRange", sender, f"{start}/{end}"),
+        ]
+        if is_planned:
+            records += [
+                ("PlanningRange", sender, f"{epoch}/{end + 1}"),
+                ("PlanningRange", sender, f"{epoch}/{start + 1}"),
+            ]
+        kind, sender, tail = chance.choice(records)
+        self._say(kind, sender, partition, tail)
 
     def _say(self, kind: str, sender: str, partition: int, tail: str) -> None:
         value = f"{kind}/1/1700000000/{sender}/{GROUP}/{TOPIC}/{partition}/{tail}"
@@ -125,14 +159,17 @@ class Nature:
         world = self._world
         for _ in range(8):
             partition = chance.choice(world.data.describe(TOPIC).partitions)
-            instance, _, _, beat_ms, *_ = world.judge.state(world.home, (GROUP, TOPIC, partition))
-            if instance is None:
+            state = world.judge.state(world.home, (GROUP, TOPIC, partition))
+            held = [one for one in ranges_of(state) if one[3] is not None]
+            one = chance.choice(held) if held else None
+            beat_ms = one[6] if one is not None else state[3]
+            if beat_ms is None:
                 world.scheduler.sleep(world.hi_ms / 2)
                 continue
             stale_ms = int(str(beat_ms)) - EPOCH_MS - world.cluster.jump_ms + 2 * world.hi_ms
             at_ms = stale_ms + chance.choice((-1, 0, 0, 1))
             world.scheduler.sleep(max(1.0, at_ms - world.scheduler.now_ms + 0.5))
-            self._claim_and_die(partition)
+            self._claim_and_die(partition, None if one is None else (one[0], one[1]))
 
     def _join_with_another_interval(self, chance: random.Random) -> None:
         """Let somebody try who is configured otherwise, unless first to come: nothing may be claimed."""
@@ -175,13 +212,16 @@ class Nature:
             self._settle_again()
         operator.resume()
 
-    def _claim_and_die(self, partition: int) -> None:
-        """Claim a partition, as somebody who does nothing with it; before there are settings nobody claims."""
+    def _claim_and_die(self, partition: int, offsets: tuple[int, int] | None = None) -> None:
+        """Claim a partition, or a range of it, as somebody who does nothing more; not before there are settings."""
         world = self._world
         if not world.judge.has_settings(world.home, GROUP):
             return
         hasty = f"hasty.{world.judge.log_time_ms(world.home)}"
-        claim = f"ClaimingPartition/1/1700000000/{hasty}/c/{GROUP}/{TOPIC}/{partition}"
+        if offsets is None:
+            claim = f"ClaimingPartition/1/1700000000/{hasty}/c/{GROUP}/{TOPIC}/{partition}"
+        else:
+            claim = f"ClaimingRange/1/1700000000/{hasty}/c/{GROUP}/{TOPIC}/{partition}/{offsets[0]}/{offsets[1]}"
         world.cluster.put(world.home, claim.encode())
 
     def _settle_again(self) -> None:

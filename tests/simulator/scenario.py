@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
+from marshal_dagster.delivery import RangeOptions
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
 from tests.simulator.broker import AppendFault
 
@@ -13,6 +14,8 @@ HI_MS = 1_000
 GO_HI_MS = 60_000
 LOOK_LEAST, LOOK_MOST = 0.5, 0.8
 """How often members look for work once faults are over, in heartbeat intervals."""
+RANGES_PART = 0.2
+"""Part of the groups of native rule set whose members claim ranges."""
 MOST_APPENDS = 60
 """Append faults befall one of so many first appends."""
 
@@ -82,6 +85,8 @@ class Scenario:
     events: tuple[Event, ...]
     go_members: int = 0
     """Members that do as the Go library does, in a group with rule set `go`."""
+    ranges: RangeOptions | None = None
+    """How members claim ranges, in a group that does."""
 
     @property
     def hi_ms(self) -> int:
@@ -175,6 +180,13 @@ def scenario(seed: int) -> Scenario:
         append_faults=tuple(sorted(append_faults.items())),
         events=tuple(sorted(events, key=lambda event: event.at_ms)),
         go_members=chance.randint(1, 2) if is_go else 0,
+        ranges=None if is_go or chance.random() > RANGES_PART else _ranges(chance),
+    )
+
+
+def _ranges(chance: random.Random) -> RangeOptions:
+    return RangeOptions(
+        size=chance.randint(2, 9), ahead=chance.choice((0, 0, 6, 20)), wait_s=chance.uniform(0, 1.5) * HI_MS / 1_000
     )
 
 

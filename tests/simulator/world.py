@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from math import inf
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,6 +15,7 @@ from marshal_dagster import protocol
 from marshal_dagster.coordination import heartbeats, keeping, rationalizer, snapshots, tenure
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
+from marshal_dagster.coordination.tenure import Claim, RangeClaim
 from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -21,7 +23,7 @@ from marshal_dagster.protocol import messages, world
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings, settings_text
 from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.protocol.state import Group, Owner
+from marshal_dagster.protocol.state import RANGES, Group, Owner, Range
 from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.runs import run_of
 from marshal_dagster.sensors import partitions_left
@@ -37,6 +39,7 @@ from tests.simulator.checkers import (
     KeyState,
     LogJudge,
     Place,
+    RangeState,
     Seen,
     SnapshotJudge,
     Violation,
@@ -235,8 +238,9 @@ class Simulation:
             partitions=partitions,
             max_records=self.scenario.max_records,
             max_claims=None if partitions else member.max_claims,
-            entire_topic=member.entire_topic,
+            entire_topic=member.entire_topic and self.scenario.ranges is None,
             max_attempts=MOST_ATTEMPTS,
+            ranges=self.scenario.ranges,
         )
         process.spawn(lambda: self._work(run, member, request))
         return run
@@ -352,7 +356,8 @@ class Simulation:
 
     def settings(self, member: Member) -> Settings:
         """Say how a member is configured."""
-        return Settings(self.hi_ms * member.interval_factor, self.scenario.rule_set, self.scenario.mode)
+        features = () if self.scenario.ranges is None else (RANGES,)
+        return Settings(self.hi_ms * member.interval_factor, self.scenario.rule_set, self.scenario.mode, features)
 
     def is_dead(self, owner: Owner) -> bool:
         """Tell whether Dagster says that the owner's run is over."""
@@ -410,9 +415,10 @@ class Simulation:
             if run.number in self.doubled:
                 continue
             lease_ms = run.clock.lease_ms()
+            name = f"{run.number}: {process.name}"
             for number, claim in batch._claimer._tenure.claims.items():
-                if claim.lease.ends_ms > lease_ms:
-                    yield Belief(f"{run.number}: {process.name}", (GROUP, TOPIC, number), claim.epoch)
+                if claim.lease.ends_ms > lease_ms and not claim.is_over:
+                    yield Belief(name, (GROUP, TOPIC, number), claim.epoch, *_offsets_held(claim))
 
     def _check_left_queue(self, batch: object, value: bytes) -> None:
         """Nothing that waits to be sent outlives its sender's lease."""
@@ -519,7 +525,7 @@ def _seen(read: PartitionWorld) -> Seen:
         for place, key in group.keys.items():
             owner = NOBODY if key.owner is None else (*key.owner, key.last_beat_ms)
             stands = (key.offset, key.plan_end, key.plan_attempts, key.generation, key.data_topic_id)
-            keys[name, *place] = (*owner, *stands)
+            keys[name, *place] = (*owner, *stands, tuple(_range_state(each) for each in key.ranges))
     return Seen(
         read.next_offset,
         read.log_time_ms,
@@ -536,9 +542,22 @@ def _group_state(group: Group) -> GroupState:
     return (*pause, *how, tuple(settings.features))
 
 
+def _range_state(each: Range) -> RangeState:
+    held = (None, None, None, None) if each.owner is None else (*each.owner, each.last_beat_ms)
+    return (each.start, each.end, each.phase, *held, each.attempts)
+
+
+def _offsets_held(claim: Claim | RangeClaim) -> tuple[float, float]:
+    """Say on which offsets a process may count: from the sending of its last word on, on none."""
+    if isinstance(claim, Claim):
+        return 0, inf
+    return claim.start, claim.start if claim.may_be_done else claim.end
+
+
 def _has_lease(run: Run, partition: int) -> bool:
+    """Tell whether a process holds a partition, or a range of it, by a lease; what is done needs none."""
     claim = None if run.batch is None else run.batch._claimer._tenure.claims.get(partition)
-    return claim is not None and claim.lease.ends_ms > run.clock.lease_ms()
+    return claim is not None and (claim.is_over or claim.lease.ends_ms > run.clock.lease_ms())
 
 
 _remembering = lru_cache(maxsize=1_000)
