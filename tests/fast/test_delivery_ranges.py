@@ -1,15 +1,15 @@
-# ruff: noqa: PT012 - what raises is the block of a batch
+# ruff: noqa: PT012, ANN401 - what raises is the block of a batch; limits as `BatchRequest`, extra as `Delivery`
 """Batches of ranges: several members on one partition, what each mode promises, ranges claimed ahead."""
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from marshal_dagster.delivery import Delivery, IdleReason, RangeOptions
-from marshal_dagster.errors import ClaimLost, ConfigurationError, DataLoss, DataTopicChanged
+from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError, DataLoss, DataTopicChanged
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -18,6 +18,7 @@ from marshal_dagster.protocol.messages import (
     Settings,
 )
 from marshal_dagster.protocol.state import RANGES, Phase
+from marshal_dagster.testing import ManualClock
 from tests.delivering import GROUP, HI_MS, TOPIC, Place, Scene
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
 
@@ -45,12 +46,21 @@ def member(scene: Scene, mode: DeliveryMode = AT_LEAST_ONCE, **extra: Any) -> De
 
 
 @contextmanager
-def at_once(
-    scene: Scene, count: int, mode: DeliveryMode = AT_LEAST_ONCE, **limits: Any
-) -> Iterator[list["ClaimedBatch"]]:
-    """Let several members have a batch at the same time."""
-    with ExitStack() as stack:
-        yield [stack.enter_context(scene.batch(member(scene, mode), ranges=TEN, **limits)) for _ in range(count)]
+def one_batch(scene: Scene, **limits: Any) -> Iterator["ClaimedBatch"]:
+    """Let a member have a batch, of which nothing is done."""
+    with suppress(BatchAborted), scene.batch(member(scene), ranges=TEN, **limits) as batch:
+        yield batch
+
+
+def while_asleep(scene: Scene, act: Callable[[], object]) -> None:
+    """Let something happen whenever a member sleeps."""
+
+    class BusyClock(ManualClock):
+        def sleep_ms(self, duration_ms: float) -> None:
+            super().sleep_ms(duration_ms)
+            act()
+
+    scene.clock.__class__ = BusyClock
 
 
 def bounds(batch: "ClaimedBatch") -> list[tuple[int, int]]:
@@ -140,19 +150,19 @@ def test_the_dead_by_what_dagster_says_are_not_waited_for(scene: Scene) -> None:
     with pytest.raises(Killed), scene.batch(dying, ranges=TEN) as batch:
         scene.process(batch)
 
-    assert bounds(scene.work(member(scene, is_dead=lambda owner: True), ranges=TEN)) == [(0, 10)]
+    assert bounds(scene.work(member(scene, is_dead=lambda _: True), ranges=TEN)) == [(0, 10)]
 
 
 def test_partitions_get_a_range_each(scene: Scene) -> None:
     """One batch has one range of each partition; limits count all of them."""
     scene.data.make(partitions=3, messages=20)
-    with at_once(scene, 1) as [batch]:
+    with one_batch(scene) as batch:
         assert bounds(batch) == [(0, 10)] * 3
-    with at_once(scene, 1, max_claims=2) as [batch]:
+    with one_batch(scene, max_claims=2) as batch:
         assert [one.partition for one in batch.ranges] == [0, 1]
-    with at_once(scene, 1, max_records=6) as [batch]:
+    with one_batch(scene, max_records=6) as batch:
         assert bounds(batch) == [(0, 2)] * 3
-    with at_once(scene, 1, partitions=(2,)) as [batch]:
+    with one_batch(scene, partitions=(2,)) as batch:
         assert [one.partition for one in batch.ranges] == [2]
 
 
@@ -175,7 +185,7 @@ def test_a_plan_of_a_whole_partition_is_carried_out_whole_first(scene: Scene) ->
 
 def test_the_first_positions_are_given_before_ranges_are_claimed(scene: Scene) -> None:
     """By a whole claim, which is released again."""
-    with at_once(scene, 1) as [batch]:
+    with one_batch(scene) as batch:
         kinds = [value.split("/", 1)[0] for value in scene.values()]
         assert kinds.index("ReleasingPartition") < kinds.index("ClaimingRange")
         assert scene.key().owner is None
@@ -187,7 +197,7 @@ def test_ranges_are_claimed_ahead_and_filled(scene: Scene) -> None:
     scene.drain(member(scene), ranges=TEN)
     options = RangeOptions(size=10, ahead=10, wait_s=5)
     arriving = iter([3, 4, 3, 100])
-    scene.clock.sleeping = lambda: scene.data.append(0, next(arriving))
+    while_asleep(scene, lambda: scene.data.append(0, next(arriving)))
 
     with scene.batch(member(scene), ranges=options) as batch:
         assert bounds(batch) == [(35, 45)]
@@ -202,7 +212,7 @@ def test_who_has_waited_long_enough_takes_what_has_come(scene: Scene) -> None:
     scene.data.append(0, 0)
     options = RangeOptions(size=10, ahead=10, wait_s=1)
     arriving = iter([4])
-    scene.clock.sleeping = lambda: scene.data.append(0, next(arriving, 0))
+    while_asleep(scene, lambda: scene.data.append(0, next(arriving, 0)))
 
     with scene.batch(member(scene), ranges=options) as batch:
         assert bounds(batch) == [(35, 39)]
@@ -307,5 +317,5 @@ def test_what_does_not_go_together(scene: Scene) -> None:
     scene.sink.judges_ranges = False
     with pytest.raises(ConfigurationError, match="use a sink that keeps ranges"):
         scene.batch(member(scene, EFFECTIVELY_ONCE))
-    with pytest.raises(ConfigurationError, match="leave the group to|Go"):
+    with pytest.raises(ConfigurationError, match="Go"):
         scene.batch(scene.delivery(settings=Settings(60_000, RuleSet.GO, AT_LEAST_ONCE, (RANGES,))))
