@@ -19,6 +19,7 @@ TOP: Final = Path(__file__).parents[2]
 LIBRARY: Final = "marshal_dagster"
 TRANSITIONS: Final = "protocol/transitions.py"
 CLAIMER: Final = "coordination/claimer.py"
+BASE_CLAIMER: Final = "coordination/base_claimer.py"
 DELIVERY: Final = "delivery.py"
 SNAPSHOTS: Final = "protocol/snapshots.py"
 
@@ -150,7 +151,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a lost claim is not noticed",
-        CLAIMER,
+        BASE_CLAIMER,
         '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
         "                pass",
     ),
@@ -168,14 +169,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a lease counted from a refused record",
-        CLAIMER,
+        BASE_CLAIMER,
         "            if outcome.accepted:\n"
         "                claim.lease = claim.lease.renewed(sent.sent_ms)\n"
         "            else:\n",
         "            claim.lease = claim.lease.renewed(sent.sent_ms)\n            if False:\n",
         (
             (
-                CLAIMER,
+                BASE_CLAIMER,
                 '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
                 "                pass",
             ),
@@ -183,15 +184,20 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a claim is won without reading back",
-        CLAIMER,
-        "            if outcome.accepted:\n"
-        "                key = keys[self.topic, number]\n"
-        "                if is_held(key, instance, epoch):",
-        "            if True:\n                key = self.key(number)\n                if True:",
+        BASE_CLAIMER,
+        "            if outcome.accepted:\n                claim = self._won(keys[self.topic, number]",
+        "            if True:\n                claim = self._won(self.key(number)",
+        (
+            (
+                CLAIMER,
+                "Claim.of(partition, epoch, lease, key) if is_held(key, self.member.instance, epoch) else None",
+                "Claim.of(partition, epoch, lease, key)",
+            ),
+        ),
     ),
     Mutant(
         "a commit is not read back",
-        CLAIMER,
+        BASE_CLAIMER,
         "            if missing:\n                self.clock.sleep_ms",
         "            missing = {}\n            if missing:\n                self.clock.sleep_ms",
     ),
@@ -267,7 +273,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the queue is not purged at self-fencing",
-        CLAIMER,
+        BASE_CLAIMER,
         "        if fenced:\n            self.rationalizer.log.purge()",
         "        if fenced:\n            pass",
     ),
@@ -280,7 +286,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a displaced instance claims again",
-        CLAIMER,
+        BASE_CLAIMER,
         '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
         "                again = ClaimingPartition(partition=claim.partition, **self._sender.signed(self.member))\n"
         "                claim.epoch = self._sender.send([again]).log_offsets[0] or claim.epoch",
