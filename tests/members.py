@@ -1,10 +1,13 @@
 """Members of a group on a coordination log in memory, with one clock that moves when a test says so."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
+from marshal_dagster.coordination.base_claimer import BaseClaimer
 from marshal_dagster.coordination.claimer import Claimer, Member
+from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.protocol.messages import GroupSettings, Message, ReleaseGroup, Settings, parse, render
 from marshal_dagster.protocol.placement import coordination_partition
@@ -17,6 +20,7 @@ GROUP, TOPIC = "etl", "orders"
 TOPIC_ID, OTHER_TOPIC_ID = "A" * 22, "B" * 22
 HI_MS = 10_000
 SETTINGS = Settings(HI_MS)
+RANGES = Settings(HI_MS, features=("ranges",))
 
 
 @dataclass(slots=True)
@@ -68,6 +72,35 @@ class Site:
         claimer.beat(dict.fromkeys(partitions, at))
         return claimer
 
+    def begin(self, *partitions: int, settings: Settings = RANGES, at: int = 0) -> None:
+        """Let a first member name the data topic and the offset, as ranges need it."""
+        self.owner_of(*partitions, settings=settings, at=at).release()
+
+    def range_claimer(
+        self, *, settings: Settings = RANGES, log: FaultyLog | None = None, instance: str | None = None
+    ) -> RangeClaimer:
+        """Open a claimer of ranges with a log and a rationalizer of its own, that has agreed on the settings."""
+        number = next(self._numbers)
+        rationalizer = Rationalizer(log or self.log(), topics=[TOPIC], clock=self.clock)
+        member = Member(GROUP, f"client{number}", instance or f"run{number}.0")
+        claimer = RangeClaimer(rationalizer, member, TOPIC, settings, clock=self.clock)
+        claimer.agree_on_settings()
+        return claimer
+
+    def holder_of(
+        self, ranges: Mapping[int, tuple[int, int]], *, settings: Settings = RANGES, plans: bool = False
+    ) -> RangeClaimer:
+        """Open a claimer that holds a range of each of some partitions, which have begun, and has planned them."""
+        claimer = self.range_claimer(settings=settings)
+        assert len(claimer.claim(ranges)) == len(ranges)
+        if plans:
+            claimer.plan({number: end for number, (_, end) in ranges.items()})
+        return claimer
+
+    def ranges(self, partition: int = 0) -> list[tuple[int, int, str]]:
+        """Read start, end and phase of a key's ranges anew."""
+        return [(each.start, each.end, each.phase.value) for each in self.key(partition).ranges]
+
     def world(self) -> World:
         """Read the whole log anew."""
         return Rationalizer(MemoryLog(self.broker), clock=self.clock).catch_up()
@@ -97,7 +130,7 @@ class Site:
             self.broker.append(partition, render(message))
 
 
-def faulty(claimer: Claimer) -> FaultyLog:
+def faulty(claimer: BaseClaimer[Any]) -> FaultyLog:
     """Give the log of a member of a `Site`."""
     log = claimer.rationalizer.log
     assert isinstance(log, FaultyLog)

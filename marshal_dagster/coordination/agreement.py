@@ -14,9 +14,9 @@ from marshal_dagster.protocol.messages import (
     RuleSet,
     Settings,
 )
-from marshal_dagster.protocol.state import Group
+from marshal_dagster.protocol.state import RANGES, Group
 
-KNOWN_FEATURES: Final[frozenset[str]] = frozenset()
+KNOWN_FEATURES: Final = frozenset({RANGES})
 """Features of a group (PROTOCOL.md 1) that this version knows; any other keeps it from claiming."""
 SETTINGS_TRIES: Final = 10
 """How often a group's first settings are sent: on a young cluster the first records of a producer can take seconds."""
@@ -30,6 +30,11 @@ def check_settings(settings: Settings, log_delivery_timeout_ms: int) -> None:
     unknown = sorted(set(settings.features) - KNOWN_FEATURES)
     if unknown:
         raise ConfigurationError(f"features {unknown} are not known to this version: leave the group to a newer one")
+    if RANGES in settings.features and settings.rule_set is RuleSet.GO:
+        raise ConfigurationError(
+            "feature 'ranges' does not go with rule set 'go': Go consumers take for free what is held by ranges. Leave "
+            "out one of the two"
+        )
     interval_ms = settings.heartbeat_interval_ms
     if interval_ms < 1:
         raise ConfigurationError(f"heartbeat interval is {interval_ms} ms; it must be at least 1")

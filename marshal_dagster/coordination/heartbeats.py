@@ -5,11 +5,13 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
-from marshal_dagster.coordination.claimer import RETRY_PART, Claimer
+from marshal_dagster.coordination.base_claimer import RETRY_PART
+from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.errors import BatchAborted, ClaimLost, LogChanged, MarshalError
 from marshal_dagster.protocol.leases import Lease
+from marshal_dagster.protocol.messages import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,22 @@ ReasonToStop = Callable[[], str | None]
 """Says why the work has lost its reason to live (the parent process ended, the run is over), or None."""
 
 
+class Beating(Protocol):
+    """What holds claims that heartbeats keep: a claimer, of whole partitions or of ranges."""
+
+    topic: str
+    settings: Settings
+    clock: Clock
+
+    def beat(self) -> None:
+        """Send a heartbeat for every claim."""
+        ...
+
+    def lease_left_ms(self) -> float | None:
+        """Give the time that is left on the shortest lease held, in ms; never waits."""
+        ...
+
+
 class Heartbeats:
     """Sends heartbeats while the `with` block runs, and calls `on_lost` once when the claims are no longer sure.
 
@@ -36,7 +54,7 @@ class Heartbeats:
 
     def __init__(
         self,
-        claimer: Claimer,
+        claimer: Beating,
         on_lost: Callable[[MarshalError], None],
         *,
         reasons_to_stop: Sequence[ReasonToStop] = (),

@@ -3,11 +3,12 @@
 import os
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
+from typing import Generic, TypeVar
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import is_name
-from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.state import Key, Phase, Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +45,27 @@ def is_held(key: Key, instance: str, epoch: int) -> bool:
 
 
 @dataclass(slots=True)
-class Claim:
-    """A key that this instance holds: where it stands by the log as last read, and for how long that is sure."""
+class Held:
+    """What this instance won with the record at log offset `epoch`, and for how long it is surely its own."""
 
     partition: int
     epoch: int
     lease: Lease
+    plan_end: int | None = field(default=None, kw_only=True)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it needs no lease and no record any more."""
+        return False
+
+
+@dataclass(slots=True)
+class Claim(Held):
+    """A key that this instance holds: where it stands by the log as last read, and for how long that is sure."""
+
     offset: int | None = None
     data_topic_id: str | None = None
     generation: int = 0
-    plan_end: int | None = None
     plan_attempts: int = 0
     highest_sent: int = -1
     """The highest offset that a heartbeat of this tenure has carried: none may carry less."""
@@ -74,16 +86,9 @@ class Claim:
     @classmethod
     def of(cls, partition: int, epoch: int, lease: Lease, key: Key) -> "Claim":
         """Make the claim that the record at log offset `epoch` has won, where `key` stands."""
-        return cls(
-            partition,
-            epoch,
-            lease,
-            key.offset,
-            key.data_topic_id,
-            key.generation,
-            key.plan_end,
-            key.plan_attempts,
-        )
+        claim = cls(partition, epoch, lease)
+        claim.copy_state(key)
+        return claim
 
     def copy_state(self, key: Key) -> None:
         """Take over where `key` stands."""
@@ -95,14 +100,68 @@ class Claim:
 
 
 @dataclass(slots=True)
-class Tenure:
-    """The partitions that an instance has asked for at any time, and what became of them.
+class RangeClaim(Held):
+    """A range that this instance holds, as it is by the log as last read (docs/range-claims.md 2).
 
-    `claims` are those it holds, `left` those it held once, and why no more. `unseen` are those for which its
-    `ClaimingPartition` is or may be in the log while nobody here has read what came of it.
+    `plan_end` is there once it is planned, and then equals `end`. A done one stays as it was when it was done.
     """
 
-    claims: dict[int, Claim] = field(default_factory=dict)
+    start: int
+    end: int
+    attempts: int = 0
+    """How often it was claimed again since it was planned: 0 for a new one."""
+    generation: int = 0
+    data_topic_id: str | None = None
+    is_done: bool = False
+    may_be_done: bool = False
+    """Whether a `RangeDone` of this instance may be in the log that was not acknowledged."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is done: nobody can claim it again in its generation."""
+        return self.is_done
+
+    @property
+    def offset(self) -> int:
+        """Where it stands: at its end once it is done, before that at its start."""
+        return self.end if self.is_done else self.start
+
+    def may_be_at(self, offset: int) -> bool:
+        """Tell whether a `RangeDone` was sent, of the range that ends at `offset`."""
+        return self.end == offset and (self.is_done or self.may_be_done)
+
+    def is_at(self, offset: int) -> bool:
+        """Tell whether the log as last read says that it is done up to `offset`."""
+        return self.offset == offset
+
+    @classmethod
+    def of(cls, partition: int, epoch: int, lease: Lease, won: Range, key: Key) -> "RangeClaim":
+        """Make the claim that the record at log offset `epoch` has won: the range `won` of `key`."""
+        claim = cls(partition, epoch, lease, won.start, won.end)
+        claim.copy_state(won, key)
+        return claim
+
+    def copy_state(self, held: Range, key: Key) -> None:
+        """Take over what `key` says of the range; what lies behind a plan that was sent stays given up."""
+        if held.phase is Phase.PLANNED:
+            self.end = self.plan_end = held.end
+        self.attempts = held.attempts
+        self.generation = key.generation
+        self.data_topic_id = key.data_topic_id
+
+
+H = TypeVar("H", bound=Held)
+
+
+@dataclass(slots=True)
+class Tenure(Generic[H]):
+    """The partitions that an instance has asked for at any time, and what became of them.
+
+    `claims` are those it holds, whole or a range of each, `left` those it held once, and why no more. `unseen` are
+    those for which the record that asks is or may be in the log while nobody here has read what came of it.
+    """
+
+    claims: dict[int, H] = field(default_factory=dict)
     asked: set[int] = field(default_factory=set)
     unseen: set[int] = field(default_factory=set)
     left: dict[int, str] = field(default_factory=dict)
@@ -123,7 +182,7 @@ class Tenure:
             self.lose(partition, why)
         self.unseen.clear()
 
-    def give_up(self, partitions: Iterable[int] | None) -> list[Claim]:
+    def give_up(self, partitions: Iterable[int] | None) -> list[H]:
         """Hold `partitions` (None: all) no more by one's own will; give their claims, for their last record."""
         leaving = self.claims if partitions is None else dict.fromkeys(partitions)
         return [self.claims.pop(partition) for partition in tuple(leaving) if partition in self.claims]

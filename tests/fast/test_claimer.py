@@ -78,7 +78,8 @@ def test_a_name_that_no_record_carries_is_refused(field: str, name: str) -> None
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        (Settings(HI_MS, features=("ranges",)), "features"),
+        (Settings(HI_MS, features=("ranges", "unheard_of")), r"features \['unheard_of'\]"),
+        (Settings(60_000, RuleSet.GO, features=("ranges",)), "'ranges' does not go with rule set 'go'"),
         (Settings(60_000, RuleSet.GO, DeliveryMode.AT_MOST_ONCE), "at_least_once"),
         (Settings(60_000, RuleSet.GO, DeliveryMode.EFFECTIVELY_ONCE), "at_least_once"),
         (Settings(HI_MS, RuleSet.GO), "60000"),
@@ -137,9 +138,9 @@ def test_a_member_of_other_settings_does_not_claim(site: Site) -> None:
 def test_a_group_that_uses_a_feature_unknown_here_is_left_alone(site: Site) -> None:
     """Settings that name a feature which a member does not know keep it from claiming."""
     for partition in range(site.partitions):
-        site.broker.append(partition, render(settings_record(Settings(HI_MS, features=("ranges",)))))
+        site.broker.append(partition, render(settings_record(Settings(HI_MS, features=("unheard_of",)))))
 
-    with pytest.raises(SettingsDiffer, match="ranges"):
+    with pytest.raises(SettingsDiffer, match="unheard_of"):
         site.claimer().agree_on_settings()
 
 

@@ -40,7 +40,7 @@ def forgetful(_: Claimer) -> None:
     """Look at no lease."""
 
 
-def greedy(self: Tenure, partition: int, _: str) -> None:
+def greedy(self: Tenure[Any], partition: int, _: str) -> None:
     """Keep a claim that was lost."""
     self.left.pop(partition, None)
 

@@ -21,6 +21,7 @@ TRANSITIONS: Final = "protocol/transitions.py"
 CLAIMER: Final = "coordination/claimer.py"
 BATCH: Final = "delivery/batch.py"
 WHOLE: Final = "delivery/whole.py"
+BASE_CLAIMER: Final = "coordination/base_claimer.py"
 SNAPSHOTS: Final = "protocol/snapshots.py"
 
 
@@ -151,7 +152,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a lost claim is not noticed",
-        CLAIMER,
+        BASE_CLAIMER,
         '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
         "                pass",
     ),
@@ -169,14 +170,14 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a lease counted from a refused record",
-        CLAIMER,
+        BASE_CLAIMER,
         "            if outcome.accepted:\n"
         "                claim.lease = claim.lease.renewed(sent.sent_ms)\n"
         "            else:\n",
         "            claim.lease = claim.lease.renewed(sent.sent_ms)\n            if False:\n",
         (
             (
-                CLAIMER,
+                BASE_CLAIMER,
                 '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
                 "                pass",
             ),
@@ -184,15 +185,20 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a claim is won without reading back",
-        CLAIMER,
-        "            if outcome.accepted:\n"
-        "                key = keys[self.topic, number]\n"
-        "                if is_held(key, instance, epoch):",
-        "            if True:\n                key = self.key(number)\n                if True:",
+        BASE_CLAIMER,
+        "            if outcome.accepted:\n                claim = self._won(keys[self.topic, number]",
+        "            if True:\n                claim = self._won(self.key(number)",
+        (
+            (
+                CLAIMER,
+                "Claim.of(partition, epoch, lease, key) if is_held(key, self.member.instance, epoch) else None",
+                "Claim.of(partition, epoch, lease, key)",
+            ),
+        ),
     ),
     Mutant(
         "a commit is not read back",
-        CLAIMER,
+        BASE_CLAIMER,
         "            if missing:\n                self.clock.sleep_ms",
         "            missing = {}\n            if missing:\n                self.clock.sleep_ms",
     ),
@@ -269,7 +275,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the queue is not purged at self-fencing",
-        CLAIMER,
+        BASE_CLAIMER,
         "        if fenced:\n            self.rationalizer.log.purge()",
         "        if fenced:\n            pass",
     ),
@@ -282,7 +288,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a displaced instance claims again",
-        CLAIMER,
+        BASE_CLAIMER,
         '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
         "                again = ClaimingPartition(partition=claim.partition, **self._sender.signed(self.member))\n"
         "                claim.epoch = self._sender.send([again]).log_offsets[0] or claim.epoch",

@@ -1,0 +1,450 @@
+"""What claiming whole partitions and claiming ranges have in common (PROTOCOL.md 6).
+
+Every step is the same: append, read back past the acknowledged offsets, see what each own record came to. A step that
+was not seen accepted did not happen; one that may have happened is settled by reading before anything else is sent.
+"""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Generic
+
+from marshal_dagster.coordination.agreement import check_settings, give_settings, require_settings
+from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.rationalizer import Outcome, Rationalizer
+from marshal_dagster.coordination.sending import Sender, Sent
+from marshal_dagster.coordination.tenure import H, Member, Tenure
+from marshal_dagster.errors import (
+    ClaimLost,
+    ConfigurationError,
+    GroupPaused,
+    LogChanged,
+    NotCertain,
+    NotCommitted,
+    PlanRejected,
+    SettingsDiffer,
+    TopicMissing,
+    UnavailableError,
+)
+from marshal_dagster.protocol.leases import Lease
+from marshal_dagster.protocol.messages import Message, Settings, is_topic
+from marshal_dagster.protocol.state import Group, Key, Owner
+
+logger = logging.getLogger(__name__)
+
+RETRY_PART: Final = 0.02
+"""Part of the heartbeat interval to wait before something that failed is tried again."""
+
+_MOST_NAMED: Final = 3
+
+
+def nobody_is_dead(_: Owner) -> bool:
+    """Know of no owner that it is dead."""
+    return False
+
+
+class BaseClaimer(ABC, Generic[H]):
+    """Holds something of each of some partitions of one data topic for one instance, under leases.
+
+    All methods may be called from any thread; one at a time does its work, under the rationalizer's lock. Once a
+    partition is lost or released, this instance sends no further record for it. When the coordination log turns out
+    not to be the one read before (`LogChanged`), every claim is over.
+    """
+
+    def __init__(
+        self,
+        rationalizer: Rationalizer,
+        member: Member,
+        topic: str,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        """Be `member`, for the partitions of data topic `topic`, under the group's `settings`.
+
+        Raises `ConfigurationError` for settings that a member cannot keep, and for a log opened for a longer heartbeat
+        interval.
+        """
+        if not is_topic(topic):
+            raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows")
+        check_settings(settings, rationalizer.log.delivery_timeout_ms)
+        self.member = member
+        self.topic = topic
+        self.settings = settings
+        self.rationalizer = rationalizer
+        self.clock = clock or SystemClock()
+        self._tenure: Tenure[H] = Tenure()
+        self._is_settled = True
+        """Whether what became of every record sent for a claim is known."""
+        self._sender = Sender(rationalizer, topic, self.clock)
+        if self._sender.coordination_partition not in rationalizer.world.partitions:
+            raise ConfigurationError(
+                f"the rationalizer does not follow topic {topic!r}: open it with topics=[{topic!r}]"
+            )
+
+    # What it knows
+
+    @property
+    def claims(self) -> Mapping[int, H]:
+        """The claims held now, by partition. A claim whose lease has ended is still among them until `check`."""
+        return dict(self._tenure.claims)
+
+    @property
+    def group(self) -> Group:
+        """The group as the topic's coordination partition knows it; live state, under `rationalizer.lock`."""
+        return self.rationalizer.world.group_of(self.member.group, self.topic)
+
+    def key(self, partition: int) -> Key:
+        """Give the key's live state, under `rationalizer.lock`."""
+        return self.rationalizer.world.key(self.member.group, self.topic, partition)
+
+    def check(self, partitions: Collection[int] | None = None) -> None:
+        """Raise `ClaimLost` unless all of `partitions` (or all not released by itself) are held under a lease."""
+        with self.rationalizer.lock:
+            self._fence_what_ended()
+            tenure = self._tenure
+            lost = tenure.left.keys() if partitions is None else [n for n in partitions if n not in tenure.claims]
+            if lost:
+                raise ClaimLost(self._why_lost(sorted(lost)))
+
+    def lease_left_ms(self) -> float | None:
+        """Give the time that is left on the shortest lease held, in ms, or None when nothing is held.
+
+        Never waits, whatever another thread is waiting for.
+        """
+        now_ms, held = self.clock.lease_ms(), tuple(self._tenure.claims.values())
+        return min((claim.lease.left_ms(now_ms) for claim in held if not claim.is_over), default=None)
+
+    # Before claiming
+
+    def agree_on_settings(self) -> None:
+        """See to it that the group's settings in the log are this member's; give the group its first ones.
+
+        Raises `NotCertain`, `SettingsDiffer`, `UnavailableError`, `LogChanged`.
+        """
+        with self._step():
+            self.rationalizer.catch_up()
+            self._require_certain()
+            if not self.group.settings_accepted:
+                give_settings(self.rationalizer, self._sender, self.member, self.settings)
+            self._require_settings()
+
+    def paused_until_s(self) -> int | None:
+        """Give the time (unix seconds) until which the group is paused by another instance, or None."""
+        with self.rationalizer.lock:
+            group = self.group
+            if not group.is_paused(self._advised_time_ms()) or group.paused_by == self.member.instance:
+                return None
+            return group.paused_until_s
+
+    # Leaving
+
+    def release(self, partitions: Collection[int] | None = None) -> None:
+        """Give up `partitions`, or all that are held or may have been won, where they stand.
+
+        Never raises but what interrupts it: what fails goes stale by itself.
+        """
+        with self.rationalizer.lock:
+            try:
+                self._fence_what_ended()
+                self._leave(partitions)
+                if partitions is None:
+                    self._abandon_unseen()
+            except Exception as error:  # noqa: BLE001 - whatever a log can come up with
+                logger.warning("release of claims on %r failed, they will go stale: %s", self.topic, error)
+
+    # How a step is done
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """One at a time; a log that is not the same any more ends every claim."""
+        with self.rationalizer.lock:
+            try:
+                yield
+            except LogChanged as changed:
+                self._tenure.lose_all(str(changed))
+                raise
+
+    def _send_owned(self, messages: Sequence[Message]) -> Sent:
+        """Send records of owned keys, once all that was sent before is settled.
+
+        Only while more of the lease is left than a record may wait to be sent. Raises `ClaimLost`.
+        """
+        self._settle()
+        now_ms = self.clock.lease_ms()
+        partitions = [message.partition for message in messages]
+        self._fence(
+            number
+            for number in partitions
+            if (claim := self._tenure.claims.get(number)) is not None and not claim.lease.may_send(now_ms)
+        )
+        self.check(partitions)
+        self._note_sending(messages)
+        self._is_settled = False
+        sent = self._sender.send(messages)
+        self._is_settled = None not in sent.outcomes
+        return sent
+
+    def _settle(self) -> None:
+        """Read what became of records whose acknowledgement is missing: nothing else is sent before."""
+        if self._is_settled:
+            return
+        self._read_first()
+        self._is_settled = True
+
+    def _read_first(self) -> None:
+        self.rationalizer.catch_up()
+        self._refresh()
+        self.check()
+
+    def _note_beats(self, sent: Sent) -> None:
+        """Renew the leases whose heartbeats were seen accepted; where one was refused the claim is lost."""
+        for message, outcome in sent:
+            claim = self._tenure.claims.get(message.partition)
+            if claim is None or outcome is None:
+                continue
+            if outcome.accepted:
+                claim.lease = claim.lease.renewed(sent.sent_ms)
+            else:
+                self._lose(claim, f"its heartbeat was refused: {reason(outcome)}")
+        self._refresh()
+
+    def _require_acknowledged(self, beats: Sent) -> None:
+        if beats.unheard:
+            raise NotCommitted(
+                f"no acknowledgement for the heartbeats of {self._named(beats.unheard)}; the lease runs on"
+            )
+
+    def _require_planned(self, ends: Mapping[int, int], sent: Sent) -> None:
+        """Refuse plans that were not seen accepted, nor found by reading."""
+        claims, numbered = self._tenure.claims, [(message.partition, outcome) for message, outcome in sent]
+        refused = [
+            f"{self.topic}/{number}: {reason(outcome)}"
+            for number, outcome in numbered
+            if not (claims[number].plan_end == ends[number] if outcome is None else outcome.accepted)
+        ]
+        if refused:
+            raise PlanRejected(f"plans of group {self.member.group!r} were not accepted: {listed(refused)}")
+
+    def _commit_while_held(self, missing: Mapping[int, int]) -> None:
+        """Try to commit, and settle what was tried, until nothing is `missing`, for as long as the leases last."""
+        partitions = tuple(missing)
+        is_sent = False
+        while missing:
+            with self._step():
+                self.check(partitions)
+                try:
+                    if is_sent:
+                        self._settle()
+                        missing = self._uncommitted(missing)
+                    missing = self._commit(missing)
+                except UnavailableError as error:
+                    logger.warning("the commit of %s is not settled yet: %s", self._named(missing), error)
+                is_sent = True
+            if missing:
+                self.clock.sleep_ms(self.settings.heartbeat_interval_ms * RETRY_PART)
+        with self._step():
+            self._check_log()
+
+    def _check_log(self) -> None:
+        """Make sure that what was read back is of the same log; a broker that cannot tell now is asked again later."""
+        try:
+            self.rationalizer.check_identity()
+        except (UnavailableError, TopicMissing) as error:
+            logger.warning("the coordination topic could not be looked up: %s", error)
+
+    def _note_wins(self, sent: Sent, asks: type[Message]) -> list[H]:
+        """Hold what the records of type `asks` have won by the log as read back."""
+        lease = Lease(self.settings.heartbeat_interval_ms, sent.sent_ms)
+        keys, tenure = self.group.keys, self._tenure
+        won: list[H] = []
+        for message, epoch, outcome in zip(sent.messages, sent.log_offsets, sent.outcomes, strict=True):
+            if epoch is None or outcome is None or type(message) is not asks:
+                continue
+            number = message.partition
+            if outcome.accepted:
+                claim = self._won(keys[self.topic, number], number, epoch, lease)
+                if claim is not None:
+                    tenure.claims[number] = claim
+                    won.append(claim)
+            tenure.unseen.discard(number)
+        if tenure.unseen:
+            self._try_to_abandon()
+        return won
+
+    def _try_to_abandon(self) -> None:
+        try:
+            self._abandon_unseen()
+        except UnavailableError as error:
+            logger.warning("claims without acknowledgement are looked for again on leaving: %s", error)
+
+    def _abandon_unseen(self) -> None:
+        """Revoke what claims without acknowledgement have won; those not in the log yet may still come."""
+        unseen = self._tenure.unseen
+        if not unseen:
+            return
+        self.rationalizer.catch_up()
+        unseen -= self._revoke_own(frozenset(unseen))
+
+    def _leave(self, partitions: Collection[int] | None) -> None:
+        now_ms = self.clock.lease_ms()
+        leaving = self._tenure.give_up(partitions)
+        signed = self._sender.signed(self.member)
+        self._sender.send_last(
+            [self._last_word(claim, signed) for claim in leaving if not claim.is_over and claim.lease.may_send(now_ms)]
+        )
+        if leaving and not self._tenure.claims:
+            self.rationalizer.log.purge()
+
+    # What must hold
+
+    def _require_ready(self) -> None:
+        """Refuse to claim from what is only observed, under other settings, or in a paused group."""
+        self._require_certain()
+        self._require_settings()
+        self._require_running()
+
+    def _require_certain(self) -> None:
+        if not self.rationalizer.world.partition_of(self.topic).certain:
+            raise NotCertain(
+                f"the coordination partition of topic {self.topic!r} no longer begins at offset 0 and has no snapshot: "
+                "its state can only be observed. Stop all members of the group, then see `marshal-dagster recover`"
+            )
+
+    def _require_settings(self) -> None:
+        require_settings(self.member.group, self.group, self.settings)
+
+    def _require_running(self) -> None:
+        until_s = self.paused_until_s()
+        if until_s is not None:
+            raise GroupPaused(
+                f"group {self.member.group!r} is paused until {until_s} (unix seconds) by {self.group.paused_by!r}; "
+                "resume it with `marshal-dagster resume`, or wait"
+            )
+
+    def _require_unchanged(self, won: Collection[H]) -> None:
+        """Settings that changed while the claim was under way: release it unused."""
+        try:
+            self._require_settings()
+        except SettingsDiffer:
+            self.release([claim.partition for claim in won])
+            raise
+
+    # What it believes
+
+    def _advised_time_ms(self) -> int:
+        log_time_ms = self.rationalizer.world.partition_of(self.topic).log_time_ms or 0
+        return max(log_time_ms, self.clock.wall_ms())
+
+    def _dead_owners(self, partitions: Iterable[int], is_dead: Callable[[Owner], bool]) -> frozenset[Owner]:
+        """Give the owners of `partitions` that `is_dead` knows to be dead; it is asked once an instance, unlocked."""
+        if is_dead is nobody_is_dead:
+            return frozenset()
+        with self.rationalizer.lock:
+            owners = {owner for number in partitions for owner in self._owners(number)}
+        instances = {owner.instance: owner for owner in owners}
+        dead = {instance for instance, owner in instances.items() if is_dead(owner)}
+        return frozenset(owner for owner in owners if owner.instance in dead)
+
+    def _refresh(self) -> None:
+        """Take over from the state what it says of each claim, and lose those that are another's now."""
+        for claim in tuple(self._tenure.claims.values()):
+            if not self._copy_state(claim):
+                self._tenure.lose(claim.partition, "it is no longer this instance's")
+
+    def _lose(self, claim: H, why: str) -> None:
+        self._tenure.lose(claim.partition, why)
+
+    def _fence_what_ended(self) -> None:
+        """Stop by itself: where a lease has ended, and everywhere when the log is another one."""
+        if self.rationalizer.changed is not None:
+            self._tenure.lose_all(str(self.rationalizer.changed))
+        now_ms, held = self.clock.lease_ms(), tuple(self._tenure.claims.values())
+        self._fence(claim.partition for claim in held if not (claim.is_over or claim.lease.holds(now_ms)))
+
+    def _fence(self, partitions: Iterable[int]) -> None:
+        fenced = list(partitions)
+        for partition in fenced:
+            self._tenure.lose(partition, "its lease ended: no heartbeat was seen accepted in time")
+        if fenced:
+            self.rationalizer.log.purge()
+
+    # What differs between claims of the whole and of ranges
+
+    @abstractmethod
+    def beat(self) -> None:
+        """Send a heartbeat for every claim."""
+
+    @abstractmethod
+    def _commit(self, missing: Mapping[int, int]) -> dict[int, int]:
+        """Try once, and give what still is not there."""
+
+    @abstractmethod
+    def _uncommitted(self, ends: Mapping[int, int]) -> dict[int, int]:
+        """Give those of `ends` that are not committed by the log as last read."""
+
+    @abstractmethod
+    def _won(self, key: Key, partition: int, epoch: int, lease: Lease) -> H | None:
+        """Make the claim that this process's record at log offset `epoch` has won, if it still has it."""
+
+    @abstractmethod
+    def _copy_state(self, claim: H) -> bool:
+        """Take over what the state says of `claim`; tell whether it is still this instance's."""
+
+    @abstractmethod
+    def _owners(self, partition: int) -> Iterable[Owner]:
+        """Give who holds the key, or parts of it."""
+
+    @abstractmethod
+    def _last_word(self, claim: H, signed: dict[str, Any]) -> Message:
+        """Make the record that gives `claim` up and moves nothing."""
+
+    @abstractmethod
+    def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:
+        """Revoke what this instance holds of `partitions` by the log; give those where it was taken."""
+
+    @abstractmethod
+    def _note_sending(self, messages: Sequence[Message]) -> None:
+        """Note that `messages` are about to be sent, and may be in the log from now on."""
+
+    # Words
+
+    def _why_lost(self, partitions: Sequence[int]) -> str:
+        whys = [
+            f"{self.topic}/{number}: {self._tenure.left.get(number, 'it was never won, or was released')}; "
+            f"{self._holder(number)}"
+            for number in partitions[:_MOST_NAMED]
+        ]
+        return (
+            f"group {self.member.group!r} does not hold {listed(whys, len(partitions))}. What was committed stays, "
+            "the next run takes over the rest"
+        )
+
+    def _holder(self, partition: int) -> str:
+        owners = self._owners_beside(partition)
+        if any(owner.instance == self.member.instance for owner in owners):
+            return "the log as last read still shows this very instance as owner, until that goes stale"
+        held_by = [f"client {one.client!r}, instance {one.instance!r}, epoch {one.epoch}" for one in owners] or [
+            "nobody"
+        ]
+        return f"by the log as last read it is held by {listed(held_by)}"
+
+    def _owners_beside(self, partition: int) -> list[Owner]:
+        """Give who holds what was lost of `partition`."""
+        return list(self._owners(partition))
+
+    def _named(self, partitions: Iterable[int]) -> str:
+        numbers = sorted(partitions)
+        return f"{self.topic}/{listed([str(number) for number in numbers], separator=',')}"
+
+
+def reason(outcome: Outcome | None) -> str:
+    """Say why a record was not accepted."""
+    return "not acknowledged" if outcome is None else str(outcome.verdict.reason)
+
+
+def listed(words: Sequence[str], count: int | None = None, separator: str = "; ") -> str:
+    """Join the first of `words`, and say how many more of `count` there are."""
+    more = (len(words) if count is None else count) - _MOST_NAMED
+    return separator.join(words[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,350 @@
+"""Claims ranges of partitions on behalf of one instance: many of these work on one partition at once.
+
+What each step must be is in docs/range-claims.md 4.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from marshal_dagster.coordination.base_claimer import BaseClaimer, nobody_is_dead, reason
+from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.sending import Sent
+from marshal_dagster.coordination.tenure import Member, RangeClaim
+from marshal_dagster.errors import ConfigurationError, NotCommitted, PlanRejected
+from marshal_dagster.protocol.key_ranges import of_epoch
+from marshal_dagster.protocol.leases import Lease
+from marshal_dagster.protocol.messages import (
+    ClaimingRange,
+    DeliveryMode,
+    Message,
+    PlanningRange,
+    RangeDone,
+    RangeHeartbeat,
+    ReleasingRange,
+    RevokingClaim,
+    RevokingRange,
+    Settings,
+)
+from marshal_dagster.protocol.range_choice import Bounds, Look, choose_range, in_the_way
+from marshal_dagster.protocol.state import RANGES, Key, Owner, Phase, Range, enables_ranges
+
+__all__ = ["RangeClaim", "RangeClaimer"]
+
+
+class RangeClaimer(BaseClaimer[RangeClaim]):
+    """Claims at most one range of each partition of one data topic for one instance; keeps, commits and releases them.
+
+    What holds for all its methods stands at `BaseClaimer`. A range that is done needs no lease, no heartbeat and no
+    release: it stays among the `claims` until it is released all the same.
+    """
+
+    def __init__(
+        self,
+        rationalizer: Rationalizer,
+        member: Member,
+        topic: str,
+        settings: Settings,
+        *,
+        clock: Clock | None = None,
+    ) -> None:
+        """Be `member`, for ranges of the partitions of `topic`, under the group's `settings`, which enable ranges.
+
+        Its instance id is never used for whole claims. Raises `ConfigurationError` as a `Claimer` does.
+        """
+        if not enables_ranges(settings):
+            raise ConfigurationError(
+                f"features are {settings.features}, rule set is {settings.rule_set}: ranges are claimed in groups of "
+                f"rule set 'native' whose settings name the feature {RANGES!r}"
+            )
+        super().__init__(rationalizer, member, topic, settings, clock=clock)
+        self._wanted: dict[int, Bounds] = {}
+
+    # Claiming
+
+    def choose(
+        self,
+        ends: Mapping[int, int],
+        size: int,
+        *,
+        is_dead: Callable[[Owner], bool] = nobody_is_dead,
+        max_attempts: int | None = None,
+    ) -> dict[int, Bounds]:
+        """Give what had better be claimed of the partitions in `ends`, where anything is free: advice, not a promise.
+
+        `ends` says up to where each may be claimed anew, `size` how many offsets at most. A planned range that nobody
+        alive holds comes first, exactly as it is, also beyond that; one that has had `max_attempts` attempts is left
+        alone. `is_dead` is asked once for each owner, and may take its time.
+        """
+        dead = self._dead_owners(ends, is_dead)
+        with self.rationalizer.lock:
+            look = Look(self._advised_time_ms(), dead)
+            chosen = {
+                number: choose_range(
+                    self.group, self.key(number), look, until=end, size=size, max_attempts=max_attempts
+                )
+                for number, end in ends.items()
+                if number not in self._tenure.asked
+            }
+        return {number: bounds for number, bounds in chosen.items() if bounds is not None}
+
+    def claim(
+        self, wanted: Mapping[int, Bounds], *, is_dead: Callable[[Owner], bool] = nobody_is_dead
+    ) -> list[RangeClaim]:
+        """Ask for a range of each partition in `wanted` with one append, and give those that were won.
+
+        What owners that `is_dead` knows to be dead hold of these is revoked on the way. A partition is asked for once
+        in a tenure. Read the log first (`agree_on_settings`); should this raise, `release`.
+        Raises `NotCertain`, `GroupPaused`, `SettingsDiffer`, `UnavailableError`, `LogChanged`.
+        """
+        dead = self._dead_owners(wanted, is_dead)
+        with self._step():
+            self._require_ready()
+            asked = {number: bounds for number, bounds in wanted.items() if number not in self._tenure.asked}
+            if not asked:
+                return []
+            signed = self._sender.signed(self.member)
+            claims = [ClaimingRange(partition=n, start=start, end=end, **signed) for n, (start, end) in asked.items()]
+            revocations = [each for n, bounds in asked.items() for each in self._revocations(n, bounds, dead, signed)]
+            self._tenure.ask(asked)
+            self._wanted.update(asked)
+            won = self._note_wins(self._sender.send([*revocations, *claims]), ClaimingRange)
+            self._require_unchanged(won)
+            return won
+
+    # Staying
+
+    def beat(self) -> None:
+        """Send a heartbeat for every range that is not done, and make sure that the log is the same.
+
+        A range whose heartbeat is refused is lost; one that was not acknowledged stays as long as its lease does.
+        Raises `ClaimLost`, `NotCommitted` for one not acknowledged, `UnavailableError`, `LogChanged`.
+        """
+        with self._step():
+            self._settle()
+            self.check()
+            signed = self._sender.signed(self.member)
+            held = [claim for claim in self._tenure.claims.values() if not claim.is_done]
+            sent = self._send_owned([RangeHeartbeat(partition=c.partition, epoch=c.epoch, **signed) for c in held])
+            self._note_beats(sent)
+            self._check_log()
+            self.check()
+            self._require_acknowledged(sent)
+
+    # Planning and committing
+
+    def plan(self, ends: Mapping[int, int]) -> None:
+        """Write down that the ranges up to `ends` (exclusive) are one batch each, and read it back.
+
+        What lies behind these ends is the member's no more from now on. A range that is planned already, as it was
+        when it was won, gets no record, and no other end. One without acknowledgement is settled by reading. Raises
+        `PlanRejected` for ends that the ranges do not allow, with nothing sent, and when a plan was not seen accepted;
+        `ClaimLost`, `UnavailableError`, `LogChanged`.
+        """
+        with self._step():
+            self._settle()
+            self.check(ends.keys())
+            claims, signed = self._tenure.claims, self._sender.signed(self.member)
+            self._require_fitting(ends)
+            new = {number: end for number, end in ends.items() if claims[number].plan_end is None}
+            sent = self._send_owned(
+                [PlanningRange(partition=n, epoch=claims[n].epoch, end=end, **signed) for n, end in new.items()]
+            )
+            self._settle()
+            self._refresh()
+            self._check_log()
+            self.check(ends.keys())
+            self._require_planned(new, sent)
+
+    def commit(self, ends: Mapping[int, int]) -> None:
+        """Say that the planned ranges, which end at `ends`, are done; see it in the log, trying while the leases last.
+
+        One without acknowledgement is settled by reading: in the same generation, the offset at its end or beyond, or
+        a done range that covers it, counts as committed. Ranges that are done stay so. Raises `ClaimLost` naming who
+        holds a lost range now, `NotCommitted` for what is not the end of a plan, with nothing sent; what was seen
+        stays committed.
+        Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
+        """
+        if self.settings.delivery is DeliveryMode.AT_MOST_ONCE:
+            raise ConfigurationError("delivery is at_most_once: it commits before it processes, never after")
+        with self._step():
+            self.check(ends.keys())
+            unplanned = self._without_plan_to(ends)
+            if unplanned:
+                raise NotCommitted(f"{self._named(unplanned)}: no plan ends there; nothing was sent")
+            missing = self._uncommitted(ends)
+        self._commit_while_held(missing)
+
+    def commit_before_processing(self, ends: Mapping[int, int]) -> frozenset[int]:
+        """Say that planned ranges are done before they are processed; give the partitions that may be processed now.
+
+        Only where this very process's own record, known by its log offset, was the one accepted. They need no lease
+        from then on. The others must be dropped, all of them should this raise. Raises `PlanRejected` for what is not
+        the end of a plan, or done already, `ClaimLost`, `UnavailableError`, `LogChanged`.
+        """
+        with self._step():
+            self._settle()
+            self.check(ends.keys())
+            unplanned = self._without_plan_to(ends) or ends.keys() - self._uncommitted(ends).keys()
+            if unplanned:
+                raise PlanRejected(f"{self._named(unplanned)}: no open plan ends there; plan first")
+            sent = self._finish(ends)
+            self._check_log()
+            return frozenset(message.partition for message, outcome in sent if outcome is not None and outcome.accepted)
+
+    # Leaving
+
+    def revoke(self, held: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
+        """Take ranges, each named by partition and epoch, from owners known to be dead. Give those that were taken.
+
+        Raises `UnavailableError`, `LogChanged`.
+        """
+        with self._step():
+            member = self.member.anew() if any(number in self._tenure.asked for number, _ in held) else self.member
+            signed = self._sender.signed(member)
+            sent = self._sender.send([RevokingRange(partition=n, epoch=epoch, **signed) for n, epoch in held])
+            return frozenset(
+                one
+                for one, outcome in zip(held, sent.outcomes, strict=True)
+                if outcome is not None and outcome.accepted
+            )
+
+    # How a step is done
+
+    def _commit(self, missing: Mapping[int, int]) -> dict[int, int]:
+        self._finish(missing)
+        self._settle()
+        self.check(missing.keys())
+        return self._uncommitted(missing)
+
+    def _finish(self, ends: Mapping[int, int]) -> Sent:
+        """Say that ranges are done, and note what came of it."""
+        self._settle()
+        self.check(ends.keys())
+        claims, signed = self._tenure.claims, self._sender.signed(self.member)
+        numbers = list(self._uncommitted(ends))
+        unheard = {number for number in numbers if claims[number].may_be_done}
+        sent = self._send_owned([RangeDone(partition=n, epoch=claims[n].epoch, **signed) for n in numbers])
+        for message, outcome in sent:
+            claim = claims.get(message.partition)
+            if claim is None or outcome is None:
+                continue
+            claim.may_be_done = claim.partition in unheard
+            if outcome.accepted:
+                claim.is_done = True
+            else:
+                self._lose(claim, f"its commit was refused: {reason(outcome)}")
+        self._refresh()
+        return sent
+
+    def _uncommitted(self, ends: Mapping[int, int]) -> dict[int, int]:
+        claims = self._tenure.claims
+        return {number: end for number, end in ends.items() if number not in claims or not claims[number].is_done}
+
+    def _note_sending(self, messages: Sequence[Message]) -> None:
+        for message in messages:
+            claim = self._tenure.claims[message.partition]
+            if isinstance(message, PlanningRange):
+                claim.end = message.end
+            elif isinstance(message, RangeDone):
+                claim.may_be_done = True
+
+    def _won(self, key: Key, partition: int, epoch: int, lease: Lease) -> RangeClaim | None:
+        won = self._held(key, epoch)
+        return None if won is None else RangeClaim.of(partition, epoch, lease, won, key)
+
+    def _revocations(
+        self, partition: int, bounds: Bounds, dead: Collection[Owner], signed: dict[str, Any]
+    ) -> list[Message]:
+        key = self.key(partition)
+        whole = [key.owner] if key.owner is not None and key.owner in dead else []
+        parts = [each.owner for each in in_the_way(key.ranges, *bounds, dead)]
+        revocations: list[Message] = [
+            RevokingClaim(partition=partition, epoch=owner.epoch, **signed)
+            for owner in whole
+            if owner.epoch is not None
+        ]
+        revocations += [
+            RevokingRange(partition=partition, epoch=owner.epoch, **signed)
+            for owner in parts
+            if owner is not None and owner.epoch is not None
+        ]
+        return revocations
+
+    def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:
+        held = [
+            (number, owner.epoch)
+            for number in partitions
+            for owner in self._owners(number)
+            if owner.epoch is not None and owner.instance == self.member.instance
+        ]
+        return frozenset(number for number, _ in self.revoke(held))
+
+    def _last_word(self, claim: RangeClaim, signed: dict[str, Any]) -> Message:
+        return ReleasingRange(partition=claim.partition, epoch=claim.epoch, **signed)
+
+    # What must hold
+
+    def _require_fitting(self, ends: Mapping[int, int]) -> None:
+        """Refuse ends that are not within what is still the member's, or not those of the plans there are."""
+        claims = self._tenure.claims
+        for number, end in ends.items():
+            claim = claims[number]
+            if claim.is_done or claim.plan_end not in {None, end}:
+                raise PlanRejected(
+                    f"{self.topic}/{number} is {'done' if claim.is_done else 'planned'} from {claim.start} to "
+                    f"{claim.end}: it cannot be planned to {end}"
+                )
+            if not claim.start < end <= claim.end:
+                raise PlanRejected(
+                    f"{self.topic}/{number} cannot be planned to {end}: what is held ends at {claim.end}, and begins "
+                    f"at {claim.start}"
+                )
+
+    def _without_plan_to(self, ends: Mapping[int, int]) -> list[int]:
+        return [number for number, end in ends.items() if self._tenure.claims[number].plan_end != end]
+
+    # What it believes
+
+    def _held(self, key: Key, epoch: int) -> Range | None:
+        held = of_epoch(key.ranges, epoch)
+        return held if held is not None and held.owner is not None and self._is_own(held.owner) else None
+
+    def _is_own(self, owner: Owner) -> bool:
+        return owner.instance == self.member.instance
+
+    def _owners(self, partition: int) -> list[Owner]:
+        key = self.key(partition)
+        return [owner for owner in (key.owner, *(each.owner for each in key.ranges)) if owner is not None]
+
+    def _owners_beside(self, partition: int) -> list[Owner]:
+        key, (start, end) = self.key(partition), self._wanted.get(partition, (0, 0))
+        owners = (key.owner, *(each.owner for each in key.ranges if each.overlaps(start, end)))
+        return [owner for owner in owners if owner is not None]
+
+    def _copy_state(self, claim: RangeClaim) -> bool:
+        if claim.is_done:
+            return True
+        key = self.key(claim.partition)
+        held = self._held(key, claim.epoch)
+        if held is None:
+            claim.is_done = claim.may_be_done and _is_covered(claim, key)
+            return claim.is_done
+        claim.copy_state(held, key)
+        return True
+
+    def _lose(self, claim: RangeClaim, why: str) -> None:
+        """Lose it, unless it is found done by a record of this instance that had not been heard of."""
+        if not self._copy_state(claim):
+            super()._lose(claim, why)
+
+
+def _is_covered(claim: RangeClaim, key: Key) -> bool:
+    """Tell whether all of a planned range is done by now, in the generation in which it was held."""
+    if claim.plan_end is None or key.generation != claim.generation:
+        return False
+    if key.offset is not None and key.offset >= claim.plan_end:
+        return True
+    return any(
+        each.phase is Phase.DONE and each.start <= claim.start and claim.plan_end <= each.end for each in key.ranges
+    )

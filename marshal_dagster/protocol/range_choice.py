@@ -1,0 +1,74 @@
+"""What a member had better claim of a partition that is held by ranges: advice (docs/range-claims.md 4, "Claim")."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from marshal_dagster.protocol.key_ranges import MOST_RANGES
+from marshal_dagster.protocol.state import Group, Key, Owner, Phase, Range, Ranges, enables_ranges
+
+Bounds = tuple[int, int]
+"""The start and the end (exclusive) of a range."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What one knows beside the state: the time, in ms, and who is `dead` though not stale yet."""
+
+    at_ms: int
+    dead: Collection[Owner] = ()
+
+
+def choose_range(
+    group: Group, key: Key, look: Look, *, until: int, size: int, max_attempts: int | None = None
+) -> Bounds | None:
+    """Choose what to claim of `key`, or None where nothing is free or ranges cannot be claimed.
+
+    First the lowest planned range that nobody alive holds and that had fewer than `max_attempts` attempts, exactly as
+    it is; else at most `size` offsets of the lowest gap, none at or beyond `until`.
+    """
+    if not _may_be_claimed(group, key, look):
+        return None
+    counted = group.unspent(key, look.at_ms)
+    left = _left_planned(group, counted, look, max_attempts)
+    if left is not None:
+        return left.start, left.end
+    kept = [each for each in counted if each.phase is not Phase.CLAIMED or each.owner not in look.dead]
+    gap = _lowest_gap(kept, key.offset or 0, until)
+    if gap is None:
+        return None
+    start, end = gap[0], min(gap[1], gap[0] + size)
+    others = len(counted) - len(in_the_way(counted, start, end, look.dead))
+    return (start, end) if start < end and others < MOST_RANGES else None
+
+
+def in_the_way(ranges: Ranges, start: int, end: int, dead: Collection[Owner]) -> list[Range]:
+    """Give the ranges of `dead` owners that overlap [start, end): revoke them before it is claimed."""
+    return [each for each in ranges if each.owner is not None and each.owner in dead and each.overlaps(start, end)]
+
+
+def _may_be_claimed(group: Group, key: Key, look: Look) -> bool:
+    is_held_whole = group.is_live(key, look.at_ms) and key.owner not in look.dead
+    is_begun = key.offset is not None and key.data_topic_id is not None
+    is_open = enables_ranges(group.settings) and not group.is_paused(look.at_ms)
+    return is_open and is_begun and not is_held_whole and key.plan_end is None and not key.provisional
+
+
+def _left_planned(group: Group, ranges: Ranges, look: Look, max_attempts: int | None) -> Range | None:
+    interval_ms = group.settings.heartbeat_interval_ms
+    for each in ranges:
+        is_held = each.is_live(look.at_ms, interval_ms) and each.owner not in look.dead
+        is_worn = max_attempts is not None and each.attempts >= max_attempts
+        if each.phase is Phase.PLANNED and not (is_held or is_worn):
+            return each
+    return None
+
+
+def _lowest_gap(kept: Iterable[Range], offset: int, until: int) -> Bounds | None:
+    """Give the lowest offsets from `offset` on and below `until` that none of `kept`, which are ordered, has."""
+    at = offset
+    for each in kept:
+        if at < each.start:
+            break
+        at = each.end
+    end = min([until, *(each.start for each in kept if each.start > at)])
+    return (at, end) if at < end else None

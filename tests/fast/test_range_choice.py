@@ -1,0 +1,144 @@
+"""What a member is advised to claim of a partition (docs/range-claims.md 4, "Claim")."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+
+from marshal_dagster.protocol.key_ranges import MOST_RANGES, give_up
+from marshal_dagster.protocol.messages import ClaimingRange, RuleSet, Settings
+from marshal_dagster.protocol.range_choice import Look, choose_range, in_the_way
+from marshal_dagster.protocol.state import Group, Key, Owner, Phase, Range
+from marshal_dagster.protocol.transitions import NATIVE, Event, Refusal
+
+HI_MS = 1_000
+NOW_MS = 100_000
+TOPIC_ID = "A" * 22
+OWNERS = [Owner(f"i{number}", "c", number) for number in range(4)]
+beats_ms = st.sampled_from([NOW_MS, NOW_MS - 2 * HI_MS, NOW_MS - 2 * HI_MS - 1])
+
+
+def range_group() -> Group:
+    """Give a group that enables ranges and is not paused."""
+    return Group(Settings(HI_MS, features=("ranges",)), settings_accepted=True)
+
+
+@st.composite
+def keys(draw: st.DrawFn) -> Key:
+    """Give a key with ranges as the log may have left it."""
+    offset = draw(st.integers(0, 5))
+    at, ranges = offset, []
+    for _ in range(draw(st.integers(0, 6))):
+        start = at + draw(st.integers(0, 3))
+        at = start + draw(st.integers(1, 5))
+        phase = draw(st.sampled_from(Phase))
+        owner = draw(st.sampled_from(OWNERS if phase is Phase.CLAIMED else [None, *OWNERS]))
+        if phase is Phase.DONE:
+            at += 1  # done ranges that touch are one
+            ranges.append(Range(start + 1, at, phase))
+            continue
+        ranges.append(Range(start, at, phase, owner, draw(beats_ms) if owner else 0, draw(st.integers(0, 3))))
+    return Key(
+        offset=draw(st.sampled_from([offset, offset, offset, None])) if not ranges else offset,
+        owner=draw(st.sampled_from([None, *OWNERS])),
+        last_beat_ms=draw(beats_ms),
+        plan_end=None if ranges else draw(st.sampled_from([None, None, 99])),
+        data_topic_id=TOPIC_ID if ranges else draw(st.sampled_from([None, TOPIC_ID])),
+        ranges=tuple(ranges),
+    )
+
+
+looks = st.builds(Look, st.just(NOW_MS), st.frozensets(st.sampled_from(OWNERS), max_size=2))
+
+
+def asked(group: Group, key: Key, start: int, end: int) -> Event[ClaimingRange]:
+    """Make the record that asks for a range."""
+    message = ClaimingRange(
+        instance="new", client="c", group="g", topic="t", partition=0, time_s=0, start=start, end=end
+    )
+    return Event(message, 1_000, NOW_MS, group, key)
+
+
+def without_the_dead(key: Key, start: int, end: int, look: Look) -> Key:
+    """Revoke what a member revokes before it claims [start, end)."""
+    after = replace(key, owner=None if key.owner in look.dead else key.owner)
+    for each in in_the_way(key.ranges, start, end, look.dead):
+        after.ranges = give_up(after.ranges, each)
+    return after
+
+
+@settings(max_examples=400)
+@given(keys(), looks, st.integers(0, 40), st.integers(1, 6), st.sampled_from([None, 1, 2]))
+def test_what_is_chosen_is_accepted_and_the_lowest(
+    key: Key, look: Look, until: int, size: int, max_attempts: int | None
+) -> None:
+    """A planned range that nobody alive holds comes first, as it is; else the lowest that is free, at most a size."""
+    group = range_group()
+    chosen = choose_range(group, key, look, until=until, size=size, max_attempts=max_attempts)
+    is_live = {each: each.is_live(NOW_MS, HI_MS) and each.owner not in look.dead for each in key.ranges}
+    left = [
+        (each.start, each.end)
+        for each in key.ranges
+        if each.phase is Phase.PLANNED and not is_live[each] and (max_attempts is None or each.attempts < max_attempts)
+    ]
+    kept = [each for each in key.ranges if each.phase is not Phase.CLAIMED or is_live[each]]
+    free = [at for at in range(key.offset or 0, until) if not any(each.overlaps(at, at + 1) for each in kept)]
+    is_whole = group.is_live(key, NOW_MS) and key.owner not in look.dead
+    if is_whole or key.plan_end is not None or key.offset is None or key.data_topic_id is None:
+        event("cannot be claimed by ranges")
+        assert chosen is None
+        return
+    if left:
+        event("a planned range is left")
+        assert chosen == left[0]
+    elif free:
+        event("a gap")
+        end = next(at for at in range(free[0] + 1, free[0] + size + 1) if at not in free or at == free[0] + size)
+        assert chosen == (free[0], end)
+    else:
+        event("nothing is free")
+        assert chosen is None
+    if chosen is not None:
+        after = without_the_dead(key, *chosen, look)
+        assert NATIVE[ClaimingRange].refusal(asked(group, after, *chosen)) is None
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        replace(range_group(), settings=Settings(HI_MS)),
+        replace(range_group(), settings=Settings(60_000, RuleSet.GO, features=("ranges",))),
+        replace(range_group(), paused_until_s=NOW_MS // 1_000 + 1, paused_by="ops"),
+    ],
+    ids=["not enabled", "shared with Go", "paused"],
+)
+def test_nothing_is_chosen_where_the_group_allows_none(group: Group) -> None:
+    """In a group that does not enable ranges, or is paused, nothing is advised."""
+    key = Key(offset=0, data_topic_id=TOPIC_ID)
+    assert choose_range(range_group(), key, Look(NOW_MS), until=9, size=5) == (0, 5)
+
+    assert choose_range(group, key, Look(NOW_MS), until=9, size=5) is None
+
+
+def test_nothing_is_chosen_of_what_is_only_observed() -> None:
+    """A provisional state says nothing of what is free."""
+    key = Key(offset=0, data_topic_id=TOPIC_ID, provisional=True)
+
+    assert choose_range(range_group(), key, Look(NOW_MS), until=9, size=5) is None
+
+
+def test_no_more_ranges_than_a_key_may_have() -> None:
+    """With 256 there nothing new is advised, unless some are spent or make way; what is planned is taken over."""
+    owners = [Owner("i", "c", number) for number in range(MOST_RANGES)]
+    ranges = tuple(Range(2 * n, 2 * n + 1, Phase.CLAIMED, owners[n], NOW_MS) for n in range(MOST_RANGES))
+    key, group = Key(offset=0, data_topic_id=TOPIC_ID, ranges=ranges), range_group()
+    assert choose_range(group, key, Look(NOW_MS), until=1_000, size=5) is None
+    assert NATIVE[ClaimingRange].refusal(asked(group, key, 1, 2)) is Refusal.TOO_MANY_RANGES
+
+    elsewhere = Look(NOW_MS, frozenset(owners[-1:]))
+    assert choose_range(group, key, elsewhere, until=1_000, size=5) is None
+    in_place = Look(NOW_MS, frozenset(owners[:1]))
+    assert choose_range(group, key, in_place, until=1_000, size=5) == (0, 2)
+    key.ranges = (*ranges[:-1], ranges[-1]._replace(phase=Phase.PLANNED, owner=None))
+    assert choose_range(group, key, Look(NOW_MS), until=1, size=5) == (510, 511)
