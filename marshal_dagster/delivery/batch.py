@@ -63,7 +63,9 @@ class ClaimedBatch:
         self._delivery = delivery
         self._ground = ground
         self._whole = WholeClaims(ground, claimer, self._keep_alive)
-        self._ranged = range_claimer and RangeClaims(ground, range_claimer, self._keep_alive, self._check_heartbeats)
+        self._ranged: RangeClaims | None = None
+        if range_claimer is not None:
+            self._ranged = RangeClaims(ground, range_claimer, self._keep_alive, self._check_heartbeats)
         self._claims: WholeClaims | RangeClaims = self._ranged or self._whole
         self._sink = sink
         self._only_positions = only_positions
