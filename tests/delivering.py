@@ -173,6 +173,8 @@ class DataTopics:
 class MemorySink:
     """An output in memory that takes each range once, by the rules of the real ones; a frame is a list of places."""
 
+    takes_in_any_order = False
+
     def __init__(self) -> None:
         self.rows: list[tuple[str, int, Place]] = []
         """Data topic id, generation, and the message."""

@@ -73,6 +73,8 @@ class Output:
 class SimulatedSink:
     """A transactional output, written by one process: judged by the library's rules, taken in one step."""
 
+    takes_in_any_order = False
+
     def __init__(self, output: Output, wait: Wait, hesitate: Wait) -> None:
         self._output = output
         self._wait = wait
