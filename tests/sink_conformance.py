@@ -585,6 +585,25 @@ class KillConformance:
             output.sweep()
         assert len(output.rows()) == 12 * len(output.steps)
 
+    def test_killed_at_any_step_beside_neighbours(
+        self, output: Output, die: Callable[[Output, str, str, Sequence[ClaimedRange]], int]
+    ) -> None:
+        """Whatever step the writer of a range is killed at, its neighbours go on, and the next one completes it."""
+        deliver(output, "old", *(ahead(number, 0, 10) for number in range(len(output.steps))))
+        for number, step in enumerate(output.steps):
+            if number % 2:
+                deliver(output, "new", ahead(number, 8, 10, generation=20, epoch=40))
+            assert die(output, step, "new", [ahead(number, 3, 6, generation=20, epoch=21)]) != 0, step
+            deliver(output, "new", ahead(number, 6, 8, generation=20, epoch=20))
+            mine = "".join(value[0] for at, _, value in output.rows() if at == number)
+            assert mine[:6] in {"oooooo", "ooonnn"}, step
+            deliver(output, "new", ahead(number, 3, 6, generation=20, epoch=22))
+            deliver(output, "new", ahead(number, 8, 10, generation=20, epoch=22))
+            mine = "".join(value[0] for at, _, value in output.rows() if at == number)
+            assert mine == "ooonnnnnnn", step
+            output.sweep()
+        assert len(output.rows()) == 10 * len(output.steps)
+
 
 class AnyOrderConformance:
     """Groups whose members claim ranges: each is judged by itself, in whatever order they come."""
@@ -903,8 +922,16 @@ class HistoryConformance:
     @pytest.mark.parametrize("seed", range(12))
     def test_any_history_gives_the_rows_of_the_model(self, output: Output, seed: int) -> None:
         """After each step of a random history the output has exactly the rows that it should."""
+        self.play(output, seed, Model())
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_any_history_of_ranges_gives_the_rows_of_the_model(self, output: Output, seed: int) -> None:
+        """So it has when the ranges come in any order, some of them never planned."""
+        self.play(output, seed, RangesModel())
+
+    def play(self, output: Output, seed: int, model: "Model | RangesModel") -> None:
+        """Write what the model says, dying now and then, and compare after each step."""
         dice = Random(seed)
-        model = Model()
         for step in range(25):
             ranges = model.some_ranges(dice)
             gone = {offset for offset in range(60) if dice.random() < 0.2}
@@ -1015,3 +1042,60 @@ class Model:
         for each in ranges:
             if each.partition in taken:
                 self._stands[each.partition] = (each.generation, each.epoch, each.end)
+
+
+class RangesModel:
+    """What an output of one group and topic should hold when ranges come in any order: each offset's row and range."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, int], Row] = {}
+        self._held: dict[int, tuple[int, dict[int, tuple[int, int]]]] = {}
+
+    def some_ranges(self, dice: Random) -> list[ClaimedRange]:
+        """Return ranges of one batch: mostly what somebody has planned in the generation, sometimes not."""
+        found = []
+        for partition in dice.sample(range(3), dice.randint(1, 3)):
+            generation = self._held.get(partition, (5, {}))[0]
+            if dice.random() < 0.1:
+                generation += dice.choice((5, 5, 5, -5))
+            cuts = sorted(Random(f"{partition} {generation}").sample(range(60), 9))
+            at = dice.randrange(8)
+            start, end = cuts[at], cuts[at + 1] + (dice.random() < 0.1)
+            readable = dice.randint(start, end) if dice.random() < 0.1 else start
+            epoch = dice.randint(1, 99)
+            found.append(ahead(partition, start, end, generation=generation, epoch=epoch, readable=readable))
+        return found
+
+    def outcome(
+        self, ranges: Sequence[ClaimedRange], read: Sequence[Row], written: Sequence[Row]
+    ) -> tuple[set[int], list[Row], list[Row]] | None:
+        """Return the partitions taken with what was read and written of them, or None if it must be refused."""
+        taken = set()
+        for each in ranges:
+            generation, ground = self._held.get(each.partition, (-1, {}))
+            if each.generation < generation:
+                return None
+            met = {ground.get(offset) for offset in range(each.start, each.end)}
+            if each.generation == generation and met == {(each.start, each.end)}:
+                continue
+            if each.generation == generation and met != {None}:
+                return None
+            taken.add(each.partition)
+        return (
+            taken,
+            [row for row in read if row[0] in taken],
+            [row for row in written if row[0] in taken],
+        )
+
+    def apply(self, ranges: Sequence[ClaimedRange], outcome: tuple[set[int], list[Row], list[Row]]) -> None:
+        """Take it."""
+        taken, read, written = outcome
+        for partition, offset, _ in read:
+            self.rows.pop((partition, offset), None)
+        self.rows |= {(partition, offset): (partition, offset, value) for partition, offset, value in written}
+        for each in ranges:
+            if each.partition in taken:
+                generation, ground = self._held.get(each.partition, (-1, {}))
+                kept = ground if generation == each.generation else {}
+                added = dict.fromkeys(range(each.start, each.end), (each.start, each.end))
+                self._held[each.partition] = each.generation, kept | added
