@@ -173,7 +173,7 @@ class DataTopics:
 class MemorySink:
     """An output in memory that takes each range once, by the rules of the real ones; a frame is a list of places."""
 
-    judges_ranges = True
+    takes_in_any_order = True
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, int, Place]] = []

@@ -72,6 +72,7 @@ def part(
     topic: str = "t",
     log: str = LOG,
     topic_id: str = TOPIC_ID,
+    in_any_order: bool = False,
 ) -> ClaimedRange:
     """A range of a batch."""
     return ClaimedRange(
@@ -85,7 +86,13 @@ def part(
         start=start,
         end=end,
         first_readable=start if readable is None else readable,
+        in_any_order=in_any_order,
     )
+
+
+def ahead(partition: int, start: int, end: int, **others: Any) -> ClaimedRange:  # noqa: ANN401 - as `part`
+    """A range of a group whose members claim ranges."""
+    return part(partition, start, end, in_any_order=True, **others)
 
 
 def rows_of(value: str, *ranges: ClaimedRange, without: Iterable[int] = ()) -> list[Row]:
@@ -475,9 +482,22 @@ class CrashConformance:
         owner = {each.partition: value for value, outcome in outcomes.items() for each in outcome.taken}
         assert output.rows() == [(at, offset, owner[at]) for at in range(5) for offset in range(5)]
 
+    @classmethod
+    def race(
+        cls, output: Output, batches: Mapping[str, Sequence[ClaimedRange]], *, replacing: bool = False
+    ) -> dict[str, WriteOutcome]:
+        """Let all come to the racing step before one goes on; with `replacing`, over rows of an older generation."""
+        found = cls.race_or_refused(output, batches, replacing=replacing)
+        for each in found.values():
+            if isinstance(each, SinkRefused):
+                raise each
+        return {value: each for value, each in found.items() if isinstance(each, WriteOutcome)}
+
     @staticmethod
-    def race(output: Output, batches: Mapping[str, Sequence[ClaimedRange]]) -> dict[str, WriteOutcome]:
-        """Let all come to the racing step before one goes on."""
+    def race_or_refused(
+        output: Output, batches: Mapping[str, Sequence[ClaimedRange]], *, replacing: bool = False
+    ) -> dict[str, WriteOutcome | SinkRefused]:
+        """Let all come to the racing step before one goes on, and return what became of each."""
         barrier = threading.Barrier(len(batches))
 
         def waits() -> Callable[[str], None]:
@@ -491,12 +511,18 @@ class CrashConformance:
 
             return reached
 
+        def write(value: str, ranges: Sequence[ClaimedRange]) -> WriteOutcome | SinkRefused:
+            read = rows_of(value, *ranges)
+            try:
+                return output.sink(waits()).write(
+                    frames[value], ranges, lambda: intervals(read) if replacing else never()
+                )
+            except SinkRefused as refused:
+                return refused
+
         frames = {value: output.frame(rows_of(value, *ranges)) for value, ranges in batches.items()}
         with ThreadPoolExecutor(len(batches)) as pool:
-            running = {
-                value: pool.submit(output.sink(waits()).write, frames[value], ranges, never)
-                for value, ranges in batches.items()
-            }
+            running = {value: pool.submit(write, value, ranges) for value, ranges in batches.items()}
             return {value: future.result(120) for value, future in running.items()}
 
     def test_a_writer_that_was_overtaken_adds_nothing(self, output: Output) -> None:
@@ -559,6 +585,336 @@ class KillConformance:
             output.sweep()
         assert len(output.rows()) == 12 * len(output.steps)
 
+    def test_killed_at_any_step_beside_neighbours(
+        self, output: Output, die: Callable[[Output, str, str, Sequence[ClaimedRange]], int]
+    ) -> None:
+        """Whatever step the writer of a range is killed at, its neighbours go on, and the next one completes it."""
+        deliver(output, "old", *(ahead(number, 0, 10) for number in range(len(output.steps))))
+        for number, step in enumerate(output.steps):
+            if number % 2:
+                deliver(output, "new", ahead(number, 8, 10, generation=20, epoch=40))
+            assert die(output, step, "new", [ahead(number, 3, 6, generation=20, epoch=21)]) != 0, step
+            deliver(output, "new", ahead(number, 6, 8, generation=20, epoch=20))
+            mine = "".join(value[0] for at, _, value in output.rows() if at == number)
+            assert mine[:6] in {"oooooo", "ooonnn"}, step
+            deliver(output, "new", ahead(number, 3, 6, generation=20, epoch=22))
+            deliver(output, "new", ahead(number, 8, 10, generation=20, epoch=22))
+            mine = "".join(value[0] for at, _, value in output.rows() if at == number)
+            assert mine == "ooonnnnnnn", step
+            output.sweep()
+        assert len(output.rows()) == 10 * len(output.steps)
+
+
+class AnyOrderConformance:
+    """Groups whose members claim ranges: each is judged by itself, in whatever order they come."""
+
+    @pytest.fixture(autouse=True)
+    def _in_any_order(self, output: Output) -> None:
+        assert output.sink().takes_in_any_order is True
+
+    def test_ranges_come_in_any_order(self, output: Output) -> None:
+        """Each is taken once, under a higher token than its neighbours' or a lower one."""
+        starts = [30, 0, 40, 10, 20]
+        for number, start in enumerate(starts):
+            one = ahead(0, start, start + 10, epoch=50 - start)
+            expected = Verdict.TAKE if number else Verdict.REPLACE
+            assert output.sink().verdicts([one]) == {one: expected}
+            assert deliver(output, "a", one).taken == (one,)
+        assert output.rows() == rows_of("a", part(0, 0, 50))
+        assert deliver(output, "b", ahead(0, 900, 903), ahead(1, 7, 9)).taken
+        assert len(output.rows()) == 55
+
+    def test_a_replay_is_skipped_unevaluated(self, output: Output) -> None:
+        """The very range that is there is passed over, whoever comes with it, also when its neighbours are there."""
+        done = [ahead(0, start, start + 10, epoch=20) for start in (10, 30, 0, 20)]
+        for each in done:
+            deliver(output, "a", each)
+        for each in done:
+            for epoch in (19, 20, 21):
+                again = ahead(0, each.start, each.end, epoch=epoch)
+                assert output.sink().verdicts([again]) == {again: Verdict.SKIP}
+                assert output.sink().write(output.poison(), [again], never).skipped == (again,)
+        assert output.rows() == rows_of("a", part(0, 0, 40))
+
+    def test_of_a_partly_taken_batch_the_rest_is_taken(self, output: Output) -> None:
+        """Ranges that are there are left out, with their rows, and the others are written."""
+        deliver(output, "a", ahead(0, 20, 24), ahead(2, 0, 4))
+        batch = [ahead(0, 20, 24), ahead(1, 20, 24), ahead(2, 8, 9)]
+        outcome = deliver(output, "b", *batch)
+        assert (outcome.taken, outcome.skipped) == (tuple(batch[1:]), (batch[0],))
+        assert output.rows() == sorted(rows_of("a", batch[0], part(2, 0, 4)) + rows_of("b", *batch[1:]))
+
+    @pytest.mark.parametrize(
+        ("bounds", "others", "why"),
+        [
+            ((0, 20), {}, r"holds \[10, 20\) of the same generation, which overlaps it and is not the same"),
+            ((10, 19), {}, r"holds \[10, 20\)"),
+            ((11, 20), {"epoch": 50}, r"holds \[10, 20\)"),
+            ((20, 31), {}, r"holds \[30, 40\)"),
+            ((12, 18), {}, r"holds \[10, 20\)"),
+            ((0, 99), {}, r"holds \[10, 20\)"),
+            ((20, 30), {"generation": 6, "epoch": 50}, "generation 6 is older than 7"),
+            ((10, 20), {"generation": 6, "epoch": 50}, "generation 6 is older than 7"),
+            ((20, 30), {"log": "another-log"}, "coordination topic was made anew"),
+            ((20, 30), {"log": "another-log", "generation": 95}, "coordination topic was made anew"),
+            ((20, 30), {"topic_id": "another-topic"}, "data topic was made anew"),
+            ((10, 20), {"topic_id": "another-topic"}, "data topic was made anew"),
+        ],
+    )
+    def test_what_does_not_fit_is_refused(
+        self, output: Output, bounds: tuple[int, int], others: Mapping[str, Any], why: str
+    ) -> None:
+        """Another range over the same offsets, an older generation and another log are refused, with all beside."""
+        held = [ahead(0, 30, 40, generation=7), ahead(0, 10, 20, generation=7)]
+        for each in held:
+            deliver(output, "a", each)
+        wrong = ahead(0, *bounds, **{"generation": 7, **others})
+        beside = ahead(1, 0, 3, generation=7, log=wrong.coordination_topic_id)
+        with pytest.raises(SinkRefused, match=why):
+            output.sink().verdicts([beside, wrong])
+        with pytest.raises(SinkRefused, match=why):
+            output.sink().write(output.frame(rows_of("b", beside, wrong)), [beside, wrong], never)
+        assert output.rows() == rows_of("a", *reversed(held))
+        assert deliver(output, "c", ahead(0, 20, 30, generation=7)).taken
+
+    def test_what_was_done_whole_before_counts(self, output: Output) -> None:
+        """Batches of the same generation from before members claimed ranges are passed over, and never overlapped."""
+        for start in (10, 20):
+            deliver(output, "a", part(0, start, start + 10, epoch=20))
+        for start in (10, 20):
+            assert deliver(output, "b", ahead(0, start, start + 10)).skipped
+        for start, end, why in (
+            (15, 25, r"holds \[10, 20\)"),
+            (25, 35, r"holds \[20, 30\)"),
+            (0, 10, "in order up to 30 in the same generation, and has no such range"),
+        ):
+            with pytest.raises(SinkRefused, match=why):
+                deliver(output, "b", ahead(0, start, end, epoch=30))
+        for start in (50, 30):
+            assert deliver(output, "c", ahead(0, start, start + 10)).taken
+        with pytest.raises(SinkRefused, match="in order up to 30"):
+            deliver(output, "b", ahead(0, 5, 10, epoch=30))
+        expected = rows_of("a", part(0, 10, 30)) + rows_of("c", part(0, 30, 40), part(0, 50, 60))
+        assert output.rows() == expected
+
+    def test_whole_batches_after_ranges_need_ground_without_a_gap(self, output: Output) -> None:
+        """Where a group has stopped claiming ranges, what is missing between them is not passed over."""
+        for start, epoch in ((20, 15), (0, 12)):
+            deliver(output, "a", ahead(0, start, start + 10, epoch=epoch))
+        for start in (0, 10, 20, 30):
+            with pytest.raises(SinkRefused, match="needs a new generation: set the position"):
+                deliver(output, "b", part(0, start, start + 10, epoch=30))
+        deliver(output, "a", ahead(0, 10, 20, epoch=11))
+        with pytest.raises(SinkRefused, match="fencing token 14 is lower than 15"):
+            deliver(output, "b", part(0, 30, 40, epoch=14))
+        for start, end, why in ((10, 20, "stands at 30"), (15, 30, "needs a new generation"), (31, 40, "stands at 30")):
+            with pytest.raises(SinkRefused, match=why):
+                deliver(output, "b", part(0, start, end, epoch=30))
+        assert deliver(output, "b", part(0, 20, 30, epoch=30)).skipped
+        assert deliver(output, "c", part(0, 30, 40, epoch=30)).taken
+        assert deliver(output, "c", part(0, 40, 50, epoch=30)).taken
+        assert deliver(output, "d", part(0, 40, 50, epoch=30)).skipped
+        assert deliver(output, "e", ahead(0, 60, 65)).taken
+        for each in (ahead(0, 10, 20), ahead(0, 30, 40)):
+            assert deliver(output, "f", each).skipped
+        expected = rows_of("a", part(0, 0, 30)) + rows_of("c", part(0, 30, 50)) + rows_of("e", part(0, 60, 65))
+        assert output.rows() == expected
+
+    def test_a_new_generation_ends_either_way(self, output: Output) -> None:
+        """When the position was set between, ranges follow on whole batches and these on ranges, wherever they are."""
+        deliver(output, "a", part(0, 0, 10))
+        deliver(output, "b", ahead(0, 20, 30, generation=20, epoch=21))
+        deliver(output, "b", ahead(0, 0, 5, generation=20, epoch=22))
+        deliver(output, "c", part(0, 25, 40, generation=30, epoch=31))
+        deliver(output, "c", part(0, 40, 45, generation=30, epoch=31))
+        with pytest.raises(SinkRefused, match="generation 20 is older than 30"):
+            deliver(output, "d", ahead(0, 5, 20, generation=20, epoch=40))
+        values = "".join(value for _, _, value in output.rows())
+        assert values == "bbbbb" + "aaaaa" + "bbbbb" + "c" * 20
+
+    def test_groups_and_topics_do_not_meet(self, output: Output) -> None:
+        """Groups with ranges and without have ranges of their own in one output."""
+        deliver(output, "a", ahead(0, 20, 30))
+        deliver(output, "b", part(0, 0, 10, group="h", epoch=3))
+        deliver(output, "b", part(0, 10, 25, group="h", epoch=3))
+        deliver(output, "c", ahead(0, 15, 25, topic="u", epoch=4))
+        deliver(output, "c", ahead(1, 15, 25))
+        assert deliver(output, "a", ahead(0, 10, 20)).taken
+        assert len(output.rows()) == 65
+
+    def test_a_range_without_offsets_is_there_already(self, output: Output) -> None:
+        """Inside what is stored or beside it, rows of code that makes some from nothing are not written."""
+        deliver(output, "a", ahead(0, 10, 20))
+        for at in (0, 10, 15, 20, 30):
+            assert deliver(output, "b", ahead(0, at, at), rows=[(0, at, "b")]).skipped
+        assert output.rows() == rows_of("a", part(0, 10, 20))
+
+    def test_offsets_beyond_32_bits(self, output: Output) -> None:
+        """Ranges are as large as Kafka's offsets."""
+        last = 2**31 - 1
+        deliver(output, "a", ahead(last, 2**62, 2**62 + 3, epoch=2**62, generation=2**61))
+        deliver(output, "b", ahead(last, 2**63 - 3, 2**63 - 1, epoch=1, generation=2**61))
+        deliver(output, "c", ahead(last, 2**62 + 3, 2**62 + 5, epoch=1, generation=2**61))
+        assert [value for _, _, value in output.rows()] == list("aaaccbb")
+        with pytest.raises(SinkRefused, match="which overlaps it"):
+            output.sink().verdicts([ahead(last, 2**62 + 5, 2**63 - 1, generation=2**61)])
+
+    def test_many_ranges_of_one_partition(self, output: Output) -> None:
+        """Each of some dozens is known for itself afterwards, also once all that is between them is there."""
+        order = [*range(0, 60, 2), *range(59, 0, -2)]
+        for number in order:
+            deliver(output, "a", ahead(0, 2 * number, 2 * number + 2))
+        assert output.rows() == rows_of("a", part(0, 0, 120))
+        for number in order:
+            again = ahead(0, 2 * number, 2 * number + 2)
+            assert output.sink().verdicts([again]) == {again: Verdict.SKIP}
+        with pytest.raises(SinkRefused, match=r"holds \[40, 42\)"):
+            output.sink().verdicts([ahead(0, 40, 44)])
+
+    # New generations
+
+    def test_each_range_of_a_new_generation_replaces_its_own_offsets(self, output: Output) -> None:
+        """A later part that is done first takes away older rows there alone; the earlier part does so in its turn."""
+        for start in (0, 10, 20, 30):
+            deliver(output, "o", ahead(0, start, start + 10))
+        seen = []
+        for start in (22, 35, 12):
+            newer = ahead(0, start, start + 10, generation=20, epoch=50 - start)
+            assert deliver(output, "n", newer).taken == (newer,)
+            seen.append("".join(value for _, _, value in output.rows()))
+        assert seen[0] == "o" * 22 + "n" * 10 + "o" * 8
+        assert seen[1] == "o" * 22 + "n" * 10 + "ooo" + "n" * 10
+        assert seen[2] == "o" * 12 + "n" * 20 + "ooo" + "n" * 10
+        done_before = ahead(0, 0, 10, generation=20, epoch=22)
+        assert output.sink().verdicts([done_before]) == {done_before: Verdict.TAKE}
+
+    def test_lost_and_compacted_offsets_keep_their_rows(self, output: Output) -> None:
+        """In any order too, only what was read anew is replaced."""
+        deliver(output, "o", ahead(0, 0, 20))
+        deliver(output, "n", ahead(0, 10, 20, generation=20), without=(12, 13))
+        deliver(output, "n", ahead(0, 0, 10, generation=20, readable=4), without=(6,))
+        assert "".join(value for _, _, value in output.rows()) == "oooo" + "nnonnn" + "nnoonnnnnn"
+
+    # Many at once
+
+    def test_neighbours_that_meet_are_all_taken(self, output: Output) -> None:
+        """Writers of different ranges of one partition come to the last step together, in an output old or new."""
+        for generation, value in ((0, "a"), (20, "b")):
+            ranges = [ahead(0, start, start + 5, generation=generation, epoch=90 - start) for start in (15, 0, 10, 5)]
+            batches = {f"{value}{each.start}": [each] for each in ranges}
+            outcomes = CrashConformance.race(output, batches, replacing=generation > 0)
+            assert [outcome.taken for outcome in outcomes.values()] == [(each,) for each in ranges]
+            assert [offset for _, offset, _ in output.rows()] == list(range(20))
+            assert {(offset // 5 * 5, row) for _, offset, row in output.rows()} == {
+                (each.start, f"{value}{each.start}") for each in ranges
+            }
+
+    def test_two_writers_of_the_same_range(self, output: Output) -> None:
+        """Of two that come to the last step together one takes the range, the other finds it done."""
+        for start in (30, 0, 10):
+            mine = ahead(0, start, start + 10)
+            outcomes = CrashConformance.race(output, {"a": [mine], "b": [mine]})
+            assert sorted(len(each.taken) for each in outcomes.values()) == [0, 1]
+            assert sorted(len(each.skipped) for each in outcomes.values()) == [0, 1]
+            winner = next(value for value, each in outcomes.items() if each.taken)
+            assert [row for row in output.rows() if start <= row[1] < start + 10] == rows_of(winner, mine)
+
+    def test_two_writers_of_ranges_that_overlap(self, output: Output) -> None:
+        """Of two that come to the last step together one takes its range, the other is refused."""
+        for start in (60, 0, 30):
+            mine, other = ahead(0, start, start + 10), ahead(0, start + 5, start + 15)
+            outcomes = CrashConformance.race_or_refused(output, {"a": [mine], "b": [other]})
+            refused = [value for value, each in outcomes.items() if isinstance(each, SinkRefused)]
+            assert len(refused) == 1, outcomes
+            assert "which overlaps it and is not the same" in str(outcomes[refused[0]])
+            winner = {"a": mine, "b": other}[{"a": "b", "b": "a"}[refused[0]]]
+            expected = rows_of({"a": "b", "b": "a"}[refused[0]], winner)
+            assert [row for row in output.rows() if start <= row[1] < start + 15] == expected
+
+    def test_writers_that_share_some_ranges(self, output: Output) -> None:
+        """Each range is taken once, whichever of the batches that have it comes first."""
+        deliver(output, "first", *(ahead(number, 50, 55) for number in range(5)))
+        parts = [ahead(number, 0, 5) for number in range(5)]
+        outcomes = CrashConformance.race(output, {"a": parts[:3], "b": parts[1:4], "c": parts[2:]})
+        taken = [each for outcome in outcomes.values() for each in outcome.taken]
+        assert sorted(taken, key=lambda each: each.partition) == parts
+        owner = {each.partition: value for value, outcome in outcomes.items() for each in outcome.taken}
+        rows = [row for row in output.rows() if row[1] < 50]
+        assert rows == [(at, offset, owner[at]) for at in range(5) for offset in range(5)]
+
+    @pytest.mark.parametrize(
+        ("meanwhile", "outcome"),
+        [
+            (ahead(0, 10, 20, epoch=50), "skipped"),
+            (ahead(0, 20, 30, epoch=50), "taken"),
+            (ahead(0, 15, 25, epoch=50), r"holds \[15, 25\)"),
+            (ahead(0, 90, 95, generation=20, epoch=50), "generation 0 is older than 20"),
+            (ahead(0, 10, 20, generation=20, epoch=50), "generation 0 is older than 20"),
+        ],
+        ids=str,
+    )
+    @pytest.mark.parametrize("is_first", [False, True])
+    def test_a_writer_that_stalls_is_judged_by_what_is_there_then(
+        self, output: Output, meanwhile: ClaimedRange, outcome: str, *, is_first: bool
+    ) -> None:
+        """What others have done since its rows were ready counts, in an output that had ranges before or not."""
+        if not is_first:
+            deliver(output, "old", ahead(0, 0, 10))
+        before = output.rows()
+        mine = ahead(0, 10, 20)
+        stalled: list[str] = []
+
+        def reached(step: str) -> None:
+            if step == output.racing_step and not stalled:
+                stalled.append(step)
+                deliver(output, "new", meanwhile, sink=output.sink())
+
+        frame = output.frame(rows_of("late", mine))
+        sink = output.sink(reached)
+        if outcome in {"taken", "skipped"}:
+            assert getattr(sink.write(frame, [mine], never), outcome) == (mine,)
+        else:
+            with pytest.raises(SinkRefused, match=outcome):
+                sink.write(frame, [mine], never)
+        late = rows_of("late", mine) if outcome == "taken" else []
+        assert output.rows() == sorted(before + late + rows_of("new", meanwhile))
+
+    def test_rows_that_came_in_meanwhile_are_replaced_too(self, output: Output) -> None:
+        """What an older generation adds while a new one is at work is replaced where it was read."""
+        deliver(output, "old", ahead(0, 20, 25))
+        newer = ahead(0, 8, 12, generation=20)
+        asked: list[str] = []
+
+        def reached(step: str) -> None:
+            if step == output.racing_step and not asked:
+                asked.append(step)
+                deliver(output, "old", ahead(0, 5, 10), sink=output.sink())
+
+        read = rows_of("new", newer)
+        outcome = output.sink(reached).write(output.frame(read), [newer], lambda: intervals(read))
+        assert outcome.taken == (newer,)
+        expected = rows_of("old", part(0, 5, 8)) + rows_of("new", newer) + rows_of("old", part(0, 20, 25))
+        assert output.rows() == expected
+
+    # Death
+
+    def test_dying_at_any_step_then_delivered_again(self, output: Output) -> None:
+        """Whatever step a writer dies at, neighbours go on, and the same range delivered again gives its rows once."""
+        for number, step in enumerate(output.steps):
+            deliver(output, "old", ahead(number, 0, 20))
+            deliver(output, "c", ahead(number, 15, 20, generation=20))
+            mine = ahead(number, 5, 10, generation=20)
+            seen = CrashConformance.dies(output, step, "a", mine)
+            assert step in seen, f"{step} was not reached: {seen}"
+            neighbour = ahead(number, 10, 15, generation=20, epoch=5)
+            assert deliver(output, "c", neighbour).taken == (neighbour,)
+            again = ahead(number, 5, 10, generation=20, epoch=30)
+            outcome = deliver(output, "b", again)
+            assert outcome.taken + outcome.skipped == (again,)
+            output.sweep()
+            values = "".join(value for at, _, value in output.rows() if at == number)
+            assert values in {"old" * 5 + 5 * own + "c" * 10 for own in "ab"}, step
+
 
 class HistoryConformance:
     """Many writers one after another, right and wrong ones, held against a model of three lines."""
@@ -566,8 +922,16 @@ class HistoryConformance:
     @pytest.mark.parametrize("seed", range(12))
     def test_any_history_gives_the_rows_of_the_model(self, output: Output, seed: int) -> None:
         """After each step of a random history the output has exactly the rows that it should."""
+        self.play(output, seed, Model())
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_any_history_of_ranges_gives_the_rows_of_the_model(self, output: Output, seed: int) -> None:
+        """So it has when the ranges come in any order, some of them never planned."""
+        self.play(output, seed, RangesModel())
+
+    def play(self, output: Output, seed: int, model: "Model | RangesModel") -> None:
+        """Write what the model says, dying now and then, and compare after each step."""
         dice = Random(seed)
-        model = Model()
         for step in range(25):
             ranges = model.some_ranges(dice)
             gone = {offset for offset in range(60) if dice.random() < 0.2}
@@ -678,3 +1042,60 @@ class Model:
         for each in ranges:
             if each.partition in taken:
                 self._stands[each.partition] = (each.generation, each.epoch, each.end)
+
+
+class RangesModel:
+    """What an output of one group and topic should hold when ranges come in any order: each offset's row and range."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, int], Row] = {}
+        self._held: dict[int, tuple[int, dict[int, tuple[int, int]]]] = {}
+
+    def some_ranges(self, dice: Random) -> list[ClaimedRange]:
+        """Return ranges of one batch: mostly what somebody has planned in the generation, sometimes not."""
+        found = []
+        for partition in dice.sample(range(3), dice.randint(1, 3)):
+            generation = self._held.get(partition, (5, {}))[0]
+            if dice.random() < 0.1:
+                generation += dice.choice((5, 5, 5, -5))
+            cuts = sorted(Random(f"{partition} {generation}").sample(range(60), 9))
+            at = dice.randrange(8)
+            start, end = cuts[at], cuts[at + 1] + (dice.random() < 0.1)
+            readable = dice.randint(start, end) if dice.random() < 0.1 else start
+            epoch = dice.randint(1, 99)
+            found.append(ahead(partition, start, end, generation=generation, epoch=epoch, readable=readable))
+        return found
+
+    def outcome(
+        self, ranges: Sequence[ClaimedRange], read: Sequence[Row], written: Sequence[Row]
+    ) -> tuple[set[int], list[Row], list[Row]] | None:
+        """Return the partitions taken with what was read and written of them, or None if it must be refused."""
+        taken = set()
+        for each in ranges:
+            generation, ground = self._held.get(each.partition, (-1, {}))
+            if each.generation < generation:
+                return None
+            met = {ground.get(offset) for offset in range(each.start, each.end)}
+            if each.generation == generation and met == {(each.start, each.end)}:
+                continue
+            if each.generation == generation and met != {None}:
+                return None
+            taken.add(each.partition)
+        return (
+            taken,
+            [row for row in read if row[0] in taken],
+            [row for row in written if row[0] in taken],
+        )
+
+    def apply(self, ranges: Sequence[ClaimedRange], outcome: tuple[set[int], list[Row], list[Row]]) -> None:
+        """Take it."""
+        taken, read, written = outcome
+        for partition, offset, _ in read:
+            self.rows.pop((partition, offset), None)
+        self.rows |= {(partition, offset): (partition, offset, value) for partition, offset, value in written}
+        for each in ranges:
+            if each.partition in taken:
+                generation, ground = self._held.get(each.partition, (-1, {}))
+                kept = ground if generation == each.generation else {}
+                added = dict.fromkeys(range(each.start, each.end), (each.start, each.end))
+                self._held[each.partition] = each.generation, kept | added

@@ -308,7 +308,7 @@ def test_what_does_not_go_together(scene: Scene) -> None:
         scene.batch(scene.delivery(), ranges=TEN)
     with pytest.raises(ConfigurationError, match="leave entire_topic out"):
         scene.batch(member(scene), entire_topic=True)
-    scene.sink.judges_ranges = False
+    scene.sink.takes_in_any_order = False
     with pytest.raises(ConfigurationError, match="use a sink that keeps ranges"):
         scene.batch(member(scene, EFFECTIVELY_ONCE))
     with pytest.raises(ConfigurationError, match="Go"):

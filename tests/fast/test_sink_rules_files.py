@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition, Verdict
+from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
 from marshal_dagster.spark.sinks import FileSink, commits
-from marshal_dagster.spark.sinks.commits import decided
+from marshal_dagster.spark.sinks.commits import Commit, Entry, View, decided
 from tests.sink_child import write_and_die
 from tests.sink_conformance import (
+    AnyOrderConformance,
     CrashConformance,
     HistoryConformance,
     KillConformance,
     Output,
     ReplacingConformance,
     SinkConformance,
+    ahead,
     deliver,
     never,
     part,
@@ -49,6 +51,10 @@ class TestReplacing(ReplacingConformance):
 
 class TestCrashes(CrashConformance):
     """Death and races."""
+
+
+class TestAnyOrder(AnyOrderConformance):
+    """Ranges in any order."""
 
 
 @pytest.mark.thorough
@@ -122,10 +128,63 @@ def test_a_newer_version_is_refused(output: FileOutput) -> None:
     """Commit files of a newer marshal-dagster are not guessed at, neither for reading nor for writing."""
     deliver(output, "a", part(0, 0, 2))
     newest = commit_files(output)[-1]
-    newest.write_text(json.dumps(json.loads(newest.read_text()) | {"version": 2}))
+    newest.write_text(json.dumps(json.loads(newest.read_text()) | {"version": 3}))
     for use in (output.sink().committed_files, lambda: output.sink().verdicts([part(0, 2, 3)])):
-        with pytest.raises(SinkRefused, match=r"has version 2, this marshal-dagster knows 1"):
+        with pytest.raises(SinkRefused, match=r"has version 3, this marshal-dagster knows 2"):
             use()
+
+
+def versions(output: FileOutput) -> list[int]:
+    """Those of the checkpoints and then of the commits, in order."""
+    found = sorted(path for path in (output.path / "_marshal").glob("c*/*.json"))
+    return [json.loads(path.read_text())["version"] for path in found]
+
+
+def test_what_came_in_any_order_is_of_a_newer_version(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that an older marshal-dagster would misread say so; all others can be read by it as before."""
+    monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 2)
+    for start in (0, 2):
+        deliver(output, "a", part(0, start, start + 2))
+    assert versions(output) == [1, 1, 1]
+    notes: list[int] = []
+
+    def reached(step: str) -> None:
+        if step == "attempt noted":
+            (note,) = (output.path / "_marshal" / "attempts").glob("*.json")
+            notes.append(json.loads(note.read_text())["version"])
+
+    deliver(output, "b", ahead(0, 6, 8), sink=output.sink(reached))
+    deliver(output, "b", part(1, 0, 2), sink=output.sink(reached))
+    assert notes == [2, 1]
+    assert versions(output) == [1, 2, 1, 1, 2, 1]
+    monkeypatch.setattr(commits, "VERSION", 1)  # what an older one knows
+    with pytest.raises(SinkRefused, match="has version 2, this marshal-dagster knows 1"):
+        output.sink().verdicts([part(0, 8, 9)])
+
+
+def test_a_checkpoint_knows_each_range(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new process that reads one judges as from all commits, in order and in any."""
+    monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 4)
+    deliver(output, "a", part(0, 0, 4))
+    for start in (8, 20, 16):
+        deliver(output, "b", ahead(0, start, start + 4))
+    for path in commit_files(output):
+        path.rename(path.with_suffix(".aside"))
+    expected = {ahead(0, 16, 20): Verdict.SKIP, ahead(0, 0, 4): Verdict.SKIP, ahead(0, 4, 8): Verdict.TAKE}
+    assert {one: output.sink().verdicts([one])[one] for one in expected} == expected
+    with pytest.raises(SinkRefused, match=r"holds \[8, 12\)"):
+        output.sink().verdicts([ahead(0, 4, 12)])
+
+
+def test_an_attempt_on_a_gap_is_not_swept(output: FileOutput) -> None:
+    """What is done behind a range says nothing of it: its attempt goes when it is done, or never can be."""
+    deliver(output, "a", ahead(0, 0, 5))
+    write_and_die(output, "rows written", "dead", [ahead(0, 5, 10)])
+    for start in (10, 15):
+        deliver(output, "b", ahead(0, start, start + 5, epoch=50))
+        assert output.sink().sweep() == 0
+    deliver(output, "b", ahead(0, 8, 10, epoch=50))
+    assert output.sink().sweep() == 1
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"version": 1}', '{"version": 1, "ranges": [{}]}', "\xff"])
@@ -287,7 +346,10 @@ class _Shared(FileOutput):
         return self._sink
 
 
-STORED = StoredPosition("c", "d", generation=5, epoch=50, position=100)
+STORED = View()
+for bounds in ((0, 60), (60, 100)):
+    done = part(0, *bounds, generation=5, epoch=50, log="c", topic_id="d")
+    STORED.add(Commit("attempt", "json", "{}", (Entry(done, (), 0, has_offsets=True),)))
 
 
 @pytest.mark.parametrize(
@@ -311,8 +373,32 @@ STORED = StoredPosition("c", "d", generation=5, epoch=50, position=100)
 def test_what_is_decided_for_good(start: int, end: int, others: dict[str, str | int], *, is_decided: bool) -> None:
     """A range that could yet be taken, at a later position or in a newer generation, is not decided."""
     wanted = part(0, start, end, **{"generation": 5, "epoch": 50, "log": "c", "topic_id": "d", **others})  # type: ignore[arg-type]
-    assert decided(STORED, wanted) is is_decided
-    assert not decided(None, wanted)
+    assert decided(STORED.stored(wanted), wanted) is is_decided
+    assert not decided(View().stored(wanted), wanted)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "is_decided"),
+    [
+        (ahead(0, 20, 30, epoch=9), False),
+        (ahead(0, 10, 20), True),
+        (ahead(0, 15, 25), True),
+        (ahead(0, 0, 5), True),
+        (ahead(0, 20, 20), True),
+        (ahead(0, 10, 20, generation=20), False),
+        (part(0, 20, 30), False),
+        (part(0, 20, 30, epoch=9), True),
+        (part(0, 40, 50), False),
+        (part(0, 30, 40), True),
+    ],
+    ids=str,
+)
+def test_what_is_decided_for_good_in_any_order(wanted: ClaimedRange, *, is_decided: bool) -> None:
+    """What could yet be taken before what is there, beside it or once a gap is filled, is not decided."""
+    view = View()
+    for each in (part(0, 2, 10), ahead(0, 30, 40), ahead(0, 10, 20)):
+        view.add(Commit("attempt", "json", "{}", (Entry(each, (), 0, has_offsets=True),)))
+    assert decided(view.stored(wanted), wanted) is is_decided
 
 
 def test_a_write_that_fails_leaves_nothing(output: FileOutput) -> None:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import psycopg
@@ -12,7 +12,7 @@ import pytest
 from marshal_dagster.errors import ConfigurationError, SinkRefused, UnavailableError
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.spark.sinks import PostgresSink
-from tests.sink_conformance import CrashConformance, Frame, deliver, never, part, rows_of
+from tests.sink_conformance import CrashConformance, Frame, ahead, deliver, never, part, rows_of
 from tests.sink_outputs import TABLE, PostgresOutput, StandInLines, StandInPostgresSink, own_schema
 
 NOWHERE = "postgresql://user:hunter2@127.0.0.1:1/db"
@@ -101,6 +101,9 @@ def test_missing_tables_and_columns_are_named(output: PostgresOutput) -> None:
     execute(output, f"DROP TABLE {TABLE}")
     with pytest.raises(ConfigurationError, match=r"does not exist.*create_tables"):
         output.sink().write(frame, [part(0, 0, 2)], never)  # type: ignore[arg-type]
+    execute(output, "DROP TABLE marshal_taken_ranges")
+    with pytest.raises(ConfigurationError, match=r"marshal_taken_ranges.*create_tables"):
+        output.sink().verdicts([ahead(0, 0, 2)])
     execute(output, "DROP TABLE marshal_ranges")
     with pytest.raises(ConfigurationError, match=r"marshal_ranges.*create_tables"):
         output.sink().verdicts([part(0, 0, 2)])
@@ -206,8 +209,8 @@ def test_values_that_do_not_fit_are_refused_whole(output: PostgresOutput) -> Non
 def test_a_newer_version_is_refused(output: PostgresOutput) -> None:
     """Positions that a newer marshal-dagster has set are not guessed at."""
     deliver(output, "a", part(0, 0, 2))
-    execute(output, "UPDATE marshal_ranges SET version = 2")
-    with pytest.raises(SinkRefused, match="has version 2, this marshal-dagster knows 1"):
+    execute(output, "UPDATE marshal_ranges SET version = 3")
+    with pytest.raises(SinkRefused, match="has version 3, this marshal-dagster knows 2"):
         deliver(output, "b", part(0, 2, 4))
 
 
@@ -298,3 +301,131 @@ def test_what_was_taken_is_entered_once(output: PostgresOutput) -> None:
     assert found == [(0, 5), (1, 5), (2, 5)]
     statement = f"SELECT count(*) FROM {TABLE} JOIN marshal_taken_ranges AS t ON marshal_range = t.id"  # noqa: S608
     assert execute(output, statement) == [(15,)]
+
+
+# Ranges in any order
+
+
+@pytest.fixture
+def with_ranges(output: PostgresOutput) -> PostgresOutput:
+    """An output in which ranges of partition 0 have come in any order, twice."""
+    deliver(output, "old", ahead(0, 0, 100))
+    deliver(output, "new", ahead(0, 90, 100, generation=20))
+    return output
+
+
+@pytest.mark.parametrize("step", ["locked", "replaced", "moved"])
+def test_neighbours_do_not_wait_for_each_other(with_ranges: PostgresOutput, step: str) -> None:
+    """While one moves its rows over older ones, another does so with the next range, and commits first."""
+    stalled: list[str] = []
+
+    def reached(at: str) -> None:
+        if at == step and not stalled:
+            stalled.append(at)
+            sink = StandInPostgresSink(with_ranges.dsn, TABLE, schema=with_ranges.schema, lock_timeout_s=2)
+            assert deliver(with_ranges, "b", ahead(0, 20, 30, generation=20), sink=sink).taken
+
+    assert deliver(with_ranges, "a", ahead(0, 10, 20, generation=20), sink=with_ranges.sink(reached)).taken
+    assert stalled
+    values = [value for _, _, value in with_ranges.rows()]
+    assert values == ["old"] * 10 + ["a"] * 10 + ["b"] * 10 + ["old"] * 60 + ["new"] * 10
+
+
+@pytest.mark.parametrize(
+    ("step", "other", "waits"),
+    [
+        ("copied", ahead(0, 10, 20, generation=20), False),
+        ("locked", ahead(0, 10, 20, generation=20), True),
+        ("locked", ahead(0, 20, 30, generation=20), False),
+        ("locked", ahead(0, 20, 30, generation=30), True),
+        ("locked", ahead(1, 10, 20, generation=20), False),
+        ("set", ahead(0, 20, 30, generation=20), True),
+        ("committing", ahead(1, 20, 30, generation=20), False),
+    ],
+    ids=str,
+)
+def test_what_is_held_when(with_ranges: PostgresOutput, step: str, other: ClaimedRange, *, waits: bool) -> None:
+    """From judging on the same range waits and a new generation does; for the commit alone, any of the partition."""
+    deliver(with_ranges, "new", ahead(1, 90, 100, generation=20))
+    outcomes: list[str] = []
+
+    def reached(at: str) -> None:
+        if at == step and not outcomes:
+            sink = StandInPostgresSink(with_ranges.dsn, TABLE, schema=with_ranges.schema, lock_timeout_s=0.3)
+            with pytest.raises(UnavailableError, match="another writer has held") if waits else nullcontext():
+                assert deliver(with_ranges, "b", other, sink=sink).taken
+            outcomes.append(at)
+
+    deliver(with_ranges, "a", ahead(0, 10, 20, generation=20), sink=with_ranges.sink(reached))
+    assert outcomes == [step]
+
+
+def test_many_neighbours_at_once(with_ranges: PostgresOutput) -> None:
+    """Writers of some dozens of ranges, each delivered twice and in batches that cross, end without a deadlock."""
+    deliver(with_ranges, "new", *(ahead(number, 1000, 1010, generation=20) for number in (1, 2)))
+    batches = [
+        [ahead(number, start, start + 5, generation=20) for number in numbers]
+        for start in range(100, 150, 5)
+        for numbers in ((0, 1), (2, 0), (1, 2))
+    ]
+    with ThreadPoolExecutor(6) as pool:
+        running = [pool.submit(deliver, with_ranges, "x", *batch, sink=with_ranges.sink()) for batch in batches]
+        outcomes = [future.result(100) for future in running]
+    assert sum(len(outcome.taken) for outcome in outcomes) == 30
+    expected = rows_of("x", *(part(number, 100, 150) for number in range(3)))
+    assert [row for row in with_ranges.rows() if row[2] == "x"] == expected
+
+
+def test_ranges_that_meet_under_a_key_on_message_offsets(output: PostgresOutput) -> None:
+    """The second of two writers of a range waits and passes over it: it does not run into the first one's rows."""
+    execute(output, f"ALTER TABLE {TABLE} ADD PRIMARY KEY (kafka_partition, kafka_offset)")
+    deliver(output, "old", ahead(0, 0, 100))
+    deliver(output, "new", ahead(0, 90, 100, generation=20))
+    for start in (20, 0, 10):
+        mine = ahead(0, start, start + 10, generation=20)
+        outcomes = CrashConformance.race(output, {"a": [mine], "b": [mine]}, replacing=True)
+        assert sorted(len(each.taken) for each in outcomes.values()) == [0, 1]
+    assert len(output.rows()) == 100
+
+
+def test_an_older_version_does_not_misread_ranges(output: PostgresOutput) -> None:
+    """A partition is of version 2 while ranges of its generation came in any order, and of version 1 else."""
+    versions = "SELECT version, position, generation FROM marshal_ranges"
+    deliver(output, "a", part(0, 0, 10))
+    assert execute(output, versions) == [(1, 10, 0)]
+    deliver(output, "b", ahead(0, 30, 40))
+    assert execute(output, versions) == [(2, 10, 0)]
+    deliver(output, "b", ahead(0, 10, 30, epoch=99))
+    assert execute(output, versions) == [(2, 10, 0)]
+    deliver(output, "b", part(0, 40, 50, epoch=99))
+    assert execute(output, versions) == [(2, 50, 0)]
+    deliver(output, "c", ahead(0, 30, 40, generation=20))
+    assert execute(output, versions) == [(2, None, 20)]
+    deliver(output, "d", part(0, 5, 10, generation=30, epoch=99))
+    assert execute(output, versions) == [(1, 10, 30)]
+
+
+def test_ranges_are_found_by_an_index(output: PostgresOutput) -> None:
+    """What overlaps a range is found without going through what was taken."""
+    execute(
+        output,
+        "INSERT INTO marshal_taken_ranges (output, member_group, topic, partition, coordination_topic_id, "
+        "data_topic_id, generation, epoch, start_offset, first_readable, end_offset, row_count, has_offsets, version) "
+        "SELECT current_schema() || '.results', 'g', 't', 0, 'l', 't', g, 1, n * 10, n * 10, n * 10 + 10, 1, true, 1 "
+        "FROM generate_series(1, 20000) AS n, generate_series(7, 9) AS g",
+    )
+    execute(output, "ANALYZE marshal_taken_ranges")
+    sink = output.sink()
+    with sink._transaction() as connection:
+        real, plans = connection.execute, []
+
+        def explained(statement: Any, values: Any) -> Any:  # noqa: ANN401 - as psycopg has it
+            plans.extend(real("EXPLAIN ANALYZE " + statement.as_string(connection), values).fetchall())
+            return real(statement, values)
+
+        connection.execute = explained  # type: ignore[method-assign,assignment]
+        found = sink._overlapping(connection, [ahead(0, 100_005, 100_007, generation=8)], ())
+    assert found == {0: (100_000, 100_010)}
+    plan = "\n".join(line for (line,) in plans)
+    assert "marshal_taken_ranges_by_generation" in plan
+    assert "Seq Scan" not in plan

@@ -7,6 +7,7 @@ import pytest
 from marshal_dagster.protocol.ranges import ClaimedRange
 from tests.sink_child import write_and_die
 from tests.sink_conformance import (
+    AnyOrderConformance,
     CrashConformance,
     HistoryConformance,
     KillConformance,
@@ -39,6 +40,10 @@ class TestReplacing(ReplacingConformance):
 
 class TestCrashes(CrashConformance):
     """Death and races."""
+
+
+class TestAnyOrder(AnyOrderConformance):
+    """Ranges in any order."""
 
 
 class TestKills(KillConformance):

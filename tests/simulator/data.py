@@ -73,7 +73,7 @@ class Output:
 class SimulatedSink:
     """A transactional output, written by one process: judged by the library's rules, taken in one step."""
 
-    judges_ranges = True
+    takes_in_any_order = True
 
     def __init__(self, output: Output, wait: Wait, hesitate: Wait) -> None:
         self._output = output

@@ -22,6 +22,8 @@ CLAIMER: Final = "coordination/claimer.py"
 BATCH: Final = "delivery/batch.py"
 WHOLE: Final = "delivery/whole.py"
 BASE_CLAIMER: Final = "coordination/base_claimer.py"
+RANGE_CLAIMER: Final = "coordination/range_claimer.py"
+KEY_RANGES: Final = "protocol/key_ranges.py"
 SNAPSHOTS: Final = "protocol/snapshots.py"
 
 
@@ -257,7 +259,11 @@ MUTANTS: Final = (
         "    if wanted.generation < stored.generation:\n",
         "    if False:\n",
         (
-            ("protocol/ranges.py", "    if wanted.epoch < stored.epoch:\n", "    if False:\n"),
+            (
+                "protocol/ranges.py",
+                "    if wanted.epoch < stored.epoch and not wanted.in_any_order:\n",
+                "    if False:\n",
+            ),
             ("protocol/ranges.py", "    if stored.position != wanted.start:\n", "    if False:\n"),
         ),
     ),
@@ -290,8 +296,94 @@ MUTANTS: Final = (
         "a displaced instance claims again",
         BASE_CLAIMER,
         '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
+        "                from marshal_dagster.protocol.messages import ClaimingPartition\n"
         "                again = ClaimingPartition(partition=claim.partition, **self._sender.signed(self.member))\n"
         "                claim.epoch = self._sender.send([again]).log_offsets[0] or claim.epoch",
+    ),
+    Mutant(
+        "a range is done by who does not own it",
+        TRANSITIONS,
+        "Rule(finish_range, (*_BY_RANGE_OWNER, (is_planned",
+        "Rule(finish_range, (_BY_RANGE_OWNER[0], (is_planned",
+    ),
+    Mutant(
+        "a range is done that is not planned",
+        TRANSITIONS,
+        "(*_BY_RANGE_OWNER, (is_planned, Refusal.NOT_PLANNED))",
+        "_BY_RANGE_OWNER",
+    ),
+    Mutant(
+        "a range is claimed over another",
+        TRANSITIONS,
+        "is not None or not any(each.overlaps(start, end) for each in _unspent(event))",
+        "is not None or start < end",
+    ),
+    Mutant(
+        "a planned range is planned to another end",
+        TRANSITIONS,
+        "                (is_same_plan_or_first, Refusal.OTHER_PLAN),\n",
+        "",
+    ),
+    Mutant(
+        "a whole claim beside live ranges",
+        TRANSITIONS,
+        "                (is_free_of_live_ranges, Refusal.HELD_BY_RANGES),\n"
+        "                (is_free_of_ranges_or_pauser, Refusal.HELD_BY_RANGES),\n",
+        "",
+    ),
+    Mutant(
+        "the offset moves over a gap between ranges",
+        KEY_RANGES,
+        "    if start == offset:\n",
+        "    if start >= offset:\n",
+    ),
+    Mutant(
+        "records of an earlier claim count for a range",
+        KEY_RANGES,
+        "each.owner.epoch == epoch",
+        "each.owner.epoch is not None and each.owner.epoch >= epoch",
+    ),
+    Mutant(
+        "the plan of a range is not read back",
+        RANGE_CLAIMER,
+        "            self._require_planned(new, sent)\n",
+        "            for number, end in new.items():\n                claims[number].plan_end = end\n",
+    ),
+    Mutant(
+        "what lies behind the plan of a range is still counted on",
+        RANGE_CLAIMER,
+        "                claim.end = message.end\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "at most once takes an unacknowledged end of a range for its own",
+        RANGE_CLAIMER,
+        "for message, outcome in sent if outcome is not None and outcome.accepted)",
+        "for message, outcome in sent if outcome is None or outcome.accepted)",
+    ),
+    Mutant(
+        "what another generation has done counts as the range's commit",
+        RANGE_CLAIMER,
+        "    if claim.plan_end is None or key.generation != claim.generation:\n",
+        "    if claim.plan_end is None:\n",
+    ),
+    Mutant(
+        "a range left behind is taken up in another size",
+        "protocol/range_choice.py",
+        "        return left.start, left.end\n",
+        "        return left.start, min(left.end, left.start + size)\n",
+    ),
+    Mutant(
+        "the output takes one of its ranges again",
+        "protocol/ranges.py",
+        "    if not wanted.width or stored.overlapping == (wanted.start, wanted.end):\n        return Verdict.SKIP\n",
+        "    if not wanted.width or stored.overlapping == (wanted.start, wanted.end):\n        return Verdict.TAKE\n",
+    ),
+    Mutant(
+        "a range is read as far as it was claimed, not as it was planned",
+        "delivery/ranged.py",
+        "            end = claim.end if claim.plan_end is not None else min(claim.end, at.end)\n",
+        "            end = claim.end\n",
     ),
     Mutant(
         "a snapshot leaves out the pause",

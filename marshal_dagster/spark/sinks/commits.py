@@ -17,10 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition
+from marshal_dagster.protocol.ranges import ClaimedRange, StoredRanges, TakenRanges
 
-VERSION = 1
-"""Of the commit files; a newer one is refused."""
+VERSION = 2
+"""The newest of the files here; a newer one is refused.
+
+What holds no range that came in any order is written as version 1, as ever. In version 2 such a range has
+`in_any_order`: who reads its end as the position of the output would pass over what is missing before it.
+"""
 CHECKPOINT_EVERY = 100
 _KEPT_CHECKPOINTS = 2
 _DIGITS = 20
@@ -36,6 +40,7 @@ _RANGE_FIELDS = (
     "end",
     "first_readable",
 )
+_IN_ANY_ORDER = "in_any_order"
 
 _Key = tuple[str, str, int]
 
@@ -71,8 +76,9 @@ class View:
 
     number: int = 0
     commits: list[Commit] = field(default_factory=list)
-    _positions: dict[_Key, StoredPosition] = field(default_factory=dict)
-    _entries: dict[_Key, list[Entry]] = field(default_factory=dict)
+    _taken: dict[_Key, TakenRanges] = field(default_factory=dict)
+    _entries: dict[_Key, dict[int, list[Entry]]] = field(default_factory=dict)
+    """By generation: where there is but one, no entry is looked at for what it replaces."""
     _attempts: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, commit: Commit) -> None:
@@ -82,19 +88,14 @@ class View:
         files = self._attempts.setdefault(commit.attempt, set())
         for entry in commit.entries:
             taken = entry.taken
-            self._positions[_key(taken)] = StoredPosition(
-                coordination_topic_id=taken.coordination_topic_id,
-                data_topic_id=taken.data_topic_id,
-                generation=taken.generation,
-                epoch=taken.epoch,
-                position=taken.end,
-            )
-            self._entries.setdefault(_key(taken), []).append(entry)
+            self._taken.setdefault(_key(taken), TakenRanges()).add(taken)
+            self._entries.setdefault(_key(taken), {}).setdefault(taken.generation, []).append(entry)
             files.update(entry.files)
 
-    def stored(self, wanted: ClaimedRange) -> StoredPosition | None:
-        """Return how far the output has got with the key of `wanted`."""
-        return self._positions.get(_key(wanted))
+    def stored(self, wanted: ClaimedRange) -> StoredRanges | None:
+        """Return what the output has of the key of `wanted`."""
+        taken = self._taken.get(_key(wanted))
+        return None if taken is None else taken.beside(wanted)
 
     def files_of(self, attempt: str) -> frozenset[str] | None:
         """Return the files of `attempt` that count, None if it added nothing."""
@@ -107,10 +108,11 @@ class View:
             return []
         return [
             entry
-            for entry in self._entries.get(_key(wanted), ())
+            for generation, entries in self._entries.get(_key(wanted), {}).items()
+            if below_generation is None or generation < below_generation
+            for entry in entries
             if entry.files
             and entry.taken.data_topic_id == wanted.data_topic_id
-            and (below_generation is None or entry.taken.generation < below_generation)
             and entry.taken.first_readable < wanted.end
             and entry.taken.end > wanted.first_readable
         ]
@@ -120,10 +122,10 @@ class View:
         taken = entry.taken
         return [
             (max(start, taken.start), min(end, taken.end))
-            for newer in self._entries.get(_key(taken), ())
-            if newer.replaces
-            and newer.taken.generation > taken.generation
-            and newer.taken.data_topic_id == taken.data_topic_id
+            for generation, entries in self._entries.get(_key(taken), {}).items()
+            if generation > taken.generation
+            for newer in entries
+            if newer.replaces and newer.taken.data_topic_id == taken.data_topic_id
             for start, end in newer.replaces
             if start < taken.end and end > taken.start
         ]
@@ -184,7 +186,8 @@ class CommitLog:
         number = self._view.number + 1
         target = self._commits / _name(number)
         self._commits.mkdir(parents=True, exist_ok=True)
-        document = {"version": VERSION, "number": number, **_commit_to(commit)}
+        version = version_of(entry.taken for entry in commit.entries)
+        document = {"version": version, "number": number, **_commit_to(commit)}
         with _written(scratch, document) as temporary:
             try:
                 os.link(temporary, target)
@@ -254,11 +257,11 @@ class CommitLog:
                 return
 
 
-def decided(stored: StoredPosition | None, wanted: ClaimedRange) -> bool:
-    """Say whether an output that stands at `stored` has `wanted` or will refuse it for ever.
+def decided(stored: StoredRanges | None, wanted: ClaimedRange) -> bool:
+    """Say whether an output that holds `stored` has `wanted` or will refuse it for ever.
 
-    Positions only grow within a generation, generations and tokens only grow, and neither the coordination topic's id
-    nor, within a generation, the data topic's ever changes in an output.
+    What is stored in a generation only grows, generations grow, tokens do where they are compared, and neither the
+    coordination topic's id nor, within a generation, the data topic's ever changes in an output.
     """
     if stored is None:
         return False
@@ -266,12 +269,16 @@ def decided(stored: StoredPosition | None, wanted: ClaimedRange) -> bool:
         return True
     if wanted.generation != stored.generation:
         return wanted.generation < stored.generation
-    return (
-        wanted.epoch < stored.epoch
-        or wanted.data_topic_id != stored.data_topic_id
-        or stored.position > wanted.start
-        or stored.position == wanted.end
-    )
+    if wanted.data_topic_id != stored.data_topic_id or stored.overlapping or stored.below > wanted.start:
+        return True
+    if wanted.in_any_order:
+        return not wanted.width
+    return wanted.epoch < stored.epoch or stored.below == wanted.end
+
+
+def version_of(ranges: Iterable[ClaimedRange]) -> int:
+    """Return the version in which these ranges can be written."""
+    return VERSION if any(each.in_any_order for each in ranges) else 1
 
 
 def sync(path: Path) -> None:
@@ -292,12 +299,14 @@ def write_whole(path: Path, document: Mapping[str, Any]) -> None:
 
 def range_to(wanted: ClaimedRange) -> dict[str, Any]:
     """Return the fields of a range, for JSON."""
-    return {name: getattr(wanted, name) for name in _RANGE_FIELDS}
+    fields = {name: getattr(wanted, name) for name in _RANGE_FIELDS}
+    return fields | {_IN_ANY_ORDER: True} if wanted.in_any_order else fields
 
 
 def range_from(found: Mapping[str, Any]) -> ClaimedRange:
     """Return the range with these fields."""
-    return ClaimedRange(**{name: found[name] for name in _RANGE_FIELDS})
+    fields = {name: found[name] for name in _RANGE_FIELDS}
+    return ClaimedRange(**fields, in_any_order=found.get(_IN_ANY_ORDER, False))
 
 
 def load(path: Path) -> dict[str, Any] | None:
@@ -369,7 +378,7 @@ def _read(path: Path) -> dict[str, Any] | None:
         version = found["version"]
     except (ValueError, KeyError, TypeError) as error:
         raise SinkRefused(f"{path} is damaged ({error}): restore it; until then nothing is written") from error
-    if version != VERSION:
+    if version not in range(1, VERSION + 1):
         raise SinkRefused(
             f"{path} has version {version}, this marshal-dagster knows {VERSION}: run one that is at least as new as "
             "the output's last writer"
@@ -431,7 +440,7 @@ def _checkpoint_to(commits: list[Commit]) -> dict[str, Any]:
     schemas = list(dict.fromkeys(commit.schema for commit in commits))
     places = {schema: place for place, schema in enumerate(schemas)}
     return {
-        "version": VERSION,
+        "version": version_of(entry.taken for commit in commits for entry in commit.entries),
         "number": len(commits),
         "schemas": schemas,
         "commits": [_commit_to(commit) | {"schema": places[commit.schema]} for commit in commits],

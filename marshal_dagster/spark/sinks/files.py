@@ -79,6 +79,8 @@ _NOTHING = _Written((), 0)
 class FileSink:
     """Files in the folder `path`, readable through `read` and `committed_files`."""
 
+    takes_in_any_order = True
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -221,7 +223,7 @@ class FileSink:
         self._attempts.mkdir(parents=True, exist_ok=True)
         commits.write_whole(
             self._attempts / f"{attempt}.json",
-            {"version": commits.VERSION, "ranges": [commits.range_to(each) for each in wanted]},
+            {"version": commits.version_of(wanted), "ranges": [commits.range_to(each) for each in wanted]},
         )
         self._reached("attempt noted")
         return attempt

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition, Verdict, judge
+from marshal_dagster.protocol.ranges import ClaimedRange, StoredRanges, Verdict, judge_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -44,10 +44,18 @@ class Sink(Protocol):
     All ranges of one call are of one group and one topic, each partition at most once. Errors leave nothing written.
     """
 
+    @property
+    def takes_in_any_order(self) -> bool:
+        """Whether it knows each range that it has, not only a position (`judge_ranges`).
+
+        Only such a sink can be used in groups whose members claim ranges: there `ClaimedRange.in_any_order` is true.
+        """
+        ...
+
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
         """Say what would be done with each range; asked before anything is processed.
 
-        Raises `SinkRefused` where one of them could not be written: see `judge`, and `can_replace`.
+        Raises `SinkRefused` where one of them could not be written: see `judge`, `judge_ranges` and `can_replace`.
         """
         ...
 
@@ -124,10 +132,10 @@ def then_checked(offsets_read: OffsetsRead, before_commit: BeforeCommit) -> Offs
 
 
 def judge_all(
-    stored: Callable[[ClaimedRange], StoredPosition | None], ranges: Sequence[ClaimedRange]
+    stored: Callable[[ClaimedRange], StoredRanges | None], ranges: Sequence[ClaimedRange]
 ) -> dict[ClaimedRange, Verdict]:
-    """Judge each range by what is `stored` for it; raises `SinkRefused` as `judge`."""
-    return {wanted: judge(stored(wanted), wanted) for wanted in ranges}
+    """Judge each range by what is `stored` beside it; raises `SinkRefused` as `judge_ranges`."""
+    return {wanted: judge_ranges(stored(wanted), wanted) for wanted in ranges}
 
 
 def unreplaceable(wanted: ClaimedRange, older_generation: int, where: str) -> str:
