@@ -75,7 +75,7 @@ class Site:
 
     def wait_until_claimable(self, output: Output) -> None:
         """Wait until all claims are stale or released."""
-        claimer = self.batch(output)._claimer
+        claimer = self.batch(output)._whole.claimer
         deadline = time.monotonic() + DEADLINE_S
         while True:
             claimer.rationalizer.catch_up()
