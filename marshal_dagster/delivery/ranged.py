@@ -163,7 +163,7 @@ class RangeClaims:
     def _held(self, owners: Sequence[tuple[Owner, int]]) -> Idle:
         clients = ", ".join(sorted({owner.client for owner, _ in owners}))
         text = f"no range of topic {self._ground.request.topic!r} that has something to read can be claimed"
-        return self._ground.held(f"{text}: {clients} hold what is left" if owners else text, owners)
+        return self._ground.held(f"{text}: what is left is held by {clients}" if owners else text, owners)
 
     def _worn(self, keys: Mapping[int, Key]) -> dict[int, tuple[int, int]]:
         """Give the lowest planned range of each partition that was tried too often and that nobody is trying now."""

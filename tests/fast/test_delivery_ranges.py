@@ -236,7 +236,7 @@ def test_why_there_is_nothing_to_do(scene: Scene) -> None:
 
     assert held is not None
     assert (held.reason, held.stale_in_s) == (IdleReason.HELD, None)
-    assert "client1 hold what is left" in held.text
+    assert "what is left is held by client1" in held.text
     assert own is not None
     assert (own.reason, own.stale_in_s) == (IdleReason.HELD, 2 * HI_MS / 1_000)
     assert paused is not None

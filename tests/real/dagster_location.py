@@ -18,8 +18,10 @@ import dagster as dg
 from marshal_dagster.delivery import ClaimedBatch
 from marshal_dagster.jobs import build_claimed_batch_job, build_reprocess_job
 from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
+from marshal_dagster.spark.sinks import FileSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -59,7 +61,9 @@ redo = build_reprocess_job(endless, name="redo")
 @dg.op
 def hold_batch(context: dg.OpExecutionContext, claimer: ClaimerResource) -> None:
     """Hold a batch until it is lost."""
-    with claimer.claimed_batch(context, topic=TOPIC, max_records=10) as batch:
+    has_sink = claimer.settings.delivery is DeliveryMode.EFFECTIVELY_ONCE
+    sink = FileSink(MARK.parent / "out") if has_sink else None
+    with claimer.claimed_batch(context, topic=TOPIC, max_records=10, sink=sink) as batch:
         _mark()
         while True:
             batch.check()
@@ -116,6 +120,7 @@ defs = dg.Definitions(
             group=os.environ["TEST_GROUP"],
             heartbeat_interval_s=float(os.environ["TEST_HEARTBEAT_INTERVAL_S"]),
             delivery=os.environ["TEST_DELIVERY"],  # type: ignore[arg-type] # judged by the resource
+            claim_ranges=os.environ["TEST_CLAIM_RANGES"] == "True",
         )
     },
 )

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_i
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.delivery import RangeOptions
 from marshal_dagster.errors import UnavailableError, UnsafeTopic
 from marshal_dagster.jobs import build_claimed_batch_job, build_reprocess_job
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -96,7 +98,12 @@ class Site:
         return self._reader.catch_up().key(self.group, self.topic, partition)
 
     def start(
-        self, job: str, *, delivery: DeliveryMode = DeliveryMode.AT_LEAST_ONCE, heartbeat_interval_s: float = 30
+        self,
+        job: str,
+        *,
+        delivery: DeliveryMode = DeliveryMode.AT_LEAST_ONCE,
+        heartbeat_interval_s: float = 30,
+        claim_ranges: bool = False,
     ) -> "subprocess.Popen[bytes]":
         """Start a run in a run worker of its own."""
         environment = {
@@ -108,6 +115,7 @@ class Site:
             "TEST_GROUP": self.group,
             "TEST_DELIVERY": delivery.value,
             "TEST_HEARTBEAT_INTERVAL_S": str(heartbeat_interval_s),
+            "TEST_CLAIM_RANGES": str(claim_ranges),
             "TEST_MARK": str(self.mark),
         }
         with (self.folder / f"{job}.log").open("wb") as output:
@@ -325,6 +333,39 @@ def test_a_broker_that_is_down_fails_the_run_in_one_line(site: Site, capfd: pyte
 
 
 # In processes that end
+
+
+def test_runs_share_partitions_by_ranges(site: Site, spark: "SparkSession") -> None:
+    """While one run holds a range of each partition another does the rest; what the killed one left comes last."""
+    settings: dict[str, Any] = {
+        "delivery": DeliveryMode.EFFECTIVELY_ONCE,
+        "claim_ranges": True,
+        "heartbeat_interval_s": 2,
+    }
+    sink = FileSink(site.folder / "out")
+    op = build_claimed_batch_op(
+        lambda _, __, frame: frame.select("partition", "offset"),
+        name="work",
+        topic=site.topic,
+        sink=sink,
+        ranges=RangeOptions(size=6),
+        spark_key="spark",
+    )
+    resources = {"claimer": site.claimer(**settings), "spark": _with_session(spark)}
+    holding = site.start_and_wait("hold", **settings)
+
+    result = build_claimed_batch_job(op).execute_in_process(instance=site.instance, resources=resources)
+
+    assert result.output_for_node("work").offsets == 30
+    assert [site.key(n).offset for n in range(PARTITIONS)] == [0, 0]
+    for each in _tree(holding.pid):
+        each.kill()
+    until(lambda: site.tick(build_reprocess_job(op)).run_requests, "the sensor finds what the dead run left")
+    again = build_claimed_batch_job(op).execute_in_process(instance=site.instance, resources=resources)
+    assert again.output_for_node("work").offsets == 10
+    assert [(site.key(n).offset, site.key(n).ranges) for n in range(PARTITIONS)] == [(20, ()), (20, ())]
+    rows = Counter((row.partition, row.offset) for row in sink.read(spark).collect())
+    assert rows == Counter({(number, offset): 1 for number in range(PARTITIONS) for offset in range(20)})
 
 
 @pytest.mark.parametrize("job", ["spark_in_process", "spark_multiprocess"])
