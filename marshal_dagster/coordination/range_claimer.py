@@ -27,7 +27,7 @@ from marshal_dagster.protocol.messages import (
     Settings,
 )
 from marshal_dagster.protocol.range_choice import Bounds, Look, choose_range, in_the_way
-from marshal_dagster.protocol.state import RANGES, Key, Owner, Phase, Range, enables_ranges
+from marshal_dagster.protocol.state import RANGES, Key, Owner, Phase, enables_ranges
 
 __all__ = ["RangeClaim", "RangeClaimer"]
 
@@ -250,7 +250,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
                 claim.may_be_done = True
 
     def _won(self, key: Key, partition: int, epoch: int, lease: Lease) -> RangeClaim | None:
-        won = self._held(key, epoch)
+        won = of_epoch(key.ranges, epoch)
         return None if won is None else RangeClaim.of(partition, epoch, lease, won, key)
 
     def _revocations(
@@ -306,13 +306,6 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
 
     # What it believes
 
-    def _held(self, key: Key, epoch: int) -> Range | None:
-        held = of_epoch(key.ranges, epoch)
-        return held if held is not None and held.owner is not None and self._is_own(held.owner) else None
-
-    def _is_own(self, owner: Owner) -> bool:
-        return owner.instance == self.member.instance
-
     def _owners(self, partition: int) -> list[Owner]:
         key = self.key(partition)
         return [owner for owner in (key.owner, *(each.owner for each in key.ranges)) if owner is not None]
@@ -326,7 +319,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         if claim.is_done:
             return True
         key = self.key(claim.partition)
-        held = self._held(key, claim.epoch)
+        held = of_epoch(key.ranges, claim.epoch)
         if held is None:
             claim.is_done = claim.may_be_done and _is_covered(claim, key)
             return claim.is_done
