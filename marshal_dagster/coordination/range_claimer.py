@@ -22,7 +22,6 @@ from marshal_dagster.protocol.messages import (
     RangeDone,
     RangeHeartbeat,
     ReleasingRange,
-    RevokingClaim,
     RevokingRange,
     Settings,
 )
@@ -105,7 +104,11 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
                 return []
             signed = self._sender.signed(self.member)
             claims = [ClaimingRange(partition=n, start=start, end=end, **signed) for n, (start, end) in asked.items()]
-            revocations = [each for n, bounds in asked.items() for each in self._revocations(n, bounds, dead, signed)]
+            revocations = [
+                each
+                for n, bounds in asked.items()
+                for each in self._revocations(n, dead, in_the_way(self.key(n).ranges, *bounds, dead))
+            ]
             self._tenure.ask(asked)
             self._wanted.update(asked)
             won = self._note_wins(self._sender.send([*revocations, *claims]), ClaimingRange)
@@ -253,24 +256,6 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         won = of_epoch(key.ranges, epoch)
         return None if won is None else RangeClaim.of(partition, epoch, lease, won, key)
 
-    def _revocations(
-        self, partition: int, bounds: Bounds, dead: Collection[Owner], signed: dict[str, Any]
-    ) -> list[Message]:
-        key = self.key(partition)
-        whole = [key.owner] if key.owner is not None and key.owner in dead else []
-        parts = [each.owner for each in in_the_way(key.ranges, *bounds, dead)]
-        revocations: list[Message] = [
-            RevokingClaim(partition=partition, epoch=owner.epoch, **signed)
-            for owner in whole
-            if owner.epoch is not None
-        ]
-        revocations += [
-            RevokingRange(partition=partition, epoch=owner.epoch, **signed)
-            for owner in parts
-            if owner is not None and owner.epoch is not None
-        ]
-        return revocations
-
     def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:
         held = [
             (number, owner.epoch)
@@ -305,10 +290,6 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         return [number for number, end in ends.items() if self._tenure.claims[number].plan_end != end]
 
     # What it believes
-
-    def _owners(self, partition: int) -> list[Owner]:
-        key = self.key(partition)
-        return [owner for owner in (key.owner, *(each.owner for each in key.ranges)) if owner is not None]
 
     def _owners_beside(self, partition: int) -> list[Owner]:
         key, (start, end) = self.key(partition), self._wanted.get(partition, (0, 0))
