@@ -28,8 +28,8 @@ from marshal_dagster.errors import (
     UnavailableError,
 )
 from marshal_dagster.protocol.leases import Lease
-from marshal_dagster.protocol.messages import Message, Settings, is_topic
-from marshal_dagster.protocol.state import Group, Key, Owner
+from marshal_dagster.protocol.messages import Message, RevokingClaim, RevokingRange, Settings, is_topic
+from marshal_dagster.protocol.state import Group, Key, Owner, Range
 
 logger = logging.getLogger(__name__)
 
@@ -347,6 +347,24 @@ class BaseClaimer(ABC, Generic[H]):
         dead = {instance for instance, owner in instances.items() if is_dead(owner)}
         return frozenset(owner for owner in owners if owner.instance in dead)
 
+    def _owners(self, partition: int) -> list[Owner]:
+        """Give who holds the key whole, and who holds ranges of it."""
+        key = self.key(partition)
+        return [owner for owner in (key.owner, *(each.owner for each in key.ranges)) if owner is not None]
+
+    def _revocations(self, partition: int, dead: Collection[Owner], ranges: Iterable[Range]) -> list[Message]:
+        """Make the records that take the key, and those of its `ranges`, from owners that are dead."""
+        signed, whole = self._sender.signed(self.member), self.key(partition).owner
+        parts = [each.owner for each in ranges if each.owner is not None and each.owner in dead]
+        revocations: list[Message] = [
+            RevokingRange(partition=partition, epoch=owner.epoch, **signed)
+            for owner in parts
+            if owner.epoch is not None
+        ]
+        if whole is not None and whole.epoch is not None and whole in dead:
+            revocations.append(RevokingClaim(partition=partition, epoch=whole.epoch, **signed))
+        return revocations
+
     def _refresh(self) -> None:
         """Take over from the state what it says of each claim, and lose those that are another's now."""
         for claim in tuple(self._tenure.claims.values()):
@@ -393,10 +411,6 @@ class BaseClaimer(ABC, Generic[H]):
         """Take over what the state says of `claim`; tell whether it is still this instance's."""
 
     @abstractmethod
-    def _owners(self, partition: int) -> Iterable[Owner]:
-        """Give who holds the key, or parts of it."""
-
-    @abstractmethod
     def _last_word(self, claim: H, signed: dict[str, Any]) -> Message:
         """Make the record that gives `claim` up and moves nothing."""
 
@@ -432,7 +446,7 @@ class BaseClaimer(ABC, Generic[H]):
 
     def _owners_beside(self, partition: int) -> list[Owner]:
         """Give who holds what was lost of `partition`."""
-        return list(self._owners(partition))
+        return self._owners(partition)
 
     def _named(self, partitions: Iterable[int]) -> str:
         numbers = sorted(partitions)

@@ -19,7 +19,7 @@ from marshal_dagster.protocol.messages import (
     RevokingClaim,
     RuleSet,
 )
-from marshal_dagster.protocol.state import Key, Owner
+from marshal_dagster.protocol.state import Key, Owner, Phase
 
 __all__ = ["Claim", "Claimer", "Member", "new_instance_id", "nobody_is_dead"]
 
@@ -77,7 +77,9 @@ class Claimer(BaseClaimer[Claim]):
                 return []
             signed = self._sender.signed(self.member)
             claims = [ClaimingPartition(partition=number, **signed) for number in wanted]
-            revocations = self._revocations(wanted, dead)
+            revocations = [
+                each for number in wanted for each in self._revocations(number, dead, self.key(number).ranges)
+            ]
             self._tenure.ask(wanted)
             won = self._note_wins(self._sender.send([*revocations, *claims]), ClaimingPartition)
             self._require_unchanged(won)
@@ -209,14 +211,37 @@ class Claimer(BaseClaimer[Claim]):
             self._send_owned([DataTopic(partition=number, topic_id=topic_id, **signed) for number in strange])
             self._settle()
             self._refresh()
-            named = {n: at for n, at in offsets.items() if n in held and held[n].data_topic_id == topic_id}
-            sent = self._send_owned([ReleasingPartition(partition=n, offset=at, **signed) for n, at in named.items()])
-            self._tenure.give_up(named)
-            return frozenset(
-                message.partition
-                for message, log_offset in zip(sent.messages, sent.log_offsets, strict=True)
-                if log_offset is not None and self.key(message.partition).generation == log_offset
+            return self._set({n: at for n, at in offsets.items() if n in held and held[n].data_topic_id == topic_id})
+
+    def confirm_positions(self) -> frozenset[int]:
+        """Set the position of each claim to where it stands, as the instance that paused the group; give what was set.
+
+        The data topic's id is named again before, where there is one: readers that know no ranges may have seen another
+        (docs/range-claims.md 4, "Switch off"). What has no offset, and that of which this was not seen accepted, is not
+        set. Raises as `set_positions`.
+        """
+        with self._step():
+            self.check()
+            held, signed = self._tenure.claims, self._sender.signed(self.member)
+            ids = {n: claim.data_topic_id for n, claim in held.items()}
+            sent = self._send_owned(
+                [DataTopic(partition=n, topic_id=each, **signed) for n, each in ids.items() if each is not None]
             )
+            self._settle()
+            named = {message.partition for message, outcome in sent if outcome is not None and outcome.accepted}
+            offsets = {n: claim.offset for n, claim in held.items() if n in named or ids[n] is None}
+            return self._set({n: offset for n, offset in offsets.items() if offset is not None})
+
+    def _set(self, offsets: Mapping[int, int]) -> frozenset[int]:
+        """Give claims up at `offsets`; give those whose generation this has begun."""
+        signed = self._sender.signed(self.member)
+        sent = self._send_owned([ReleasingPartition(partition=n, offset=at, **signed) for n, at in offsets.items()])
+        self._tenure.give_up(offsets)
+        return frozenset(
+            message.partition
+            for message, log_offset in zip(sent.messages, sent.log_offsets, strict=True)
+            if log_offset is not None and self.key(message.partition).generation == log_offset
+        )
 
     def revoke(self, epochs: Mapping[int, int]) -> frozenset[int]:
         """Take claims, named by partition and epoch, from owners known to be dead. Give those that were taken.
@@ -269,17 +294,13 @@ class Claimer(BaseClaimer[Claim]):
         claim.copy_state(key)
         return True
 
-    def _owners(self, partition: int) -> list[Owner]:
-        owner = self.key(partition).owner
-        return [] if owner is None else [owner]
-
     def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:
-        owners = [(number, owner) for number in partitions for owner in self._owners(number)]
+        owners = {number: self.key(number).owner for number in partitions}
         return self.revoke(
             {
                 number: owner.epoch
-                for number, owner in owners
-                if owner.epoch is not None and owner.instance == self.member.instance
+                for number, owner in owners.items()
+                if owner is not None and owner.epoch is not None and owner.instance == self.member.instance
             }
         )
 
@@ -297,15 +318,6 @@ class Claimer(BaseClaimer[Claim]):
         if claim.offset is None or self.group.paused_by == self.member.instance:
             return RevokingClaim(partition=claim.partition, epoch=claim.epoch, **signed)
         return ReleasingPartition(partition=claim.partition, offset=claim.offset, **signed)
-
-    def _revocations(self, wanted: Iterable[int], dead: Collection[Owner]) -> list[Message]:
-        owners = [(number, owner) for number in wanted for owner in self._owners(number)] if dead else []
-        signed = self._sender.signed(self.member)
-        return [
-            RevokingClaim(partition=number, epoch=owner.epoch, **signed)
-            for number, owner in owners
-            if owner.epoch is not None and owner in dead
-        ]
 
     # What must hold
 
@@ -332,4 +344,15 @@ class Claimer(BaseClaimer[Claim]):
         if max_attempts is not None and key.plan_end is not None and key.plan_attempts >= max_attempts:
             return False
         patience_ms = GO_EXTRA_PATIENCE_MS if group.settings.rule_set is RuleSet.GO else 0
-        return not group.is_live(key, self._advised_time_ms() - patience_ms) or key.owner in dead
+        if group.is_live(key, self._advised_time_ms() - patience_ms) and key.owner not in dead:
+            return False
+        return not key.ranges or self._is_left_by_ranges(key, dead)
+
+    def _is_left_by_ranges(self, key: Key, dead: Collection[Owner]) -> bool:
+        """Tell whether nobody alive holds a range; who has not paused the group may not claim beside others either."""
+        group, now_ms = self.group, self._advised_time_ms()
+        interval_ms = group.settings.heartbeat_interval_ms
+        if any(each.is_live(now_ms, interval_ms) and each.owner not in dead for each in key.ranges):
+            return False
+        is_waiting = any(each.phase is not Phase.CLAIMED for each in key.ranges)
+        return not is_waiting or group.is_paused_by(self.member.instance, now_ms)

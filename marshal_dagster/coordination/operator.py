@@ -1,7 +1,7 @@
 """What a person does to a group: pause it, resume it, set its positions (PROTOCOL.md 6)."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
@@ -19,8 +19,8 @@ from marshal_dagster.errors import (
     PositionNotSet,
     UnavailableError,
 )
-from marshal_dagster.protocol.messages import ReleaseGroup
-from marshal_dagster.protocol.state import Group, Owner
+from marshal_dagster.protocol.messages import GroupSettings, Mark, ReleaseGroup
+from marshal_dagster.protocol.state import RANGES, Group, Owner, Phase, Place, Ranges
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +70,21 @@ class Operator:
         """End a pause, whoever began it. Raises as `pause`."""
         self._tell(self._member.anew(), dict.fromkeys(self._numbers, RESUMED_S))
 
+    def ahead(self, topic: str) -> Mapping[int, Ranges]:
+        """Give the ranges that are planned or done ahead of the offset, by partition: show them to the person.
+
+        Where a position is set they are forgotten: they will be done again, or never. Raises `UnavailableError`,
+        `LogChanged`.
+        """
+        with self._rationalizer.lock:
+            self._rationalizer.follow_all()
+            places = {place: key.ranges for place, key in self._group(topic).keys.items() if place[0] == topic}
+        waiting = {
+            number: tuple(each for each in ranges if each.phase is not Phase.CLAIMED)
+            for (_, number), ranges in places.items()
+        }
+        return {number: ranges for number, ranges in sorted(waiting.items()) if ranges}
+
     def set_positions(
         self,
         topic: str,
@@ -82,11 +97,13 @@ class Operator:
         """Set partitions of `topic`, whose id in Kafka is `topic_id`, to `offsets`: the next to read.
 
         The group is paused meanwhile; a pause that was in force is put back, one that another begins meanwhile stays.
-        The owners have `wait_ms` to leave; what `is_dead` knows to be dead is revoked. Raises `PositionNotSet` when
-        they do not, or others pause and resume in between: then nothing was set, or what the message says. Raises
-        `NotCertain`, `UnavailableError`, `LogChanged`.
+        The owners, of ranges too, have `wait_ms` to leave; what `is_dead` knows to be dead is revoked. What is planned
+        or done `ahead` of an offset is forgotten, with a warning. Raises `PositionNotSet` when they do not leave, or
+        others pause and resume in between: then nothing was set, or what the message says. Raises `NotCertain`,
+        `UnavailableError`, `LogChanged`.
         """
         self._require_certain(topic)
+        self._warn_of_ahead(topic, offsets)
         setting = _Setting(topic, topic_id, self._clock.lease_ms() + wait_ms, is_dead)
         try:
             unset = dict(offsets)
@@ -104,6 +121,143 @@ class Operator:
                 f"positions of {topic!r} were not set for partitions {sorted(unset)}: others pause, resume or claim at "
                 "the same time; let them end, then try again"
             )
+
+    def switch_ranges_off(self, *, wait_ms: float, is_dead: Callable[[Owner], bool] = nobody_is_dead) -> None:
+        """Take the feature `ranges` out of the group's settings, so that members that do not know it may claim.
+
+        The group is paused meanwhile, as for `set_positions`, for more than 2 heartbeat intervals; the position of each
+        of its keys is set to where it stands. What is done ahead of an offset is forgotten, and will be done again:
+        look at it `ahead`. Where the feature is off already nothing happens. Raises `PositionNotSet` for a key without
+        offset, when owners do not leave within `wait_ms`, or others pause and resume in between: it can be tried again.
+        Raises `NotCertain`, `UnavailableError`, `LogChanged`.
+        """
+        for topic in sorted({topic for number in self._with_ranges() for topic, _ in self._places(number)}):
+            self._require_certain(topic)
+            self._warn_of_ahead(topic)
+        setting = _Setting("all topics", "", self._clock.lease_ms() + wait_ms, is_dead)
+        if not self._with_ranges():
+            return
+        try:
+            for _ in range(TRIES):
+                self._note_pauses(setting)
+                self._try_to_switch_off(setting)
+                if not self._with_ranges():
+                    break
+            self._put_back(setting)
+        except BaseException:
+            self._try_to_put_back(setting)
+            raise
+        if left := self._with_ranges():
+            raise PositionNotSet(
+                f"ranges of group {self._member.group!r} are still enabled in coordination partitions {left}: others "
+                "pause, resume or claim at the same time; let them end, then try again"
+            )
+
+    def _try_to_switch_off(self, setting: "_Setting") -> None:
+        """Try once, as an instance of its own, in the order of docs/range-claims.md 4, "Switch off"."""
+        member = replace(self._member, instance=new_instance_id(_SETTING))
+        if not self._pause_once(member, setting):
+            logger.warning("a pause was not acknowledged and could come back later: switching ranges off begins anew")
+            return
+        begun = {number: self._rationalizer.world.partitions[number].log_time_ms or 0 for number in self._numbers}
+        topics = {topic for number in self._with_ranges() for topic, _ in self._places(number)}
+        claimers = [
+            Claimer(self._rationalizer, member, topic, self._group(topic).settings, clock=self._clock)
+            for topic in sorted(topics)
+        ]
+        try:
+            for claimer in claimers:
+                self._wait_for_owners(claimer, self._standing(claimer.topic), setting)
+            self._wait_out(member, begun)
+            if all(self._confirm(claimer, setting) for claimer in claimers):
+                self._write_without_ranges(member)
+        except (ClaimLost, GroupPaused) as error:
+            logger.warning("switching ranges off is tried again: %s", error)
+        finally:
+            for claimer in claimers:
+                claimer.release()
+            setting.given_up.add(member.instance)
+
+    def _pause_once(self, member: Member, setting: "_Setting") -> bool:
+        """Pause everywhere, with one record each; tell whether all were acknowledged, so that none comes later.
+
+        While the state then names `member` as who paused, nobody has paused or resumed in between.
+        """
+        pause = ReleaseGroup(expiry_s=self._until_s(setting), **self._sender.signed(member))
+        with self._rationalizer.lock:
+            return not self._sender.send([pause] * len(self._numbers), self._numbers).unheard
+
+    def _wait_out(self, member: Member, begun: Mapping[int, int]) -> None:
+        """Let more than 2 heartbeat intervals of log time pass since `begun`, by marks where the log is silent."""
+        world = self._rationalizer.world
+        interval_ms = max(
+            group.settings.heartbeat_interval_ms
+            for partition in world.partitions.values()
+            if (group := partition.groups.get(self._member.group)) is not None
+        )
+        deadline_ms = self._clock.lease_ms() + 4 * interval_ms
+        while True:
+            with self._rationalizer.lock:
+                early = [
+                    n for n, at_ms in begun.items() if (world.partitions[n].log_time_ms or 0) - at_ms <= 2 * interval_ms
+                ]
+                if not early:
+                    return
+                if self._clock.lease_ms() >= deadline_ms:
+                    raise PositionNotSet(
+                        f"log time stands still in coordination partitions {early}: is a broker's clock wrong? Nothing "
+                        "was changed"
+                    )
+            self._clock.sleep_ms(interval_ms * _LOOK_PART)
+            with self._rationalizer.lock:
+                self._sender.send([Mark(**self._sender.signed(member))] * len(early), early)
+
+    def _confirm(self, claimer: Claimer, setting: "_Setting") -> bool:
+        """Set the positions of a topic to where they stand; tell whether all are set."""
+        wanted = self._standing(claimer.topic)
+        claimer.claim(wanted, is_dead=setting.is_over)
+        done = claimer.confirm_positions()
+        setting.done |= done
+        return done >= wanted.keys()
+
+    def _write_without_ranges(self, member: Member) -> None:
+        with self._rationalizer.lock:
+            world, numbers = self._rationalizer.world, self._with_ranges()
+            groups = [world.partitions[number].groups[self._member.group] for number in numbers]
+            messages = [
+                GroupSettings(
+                    settings=replace(
+                        group.settings, features=tuple(each for each in group.settings.features if each != RANGES)
+                    ),
+                    **self._sender.signed(member),
+                )
+                for group in groups
+            ]
+            self._sender.send(messages, numbers)
+
+    def _with_ranges(self) -> list[int]:
+        """Read on, and give the coordination partitions where the group's settings name ranges."""
+        partitions = self._rationalizer.follow_all().partitions.items()
+        groups = {number: partition.groups.get(self._member.group) for number, partition in partitions}
+        return [number for number, group in groups.items() if group is not None and RANGES in group.settings.features]
+
+    def _places(self, number: int) -> Collection[Place]:
+        return self._rationalizer.world.partitions[number].groups[self._member.group].keys.keys()
+
+    def _standing(self, topic: str) -> dict[int, int]:
+        """Give where each partition of `topic` stands. Raises `PositionNotSet` for those that stand nowhere."""
+        with self._rationalizer.lock:
+            keys = {number: key.offset for (of, number), key in self._group(topic).keys.items() if of == topic}
+        nowhere = sorted(number for number, offset in keys.items() if offset is None)
+        if nowhere:
+            raise PositionNotSet(f"partitions {nowhere} of {topic!r} have no offset: set their positions first")
+        return {number: offset for number, offset in keys.items() if offset is not None}
+
+    def _warn_of_ahead(self, topic: str, partitions: Collection[int] | None = None) -> None:
+        for number, ranges in self.ahead(topic).items():
+            if partitions is None or number in partitions:
+                told = ", ".join(f"[{each.start}, {each.end}) {each.phase}" for each in ranges)
+                logger.warning("%s/%d will be done again, or never, ahead of the offset: %s", topic, number, told)
 
     def _try_to_set(self, setting: "_Setting", unset: Mapping[int, int]) -> dict[int, int]:
         """Try once, as an instance of its own; give what is still not set."""
@@ -129,12 +283,10 @@ class Operator:
 
     def _until_s(self, setting: "_Setting") -> int:
         """Say when the pause for `setting` is to end if nobody ends it, should this machine's clock be slow too."""
-        ahead_ms = max(0, (self._log_time_ms(setting.topic) or 0) - self._clock.wall_ms())
+        times = [world.log_time_ms or 0 for world in self._rationalizer.world.partitions.values()]
+        ahead_ms = max(0, max(times) - self._clock.wall_ms())
         left_ms = max(0.0, setting.deadline_ms - self._clock.lease_ms())
         return int(self._clock.wall_ms() + ahead_ms + left_ms) // 1_000 + LONGEST_SETTING_S
-
-    def _log_time_ms(self, topic: str) -> int | None:
-        return self._rationalizer.world.partition_of(topic).log_time_ms
 
     def _tell(self, member: Member, ends: Mapping[int, int]) -> None:
         """Write the end of a pause to each coordination partition, in the name of `member`, and read it back."""

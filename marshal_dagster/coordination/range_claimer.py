@@ -22,12 +22,11 @@ from marshal_dagster.protocol.messages import (
     RangeDone,
     RangeHeartbeat,
     ReleasingRange,
-    RevokingClaim,
     RevokingRange,
     Settings,
 )
 from marshal_dagster.protocol.range_choice import Bounds, Look, choose_range, in_the_way
-from marshal_dagster.protocol.state import RANGES, Key, Owner, Phase, Range, enables_ranges
+from marshal_dagster.protocol.state import RANGES, Key, Owner, Phase, enables_ranges
 
 __all__ = ["RangeClaim", "RangeClaimer"]
 
@@ -105,7 +104,11 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
                 return []
             signed = self._sender.signed(self.member)
             claims = [ClaimingRange(partition=n, start=start, end=end, **signed) for n, (start, end) in asked.items()]
-            revocations = [each for n, bounds in asked.items() for each in self._revocations(n, bounds, dead, signed)]
+            revocations = [
+                each
+                for n, bounds in asked.items()
+                for each in self._revocations(n, dead, in_the_way(self.key(n).ranges, *bounds, dead))
+            ]
             self._tenure.ask(asked)
             self._wanted.update(asked)
             won = self._note_wins(self._sender.send([*revocations, *claims]), ClaimingRange)
@@ -250,26 +253,8 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
                 claim.may_be_done = True
 
     def _won(self, key: Key, partition: int, epoch: int, lease: Lease) -> RangeClaim | None:
-        won = self._held(key, epoch)
+        won = of_epoch(key.ranges, epoch)
         return None if won is None else RangeClaim.of(partition, epoch, lease, won, key)
-
-    def _revocations(
-        self, partition: int, bounds: Bounds, dead: Collection[Owner], signed: dict[str, Any]
-    ) -> list[Message]:
-        key = self.key(partition)
-        whole = [key.owner] if key.owner is not None and key.owner in dead else []
-        parts = [each.owner for each in in_the_way(key.ranges, *bounds, dead)]
-        revocations: list[Message] = [
-            RevokingClaim(partition=partition, epoch=owner.epoch, **signed)
-            for owner in whole
-            if owner.epoch is not None
-        ]
-        revocations += [
-            RevokingRange(partition=partition, epoch=owner.epoch, **signed)
-            for owner in parts
-            if owner is not None and owner.epoch is not None
-        ]
-        return revocations
 
     def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:
         held = [
@@ -306,17 +291,6 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
 
     # What it believes
 
-    def _held(self, key: Key, epoch: int) -> Range | None:
-        held = of_epoch(key.ranges, epoch)
-        return held if held is not None and held.owner is not None and self._is_own(held.owner) else None
-
-    def _is_own(self, owner: Owner) -> bool:
-        return owner.instance == self.member.instance
-
-    def _owners(self, partition: int) -> list[Owner]:
-        key = self.key(partition)
-        return [owner for owner in (key.owner, *(each.owner for each in key.ranges)) if owner is not None]
-
     def _owners_beside(self, partition: int) -> list[Owner]:
         key, (start, end) = self.key(partition), self._wanted.get(partition, (0, 0))
         owners = (key.owner, *(each.owner for each in key.ranges if each.overlaps(start, end)))
@@ -326,7 +300,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         if claim.is_done:
             return True
         key = self.key(claim.partition)
-        held = self._held(key, claim.epoch)
+        held = of_epoch(key.ranges, claim.epoch)
         if held is None:
             claim.is_done = claim.may_be_done and _is_covered(claim, key)
             return claim.is_done

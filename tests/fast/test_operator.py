@@ -1,14 +1,27 @@
-"""Pausing, resuming and setting positions, on a log in memory."""
+"""Pausing, resuming, setting positions and switching ranges off, on a log in memory."""
+
+import logging
 
 import pytest
 
 from marshal_dagster.coordination.operator import LONGEST_SETTING_S, TRIES, Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, GroupPaused, NotCertain, PositionNotSet, UnavailableError
-from marshal_dagster.protocol.messages import ReleaseGroup, render
+from marshal_dagster.protocol.messages import (
+    ClaimingPartition,
+    ClaimingRange,
+    DataTopic,
+    Heartbeat,
+    RangeHeartbeat,
+    ReleaseGroup,
+    Settings,
+    render,
+)
+from marshal_dagster.protocol.state import Phase
+from marshal_dagster.protocol.world import World
 from marshal_dagster.testing import ManualClock
 from tests.faulty_log import Fault, FaultyLog, of_type
-from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, TOPIC, TOPIC_ID, Site
+from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, SETTINGS, TOPIC, TOPIC_ID, Site, about, settings_record
 
 
 @pytest.fixture
@@ -307,3 +320,229 @@ def test_no_position_is_set_from_a_log_that_was_cut(site: Site) -> None:
     site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
     with pytest.raises(NotCertain):
         operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
+
+
+# Where members hold ranges (docs/range-claims.md 4)
+
+
+def test_positions_wait_for_ranges_too(site: Site) -> None:
+    """A live range is waited for, and its partition named if it stays; one that goes stale is no hindrance."""
+    site.begin(0, settings=RANGES, at=50)
+    site.holder_of({0: (60, 70)})
+    with pytest.raises(PositionNotSet, match=r"partitions \[0\] of 'orders' are still held"):
+        operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=HI_MS)
+    assert (site.key(0).offset, site.ranges()) == (50, [(60, 70, "claimed")])
+    operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=3 * HI_MS)
+    assert (site.key(0).offset, site.ranges()) == (10, [])
+
+
+def test_ranges_of_the_dead_are_not_waited_for(site: Site) -> None:
+    """Ranges of an owner known to be dead are revoked, planned ones too."""
+    site.begin(0, settings=RANGES, at=50)
+    site.holder_of({0: (50, 55)})
+    site.holder_of({0: (60, 70)}, plans=True)
+    operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0, is_dead=lambda _: True)
+    assert (site.key(0).offset, site.ranges()) == (10, [])
+
+
+def test_what_is_planned_or_done_ahead_is_shown_before_it_is_forgotten(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A person sees what will be done again, or never; what is merely claimed is nothing."""
+    site.begin(0, 1, settings=RANGES, at=50)
+    site.holder_of({0: (50, 55), 1: (90, 99)})
+    site.holder_of({0: (60, 70)}, plans=True)
+    site.holder_of({0: (70, 80)}, plans=True).commit({0: 80})
+    operator = operator_on(site)
+    assert [(n, [each[:3] for each in ranges]) for n, ranges in operator.ahead(TOPIC).items()] == [
+        (0, [(60, 70, Phase.PLANNED), (70, 80, Phase.DONE)])
+    ]
+    with caplog.at_level(logging.WARNING):
+        operator.set_positions(TOPIC, {0: 50}, TOPIC_ID, wait_ms=3 * HI_MS)
+    assert "orders/0 will be done again, or never, ahead of the offset: [60, 70) planned, [70, 80) done" in caplog.text
+    assert operator.ahead(TOPIC) == {}
+
+
+def test_a_whole_claim_leaves_alone_what_has_ranges(site: Site) -> None:
+    """Partitions with a live range, or one that waits, do not look free to who would claim them whole; others do."""
+    site.begin(0, 1, 2, 3, settings=RANGES)
+    site.holder_of({0: (0, 5)})
+    site.holder_of({1: (0, 5)}, plans=True).release()
+    dead = site.holder_of({2: (0, 5)})
+    member = site.member(settings=RANGES)
+    assert member.claimable(range(4)) == [3]
+    wanted = member.claimable(range(4), is_dead=lambda owner: owner.instance == dead.member.instance)
+    assert wanted == [2, 3]
+    assert len(member.claim(wanted, is_dead=lambda owner: owner.instance == dead.member.instance)) == 2
+    site.clock.advance(2 * HI_MS + 1)
+    assert site.member(settings=RANGES).claimable(range(4)) == [0, 2, 3]
+
+
+# Switching ranges off
+
+
+def blind(site: Site) -> World:
+    """Read the log as a member does that does not know ranges."""
+    world = World(site.partitions)
+    for number in range(site.partitions):
+        for offset, at_ms, value in site.broker.records(number):
+            kind = (value or b"").split(b"/", 1)[0]
+            world.apply(number, offset, at_ms, b"Unheard" if b"Range" in kind else value)
+    return world
+
+
+def assert_all_see_ranges_off(site: Site, *, paused: bool = False) -> None:
+    """Check that the feature is off everywhere, and that who knows no ranges has the same state."""
+    ours, theirs = site.world(), blind(site)
+    for number in range(site.partitions):
+        assert ours.partitions[number].groups[GROUP] == theirs.partitions[number].groups[GROUP]
+        assert ours.partitions[number].groups[GROUP].settings == SETTINGS
+    assert is_paused_everywhere(site) == {paused}
+
+
+def test_ranges_are_switched_off(site: Site) -> None:
+    """The feature is gone everywhere, positions stand where they stood, and members that know no ranges go on."""
+    site.begin(0, 1, settings=RANGES, at=50)
+    site.holder_of({0: (60, 70)}, plans=True).commit({0: 70})
+    site.holder_of({1: (50, 70)}, plans=True).commit({1: 70})
+    operator_on(site).switch_ranges_off(wait_ms=0)
+    assert_all_see_ranges_off(site)
+    assert [(site.key(n).offset, site.key(n).data_topic_id, site.ranges(n)) for n in (0, 1)] == [
+        (50, TOPIC_ID, []),
+        (70, TOPIC_ID, []),
+    ]
+    assert len(site.member().claim([0, 1])) == 2
+    before = site.values()
+    operator_on(site).switch_ranges_off(wait_ms=0)
+    assert site.values() == before
+
+
+def test_who_knows_no_ranges_may_have_seen_another_owner(site: Site) -> None:
+    """A whole claim that was refused for a range is an owner to who knows none: it is waited out."""
+    site.begin(0, settings=RANGES, at=50)
+    holder = site.holder_of({0: (60, 70)}, plans=True)
+    site.say(about(ClaimingPartition, "phantom.1"))
+    site.say(about(Heartbeat, "phantom.1", offset=65))
+    holder.release()
+    owner = blind(site).key(GROUP, TOPIC, 0).owner
+    assert owner is not None
+    assert owner.instance == "phantom.1"
+    operator_on(site).switch_ranges_off(wait_ms=0)
+    assert_all_see_ranges_off(site)
+
+
+def test_a_pause_in_force_is_put_back_after_switching_off(site: Site) -> None:
+    """Whoever paused the group for longer still finds it paused."""
+    site.begin(0, settings=RANGES)
+    site.pause(3_000, "boss.1")
+    operator_on(site).switch_ranges_off(wait_ms=0)
+    assert_all_see_ranges_off(site, paused=True)
+
+
+def test_switching_off_waits_for_members_to_leave(site: Site) -> None:
+    """A live range is waited for; if it stays, nothing has changed and the group goes on."""
+    site.begin(0, settings=RANGES)
+    holder = site.holder_of({0: (0, 5)})
+    with pytest.raises(PositionNotSet, match=r"partitions \[0\] of 'orders' are still held"):
+        operator_on(site).switch_ranges_off(wait_ms=HI_MS)
+    holder.beat()
+    assert is_paused_everywhere(site) == {False}
+    assert site.key(0).generation == 0
+    operator_on(site).switch_ranges_off(wait_ms=3 * HI_MS)
+    assert_all_see_ranges_off(site)
+
+
+@pytest.mark.parametrize("at", ["ReleaseGroup", "Mark", "ClaimingPartition", "DataTopic", "ReleasingPartition"])
+def test_who_resumes_meanwhile_makes_it_begin_anew(site: Site, at: str) -> None:
+    """When another resumes the group in between, at whatever step, members get in, and all of it is done anew."""
+    site.begin(0, settings=RANGES, at=50)
+    log = site.log()
+
+    def another_resumes() -> None:
+        if log.types()[-1] == at:
+            log.after_append = lambda: None
+            site.pause(-1, "boss.1")
+            site.say(about(ClaimingRange, "late.1", start=60, end=70))
+            site.say(about(RangeHeartbeat, "late.1", epoch=site.broker.bounds(site.home).end - 1))
+
+    log.after_append = another_resumes
+    operator_on(site, log).switch_ranges_off(wait_ms=10 * HI_MS)
+    assert log.after_append is not another_resumes
+    assert_all_see_ranges_off(site)
+    pauses = {value.split("/")[3] for value in log.seen if value.startswith("ReleaseGroup/")}
+    assert sum(instance.startswith("setting-positions.") for instance in pauses) == 2
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST_ACK, Fault.LATE])
+def test_a_pause_that_could_come_back_is_begun_anew(site: Site, fault: Fault) -> None:
+    """An instance whose pause was not acknowledged does nothing else: its pause may come again, after a resumption."""
+    site.begin(0, settings=RANGES)
+    log = site.log()
+    log.fail(fault, of_type("ReleaseGroup"), times=1)
+    operator_on(site, log).switch_ranges_off(wait_ms=0)
+    assert_all_see_ranges_off(site)
+    paused_by = [value.split("/")[3] for value in log.seen if value.startswith("ReleaseGroup/")]
+    (claimed_by,) = {value.split("/")[3] for value in log.seen if value.startswith("ClaimingPartition/")}
+    assert claimed_by != paused_by[0]
+    assert paused_by.count(claimed_by) == site.partitions
+
+
+@pytest.mark.parametrize("kind", ["ClaimingPartition", "DataTopic", "ReleasingPartition", "GroupSettings"])
+@pytest.mark.parametrize("fault", [Fault.LOST_ACK, Fault.FAILED])
+def test_what_was_not_seen_accepted_is_done_anew(site: Site, kind: str, fault: Fault) -> None:
+    """A step without acknowledgement ends the try; the next one completes it, whatever others had made of the log."""
+    site.begin(0, 1, settings=RANGES, at=50)
+    holder = site.holder_of({0: (50, 60), 1: (50, 60)}, plans=True)
+    site.pause(60, "boss.1")
+    for number in (0, 1):
+        site.say(about(ClaimingPartition, "boss.1", number))
+        site.say(about(DataTopic, "boss.1", number, topic_id=OTHER_TOPIC_ID))
+    site.pause(-1)
+    holder.commit({0: 60, 1: 60})
+    assert [blind(site).key(GROUP, TOPIC, n).data_topic_id for n in (0, 1)] == [OTHER_TOPIC_ID] * 2
+    log = site.log()
+    log.fail(fault, of_type(kind), times=1)
+    operator_on(site, log).switch_ranges_off(wait_ms=0)
+    assert_all_see_ranges_off(site)
+    assert [(site.key(n).offset, site.key(n).data_topic_id) for n in (0, 1)] == [(60, TOPIC_ID)] * 2
+
+
+def test_a_key_without_offset_is_named(site: Site) -> None:
+    """Where a key stands nowhere nothing is changed, and it is said which."""
+    site.begin(0, settings=RANGES)
+    member = site.member(settings=RANGES)
+    member.claim([3])
+    member.release()
+    with pytest.raises(PositionNotSet, match=r"partitions \[3\] of 'orders' have no offset"):
+        operator_on(site).switch_ranges_off(wait_ms=0)
+    assert is_paused_everywhere(site) == {False}
+
+
+def test_other_features_stay(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the one feature is taken out."""
+    monkeypatch.setattr("marshal_dagster.coordination.agreement.KNOWN_FEATURES", {"ranges", "others"})
+    site.begin(0, settings=Settings(HI_MS, features=("ranges", "others")))
+    operator_on(site).switch_ranges_off(wait_ms=0)
+    assert site.world().group_of(GROUP, TOPIC).settings == Settings(HI_MS, features=("others",))
+
+
+def test_what_was_switched_off_by_halves_is_completed(site: Site) -> None:
+    """Where the feature is off in some coordination partitions only, it is taken out in the others."""
+    elsewhere = (site.home + 1) % site.partitions
+    site.begin(0, settings=RANGES)
+    site.pause(60)
+    site.broker.append(elsewhere, render(settings_record(SETTINGS)))
+    site.pause(-1)
+    operator_on(site).switch_ranges_off(wait_ms=0)
+    assert_all_see_ranges_off(site)
+
+
+def test_a_log_that_is_only_observed_is_left_alone(site: Site) -> None:
+    """Where retention has cut the log nothing is switched off."""
+    site.begin(0, settings=RANGES)
+    site.pause(60)
+    site.say(settings_record(RANGES))
+    site.say(about(Heartbeat, "x.1", offset=1))
+    site.broker.retain_from(site.home, site.broker.bounds(site.home).end - 2)
+    with pytest.raises(NotCertain):
+        operator_on(site).switch_ranges_off(wait_ms=0)

@@ -218,6 +218,18 @@ def test_a_claim_without_acknowledgement_is_not_continued(site: Site) -> None:
     assert any(value.startswith("RevokingRange/") for value in site.values())
 
 
+def test_what_others_hold_is_not_revoked_with_it(site: Site) -> None:
+    """A claim without acknowledgement that has won nothing takes nothing from others of the partition."""
+    other = site.holder_of({0: (5, 10)})
+    member = site.range_claimer()
+    faulty(member).fail(Fault.LOST_ACK, of_type("ClaimingRange"))
+
+    member.claim({0: (5, 10)})
+    member.release()
+
+    other.beat()
+
+
 def test_a_claim_that_arrives_late_is_revoked_on_leaving(site: Site) -> None:
     """A claim that reaches the log only after it was given up is looked for again when the member leaves."""
     member = site.range_claimer()
@@ -617,9 +629,11 @@ def test_a_commit_without_acknowledgement_is_settled_by_reading(site: Site) -> N
     """A commit that is in the log counts and is not sent again, at the offset and ahead of it."""
     member = site.holder_of({0: (5, 10), 1: (7, 10)}, plans=True)
     faulty(member).fail(Fault.LOST_ACK, of_type("RangeDone"))
+    began_ms = site.clock.lease_ms()
 
     member.commit({0: 10, 1: 10})
 
+    assert site.clock.lease_ms() == began_ms
     assert (site.key(0).offset, site.ranges(1)) == (10, [(7, 10, "done")])
     assert sent_by(site, member.member.instance).count("RangeDone") == 2
     member.check()
@@ -680,6 +694,33 @@ def test_a_heartbeat_after_a_commit_that_came_late_is_no_loss(site: Site, monkey
     member.commit({0: 10})
 
     assert sent_by(site, member.member.instance)[-2:] == ["RangeDone", "RangeHeartbeat"]
+
+
+def test_a_heartbeat_finds_a_commit_that_was_interrupted(site: Site) -> None:
+    """What became of an interrupted commit is read before the next heartbeat: a range that is done gets none."""
+    member = site.holder_of({0: (5, 10)}, plans=True)
+    faulty(member).after_append = raiser(Interrupted())
+    with pytest.raises(Interrupted):
+        member.commit({0: 10})
+    faulty(member).recover()
+
+    member.beat()
+
+    assert member.claims[0].is_done
+    assert sent_by(site, member.member.instance)[-1] == "RangeDone"
+
+
+def test_a_commit_that_did_not_arrive_before_another_took_over_is_lost(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A planned range that another holds by now is not done by one's own commit."""
+    member = site.holder_of({0: (5, 10)}, plans=True)
+    faulty(member).fail(Fault.FAILED, of_type("RangeDone"))
+    successor = site.range_claimer()
+    monkeypatch.setattr(member.clock, "sleep_ms", lambda _: successor.claim({0: (5, 10)}, is_dead=lambda _: True))
+
+    with pytest.raises(ClaimLost, match=successor.member.instance):
+        member.commit({0: 10})
 
 
 def test_done_in_another_generation_is_not_committed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -924,9 +965,11 @@ def test_a_log_that_changed_ends_every_claim(site: Site, change: Callable[[Site]
 
 
 def test_no_permission_from_a_log_that_changed(once: Site) -> None:
-    """A commit that was acknowledged by a log made anew raises, so all of it must be dropped."""
+    """A commit that was acknowledged by a log made anew, long by now, raises: all of it must be dropped."""
     member = once.holder_of({0: (5, 10)}, settings=AT_MOST_ONCE, plans=True)
     once.broker.make_anew()
+    for _ in range(100):
+        once.broker.append(once.home, b"anything")
 
-    with pytest.raises((LogChanged, ClaimLost)):
+    with pytest.raises(LogChanged, match="made anew"):
         member.commit_before_processing({0: 10})
