@@ -12,6 +12,7 @@ import pytest
 
 from marshal_dagster.devkafka.ports import HOST
 from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.protocol.state import Phase
 from tests.faults.__main__ import Row, read_rows, table
 from tests.faults.journal import Claimed, Entry, Journal, Known, Left, Part, Processed, Refused, read_journal
 from tests.faults.judging import ON_MS, Evidence, Trial
@@ -87,6 +88,13 @@ def test_honest_work_passes(mode: DeliveryMode) -> None:
     assert (tally.lost, tally.twice, tally.dropped, tally.takeovers_ms) == (0, 0, 0, [])
 
 
+def test_a_reader_that_knows_what_the_log_says_passes() -> None:
+    """What it wrote down is compared in every field, at the log offset up to which it has read."""
+    evidence = honest(DeliveryMode.AT_LEAST_ONCE)
+    evidence.journals["run0"].append(known(5, 3))
+    assert promises(evidence) == set()
+
+
 def _claim_nobody_won(evidence: Evidence) -> None:
     evidence.journals["run2"] = [Claimed(at_ms=NOW_MS, instance="run2.c", parts=(Part(0, 0, 1, 0, 3),))]
 
@@ -113,19 +121,27 @@ def _a_message_is_never_processed(evidence: Evidence) -> None:
     del evidence.journals["run1"][1]
 
 
-def _a_wrong_reader(evidence: Evidence) -> None:
-    state = (None, None, None, None, 4, None, 0, 0, None)
-    known = Known(
+def known(next_offset: int, offset: int, *ranges: tuple[object, ...]) -> Known:
+    """What a reader says of the key, of which nobody holds the whole."""
+    return Known(
         at_ms=NOW_MS,
         instance="run0",
         coordination_partition=0,
-        next_offset=5,
+        next_offset=next_offset,
         group=GROUP,
         topic=TOPIC,
         partition=0,
-        state=state,
+        state=(None, None, None, None, offset, None, 0, 0, None),
+        ranges=ranges,
     )
-    evidence.journals["run0"].append(known)
+
+
+def _a_wrong_reader(evidence: Evidence) -> None:
+    evidence.journals["run0"].append(known(5, 4))
+
+
+def _a_reader_that_sees_a_range(evidence: Evidence) -> None:
+    evidence.journals["run0"].append(known(5, 3, (5, 9, "done", None, None, None, None, 0)))
 
 
 def _an_observer_claims(evidence: Evidence) -> None:
@@ -148,6 +164,7 @@ def _a_deserted_member_blames_the_network(evidence: Evidence) -> None:
         (_work_side_by_side, "one owner at a time"),
         (_a_message_is_never_processed, "at least once"),
         (_a_wrong_reader, "readers agree"),
+        (_a_reader_that_sees_a_range, "readers agree"),
         (_an_observer_claims, "an observing reader never claims"),
         (_a_deserted_member_blames_the_network, "a deleted log is a clear error"),
     ],
@@ -208,7 +225,7 @@ def test_a_takeover_is_counted_with_its_time() -> None:
 
 def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Every kind of line comes back equal."""
-    entries = work(FIRST, "run0.a", NOW_MS)
+    entries = [*work(FIRST, "run0.a", NOW_MS), known(5, 3, (5, 9, Phase.PLANNED, "run1.b", "member", 7, 9, 1))]
     journal = Journal(tmp_path / "run0.jsonl")
     for entry in entries:
         journal.write(entry)

@@ -81,6 +81,8 @@ class Known(Line):
     topic: str
     partition: int
     state: tuple[Any, ...]
+    """All but its ranges."""
+    ranges: tuple[tuple[Any, ...], ...]
 
 
 class Halted(Line):

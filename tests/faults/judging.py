@@ -204,7 +204,7 @@ class Trial:
         told: dict[tuple[str, int, int], dict[Place, tuple[object, ...]]] = defaultdict(dict)
         for line in self.evidence.lines(Known):
             place = (line.group, line.topic, line.partition)
-            told[line.instance, line.coordination_partition, line.next_offset][place] = line.state
+            told[line.instance, line.coordination_partition, line.next_offset][place] = (*line.state, line.ranges)
         for (_, number, next_offset), states in told.items():
             check_keys_agree(self.log, number, next_offset, states)
 

@@ -25,7 +25,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.protocol.state import Owner
+from marshal_dagster.protocol.state import Owner, Range
 from marshal_dagster.spark.sinks import FileSink
 from tests.faults.journal import Claimed, Halted, Journal, Known, Left, Processed, Refused, now_ms, part
 from tests.real.killing import KillableLog, KillPoint, Side, die, read_messages
@@ -228,6 +228,7 @@ class Worker:
                             key.generation,
                             key.data_topic_id,
                         ),
+                        ranges=tuple(_range_state(each) for each in key.ranges),
                     )
                 )
 
@@ -265,6 +266,11 @@ class Worker:
 
     def _is_dead(self, owner: Owner) -> bool:
         return (self.orders.folder / "dead" / owner.instance.rpartition(".")[0]).exists()
+
+
+def _range_state(each: Range) -> tuple[object, ...]:
+    owner = (None,) * 4 if each.owner is None else (*each.owner, each.last_beat_ms)
+    return (each.start, each.end, each.phase, *owner, each.attempts)
 
 
 def main() -> int:
