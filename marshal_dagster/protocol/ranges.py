@@ -141,7 +141,7 @@ class Verdict(StrEnum):
     """
 
     TAKE = "take"
-    """The range follows on what is stored in its generation: write its rows."""
+    """The range follows on what is stored in its generation or, in any order, lies beside it: write its rows."""
     SKIP = "skip"
     """The range was taken before: write nothing."""
     REPLACE = "replace"

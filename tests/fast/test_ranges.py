@@ -251,6 +251,7 @@ AHEAD = (one(100, 110), one(130, 140, epoch=90), one(110, 120))
         ((*AHEAD, one(120, 130)), whole(145, 150, epoch=90), "stands at 140, which is neither"),
         ((whole(90, 90), *AHEAD, one(120, 130)), whole(140, 150, epoch=90), "without a gap"),
         ((one(100, 110), whole(110, 130)), whole(120, 130), Verdict.SKIP),
+        ((one(0, 10, epoch=99), one(7, 9, generation=21, epoch=5)), whole(9, 12, generation=21, epoch=5), Verdict.TAKE),
     ],
     ids=str,
 )

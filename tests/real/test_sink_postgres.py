@@ -376,6 +376,23 @@ def test_many_neighbours_at_once(with_ranges: PostgresOutput) -> None:
     assert [row for row in with_ranges.rows() if row[2] == "x"] == expected
 
 
+def test_a_batch_of_very_many_partitions_takes_few_locks(output: PostgresOutput) -> None:
+    """The server's table of locks is small: beyond some dozens of ranges the partitions themselves are held."""
+    most: list[int] = []
+
+    def reached(step: str) -> None:
+        if step == "set":
+            held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND database = (SELECT oid FROM "
+            most.append(execute(output, held + "pg_database WHERE datname = current_database())")[0][0])
+
+    for start in (10, 0):
+        batch = [ahead(number, start, start + 2) for number in range(65)]
+        assert len(deliver(output, "a", *batch, sink=output.sink(reached)).taken) == 65
+        assert deliver(output, "b", *batch).skipped
+    assert deliver(output, "a", ahead(0, 5, 7), ahead(1, 5, 7), sink=output.sink(reached)).taken
+    assert most == [0, 0, 4]
+
+
 def test_ranges_that_meet_under_a_key_on_message_offsets(output: PostgresOutput) -> None:
     """The second of two writers of a range waits and passes over it: it does not run into the first one's rows."""
     execute(output, f"ALTER TABLE {TABLE} ADD PRIMARY KEY (kafka_partition, kafka_offset)")

@@ -18,6 +18,7 @@ from marshal_dagster.spark.reading import offsets_read
 from marshal_dagster.spark.sinks import FileSink, PostgresSink, copy_text
 from marshal_dagster.spark.sinks.file_writing import some_files_at_once
 from tests.sink_conformance import (
+    AnyOrderConformance,
     CrashConformance,
     Output,
     ReplacingConformance,
@@ -130,6 +131,7 @@ class TestRules:
     test_overtaken = CrashConformance.test_a_writer_that_was_overtaken_adds_nothing
     test_overlap = CrashConformance.test_writers_whose_ranges_overlap_in_part
     race = staticmethod(CrashConformance.race)
+    test_any_order = AnyOrderConformance.test_lost_and_compacted_offsets_keep_their_rows
 
 
 EVERY_TYPE = (

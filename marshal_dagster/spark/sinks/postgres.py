@@ -6,9 +6,9 @@ its rows to a temporary table first; only then does it lock its partitions in `m
 (PROTOCOL.md 6, "Effectively once"), move the rows over and set the positions. So a writer that stalls holds nobody up,
 and one that was overtaken finds that out before a row of its own is seen.
 
-Who writes in order, or begins a generation, or writes the first range that came in any order, holds its partitions
-alone from there on until it has committed. All others whose ranges come in any order share them, which keeps the
-generation as it is: they move their rows at the same time. Such a writer also locks the start of its range, so that
+Who writes in order, begins a generation, writes the first range that came in any order, or has very many partitions,
+holds them alone from there on until it has committed. All others whose ranges come in any order share them, which keeps
+the generation as it is: they move their rows at the same time. Such a writer also locks the start of its range, so that
 another with the same range waits, and then passes over it. At the very end, for as long as the commit takes, it holds
 the partition's ranges: it looks once more for what overlaps its own, and nobody else can add any before it is seen.
 Each kind is locked in one order, one kind after the other, so nobody waits in a circle.
@@ -63,6 +63,8 @@ _TAKEN = "marshal_taken_ranges"
 _RANGE_COLUMN = "marshal_range"
 _RENAMED = {PARTITION_COLUMN: "kafka_partition", OFFSET_COLUMN: "kafka_offset"}
 _LINES_AT_ONCE = 1000
+_MOST_SHARED = 64
+"""Ranges of one batch: each lock of a shared partition takes room in a table of the server that all sessions share."""
 _LONGEST_NAME_BYTES = 63
 
 _CREATE: tuple[LiteralString, ...] = (
@@ -365,7 +367,7 @@ class PostgresSink:
         return _Judged(verdicts, tuple(dict.fromkeys(each for each, _, _ in older)))
 
     def _hold_for(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> _Hold:
-        if not all(each.in_any_order for each in wanted):
+        if len(wanted) > _MOST_SHARED or not all(each.in_any_order for each in wanted):
             return _Hold.ALONE
         return _Hold.SHARED if _may_share(self._rows(connection, wanted, _Hold.NOT), wanted) else _Hold.ALONE
 
