@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -390,7 +391,7 @@ class Simulation:
         run = self.by_process.get(process)
         if run is None or run.batch is None or self.is_truncated or self.scheduler.now_ms < self.unsure_until_ms:
             return
-        leases = [claim.lease for claim in run.batch._claimer._tenure.claims.values()]
+        leases = list(map(_lease_of, run.batch._claimer._tenure.claims.values()))
         if leases == run.leases:
             return
         run.leases = leases
@@ -541,6 +542,7 @@ def _has_lease(run: Run, partition: int) -> bool:
     return claim is not None and claim.lease.ends_ms > run.clock.lease_ms()
 
 
+_lease_of = attrgetter("lease")
 _remembering = lru_cache(maxsize=1_000)
 """For what is asked the same again and again."""
 
