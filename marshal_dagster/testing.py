@@ -9,7 +9,6 @@ import time
 import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from operator import itemgetter
 
 from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, LogIdentity, PositionLost
 from marshal_dagster.errors import TopicMissing, UnavailableError
@@ -115,8 +114,8 @@ class MemoryBroker:
         """Give the (offset, timestamp in ms, value) records from offset `start` up to `end` (exclusive)."""
         with self.lock:
             kept = self._records[partition]
-            first = bisect_left(kept, start, key=itemgetter(0))
-            return kept[first : None if end is None else bisect_left(kept, end, key=itemgetter(0))]
+            first = bisect_left(kept, (start,))
+            return kept[first : None if end is None else bisect_left(kept, (end,))]
 
 
 class MemoryLog:

@@ -107,7 +107,7 @@ class Rationalizer:
         Raises `LogChanged` when it is not the log that was read before, `UnavailableError` when it does not answer.
         """
         with self._reading():
-            self.check_identity()
+            self._check_identity()
             bounds = self.log.bounds(self.world.partitions.keys())
             for partition, at in bounds.items():
                 read = self.world.partitions[partition].next_offset
@@ -131,8 +131,8 @@ class Rationalizer:
             outcomes: dict[int, dict[int, Outcome]] = {partition: {} for partition in own}
             self._read({partition: max(records) + 1 for partition, records in own.items()}, own, outcomes)
             for partition, records in own.items():
-                missing = sorted(records.keys() - outcomes[partition].keys())
-                if missing:
+                if len(outcomes[partition]) < len(records):
+                    missing = sorted(records.keys() - outcomes[partition].keys())
                     raise LogChanged(
                         f"records that coordination partition {partition} of {self.identity.topic!r} acknowledged are "
                         f"not in it: offsets {missing[:5]}. The log was truncated or made anew; {_SEE_DOCTOR}"
@@ -153,18 +153,12 @@ class Rationalizer:
         Raises `LogChanged`, `TopicMissing`, `UnavailableError`.
         """
         with self._reading():
-            now = self.log.identity()
-            if now != self.identity:
-                raise LogChanged(
-                    f"coordination topic {self.identity.topic!r} is not the one read before: topic id {now.topic_id} "
-                    f"with {now.partitions} partitions instead of {self.identity.topic_id} with "
-                    f"{self.identity.partitions}. It was made anew or repartitioned; {_SEE_DOCTOR}"
-                )
+            self._check_identity()
 
     def log_time_ahead_ms(self) -> int:
         """Give how far log time lies ahead of this machine's clock: a broker's has jumped, or this one is slow."""
         with self.lock:
-            times = [world.log_time_ms for world in self.world.partitions.values() if world.log_time_ms is not None]
+            times = [world.log_time_ms or 0 for world in self.world.partitions.values()]
             return max(times, default=0) - self._clock.wall_ms()
 
     def close(self) -> None:
@@ -184,6 +178,15 @@ class Rationalizer:
                 self.failure = failure
                 raise
             self.failure = None
+
+    def _check_identity(self) -> None:
+        now = self.log.identity()
+        if now != self.identity:
+            raise LogChanged(
+                f"coordination topic {self.identity.topic!r} is not the one read before: topic id {now.topic_id} "
+                f"with {now.partitions} partitions instead of {self.identity.topic_id} with "
+                f"{self.identity.partitions}. It was made anew or repartitioned; {_SEE_DOCTOR}"
+            )
 
     def _partition_of(self, topic: str) -> int:
         return coordination_partition(topic, self.identity.partitions)

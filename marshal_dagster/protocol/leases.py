@@ -4,7 +4,7 @@ All times are milliseconds of one clock that neither jumps nor stops while the m
 caller and arrives here as a number.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 def safety_margin_ms(heartbeat_interval_ms: int) -> float:
@@ -26,11 +26,13 @@ class Lease:
 
     heartbeat_interval_ms: int
     sent_ms: float
+    ends_ms: float = field(init=False, repr=False)
+    """When the owner must have stopped."""
 
-    @property
-    def ends_ms(self) -> float:
-        """When the owner must have stopped."""
-        return self.sent_ms + 2 * self.heartbeat_interval_ms - safety_margin_ms(self.heartbeat_interval_ms)
+    def __post_init__(self) -> None:
+        """Work out the end once: it is asked for at every step."""
+        ends_ms = self.sent_ms + 2 * self.heartbeat_interval_ms - safety_margin_ms(self.heartbeat_interval_ms)
+        object.__setattr__(self, "ends_ms", ends_ms)
 
     def left_ms(self, now_ms: float) -> float:
         """How long it still holds at `now_ms`; not positive once it has ended."""

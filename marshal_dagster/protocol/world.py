@@ -71,7 +71,8 @@ class PartitionWorld:
     """The world state of one coordination partition.
 
     `certain` tells whether it was read from the log's start or a snapshot; if not, every key is provisional and nobody
-    claims from it. `next_offset` is the log offset of the next record to apply. `log_time_ms` is None before the first.
+    claims from it. `next_offset` is the log offset of the next record to apply. `log_time_ms` is the largest broker
+    timestamp so far, None before the first record.
     `had_ranges` tells whether a group's settings ever named the feature (docs/range-claims.md 5).
     `last` is the last record that was read, as far as who reads has noted it; nothing in the state depends on it.
     """
@@ -89,14 +90,9 @@ class PartitionWorld:
         self.invalid: Counter[Invalid] = Counter()
         self.noted: Counter[Note] = Counter()
         self.last: LastRecord | None = None
-        self._log_time_ms: int | None = None
+        self.log_time_ms: int | None = None
         self._beats: dict[bytes, tuple[Key, Owner]] = {}
         self._remembered: dict[tuple[str, Place], bytes] = {}
-
-    @property
-    def log_time_ms(self) -> int | None:
-        """The largest broker timestamp so far."""
-        return self._log_time_ms
 
     def is_home_of(self, topic: str) -> bool:
         """Tell whether the records of a data topic lie here."""
@@ -105,7 +101,7 @@ class PartitionWorld:
     def resume_at(self, next_offset: int, log_time_ms: int | None) -> None:
         """Stand where every record before `next_offset` was read; who calls it brings the state that they led to."""
         self.next_offset = next_offset
-        self._log_time_ms = log_time_ms
+        self.log_time_ms = log_time_ms
 
     def apply(self, offset: int, timestamp_ms: int, value: bytes | None, known: Message | None = None) -> Verdict:
         """Let the record at log offset `offset` act. Never raises because of what a record holds.
@@ -116,15 +112,15 @@ class PartitionWorld:
         if offset < self.next_offset:
             raise ValueError(f"offset {offset} of coordination partition {self.number} was read before")
         self.next_offset = offset + 1
-        log_time_ms = self._log_time_ms
+        log_time_ms = self.log_time_ms
         if log_time_ms is None or timestamp_ms > log_time_ms:
-            self._log_time_ms = log_time_ms = timestamp_ms
+            self.log_time_ms = log_time_ms = timestamp_ms
         if known is not None:
             return self._judge(known, offset, log_time_ms, value)
         message = parse(value)
         if isinstance(message, InvalidMessage):
             return self._count_invalid(message.reason)
-        if self._is_misplaced(message):
+        if type(message) not in GROUP_MESSAGES and not self.is_home_of(message.topic):
             return self._count_invalid(Invalid.MISPLACED)
         return self._judge(message, offset, log_time_ms, value)
 
@@ -134,7 +130,7 @@ class PartitionWorld:
         The heartbeat of an owner that was heard of before, at an offset that is not lower, can only move
         `last_beat_ms` and the offset: such records, nearly all of a long log, are carried out without parsing.
         """
-        beats, log_time_ms, known_head = self._beats, self._log_time_ms, b""
+        beats, log_time_ms, known_head = self._beats, self.log_time_ms, b""
         for offset, timestamp_ms, value in records:
             if value is not None:
                 rest, _, tail = value.rpartition(b"/")
@@ -157,10 +153,10 @@ class PartitionWorld:
                         if to != key.offset:
                             key.move(to)
                         continue
-            self._log_time_ms = log_time_ms
+            self.log_time_ms = log_time_ms
             self.apply(offset, timestamp_ms, value)
-            log_time_ms = self._log_time_ms
-        self._log_time_ms = log_time_ms
+            log_time_ms = self.log_time_ms
+        self.log_time_ms = log_time_ms
 
     def _judge(self, message: Message, offset: int, log_time_ms: int, value: bytes | None) -> Verdict:
         kind, place = type(message), (message.topic, message.partition)
@@ -204,9 +200,6 @@ class PartitionWorld:
         self._beats.pop(self._remembered.get(named, b""), None)
         self._remembered[named] = sender = rest[_BEAT_LENGTH:]
         self._beats[sender] = (key, key.owner)
-
-    def _is_misplaced(self, message: Message) -> bool:
-        return type(message) not in GROUP_MESSAGES and not self.is_home_of(message.topic)
 
     def _count_invalid(self, reason: Invalid) -> Verdict:
         self.invalid[reason] += 1
@@ -286,8 +279,10 @@ class World:
 
     def key(self, group: str, topic: str, partition: int) -> Key:
         """Give the state of one key; one never named is empty."""
-        place = (topic, partition)
-        return self.group_of(group, topic).keys.get(place) or Key(provisional=not self.partition_of(topic).certain)
+        world = self.partition_of(topic)
+        known = world.groups.get(group)
+        key = known.keys.get((topic, partition)) if known else None
+        return key or Key(provisional=not world.certain)
 
     def keys(self) -> Iterator[tuple[str, Place, Group, Key]]:
         """Give group name, place, group and key of every key named so far."""

@@ -84,8 +84,8 @@ class Cluster:
 
     def put(self, partition: int, value: bytes) -> int:
         """Let a record into the log."""
-        offset = self.broker.append(partition, value)
-        _, timestamp_ms, _ = self.broker.records(partition, offset)[0]
+        timestamp_ms = self.broker.now_ms()
+        offset = self.broker.append(partition, value, timestamp_ms)
         self.appended(partition, offset, timestamp_ms, value)
         return offset
 

@@ -125,8 +125,8 @@ MUTANTS: Final = (
     Mutant(
         "log time follows the last timestamp",
         "protocol/world.py",
-        "        if log_time_ms is None or timestamp_ms > log_time_ms:\n            self._log_time_ms",
-        "        if True:\n            self._log_time_ms",
+        "        if log_time_ms is None or timestamp_ms > log_time_ms:\n            self.log_time_ms",
+        "        if True:\n            self.log_time_ms",
     ),
     Mutant(
         "settings leave stale owners",

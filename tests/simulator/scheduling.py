@@ -8,6 +8,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Final
 
 from greenlet import getcurrent, greenlet
@@ -31,9 +32,12 @@ class Process:
         self.tasks: dict[Task, None] = {}
         self.watchers: list[Task] = []
         """Woken once it has ended."""
-        self.random = random.Random(f"{scheduler.seed}/{name}")
-        """Two processes of the same name draw the same."""
         self._scheduler = scheduler
+
+    @cached_property
+    def random(self) -> random.Random:
+        """Two processes of the same name draw the same."""
+        return random.Random(f"{self._scheduler.seed}/{self.name}")
 
     def spawn(self, work: Callable[[], object]) -> "Task":
         """Begin `work` as a thread of this process."""
@@ -98,6 +102,7 @@ class Scheduler:
         self.is_stopped = False
         """Set to let nothing more happen."""
         self._tasks: dict[Task, None] = {}
+        self._until_ms = 0.0
         self._loop = getcurrent()
         self._queue: list[tuple[float, int, int, Task]] = []
         self._count = 0
@@ -120,32 +125,22 @@ class Scheduler:
     def sleep(self, duration_ms: float) -> None:
         """Wait in the present task."""
         task = self._waiting()
-        self.wake(task, max(duration_ms, LEAST_MS))
+        self.wake(task, max(LEAST_MS, duration_ms))
         self._switch(task)
 
     def park(self, timeout_ms: float | None = None) -> None:
         """Wait in the present task until it is woken, or the time-out."""
-        task = self._waiting()
         if timeout_ms is not None:
-            self.wake(task, max(timeout_ms, LEAST_MS))
-        self._switch(task)
+            self.sleep(timeout_ms)
+            return
+        self._switch(self._waiting())
 
     def run(self, until_ms: float) -> None:
         """Go on until virtual time `until_ms`, or until nothing is left to do."""
-        queue = self._queue
-        while queue and queue[0][0] <= until_ms and not self.is_stopped:
-            at_ms, count, ticket, task = heapq.heappop(queue)
-            if ticket != task.ticket or task.is_over:
-                continue
-            process = task.process
-            if process.runs_from_ms > at_ms and not process.is_dead:
-                heapq.heappush(queue, (process.runs_from_ms, count, ticket, task))
-                continue
-            self.now_ms = max(self.now_ms, at_ms)
-            self.current = task
-            task.greenlet.switch()
-            self.current = None
-            self.after_step(process)
+        self._until_ms = until_ms
+        self._go_on_from(None)
+        while self.current is not None:
+            self.current.greenlet.switch()
         self.now_ms = max(self.now_ms, until_ms)
 
     def kill_all(self) -> None:
@@ -166,9 +161,32 @@ class Scheduler:
         return task
 
     def _switch(self, task: Task) -> None:
-        self._loop.switch()
+        """End a step of the present task and let the one that is due next go on, which may be itself."""
+        self._go_on_from(task.process)
+        following = self.current
+        if following is not task:
+            has_begun = following is not None and following.greenlet
+            (has_begun or self._loop).switch()
         if task.process.is_dead:
             raise Killed
+
+    def _go_on_from(self, process: Process | None) -> None:
+        """End a step of `process`; the task that is due next is now the present one, or none if time is over."""
+        self.current = None
+        if process is not None:
+            self.after_step(process)
+        queue, until_ms = self._queue, self._until_ms
+        while queue and queue[0][0] <= until_ms and not self.is_stopped:
+            at_ms, count, ticket, task = heapq.heappop(queue)
+            if ticket != task.ticket or task.is_over:
+                continue
+            process = task.process
+            if process.runs_from_ms > at_ms and not process.is_dead:
+                heapq.heappush(queue, (process.runs_from_ms, count, ticket, task))
+                continue
+            self.now_ms = max(self.now_ms, at_ms)
+            self.current = task
+            return
 
     def _run(self, task: Task, work: Callable[[], object]) -> None:
         try:
@@ -186,6 +204,7 @@ class Scheduler:
         if not task.process.tasks:
             for watcher in task.process.watchers:
                 self.wake(watcher)
+        self._go_on_from(task.process)
 
 
 class SimulatedRLock:
@@ -199,10 +218,8 @@ class SimulatedRLock:
 
     def __enter__(self) -> bool:
         task = self._scheduler.current
-        while self._depth and self._owner is not task:
-            assert task is not None
-            self._waiters.append(task)
-            self._scheduler.park()
+        if self._depth and self._owner is not task:
+            self._wait(task)
         self._owner = task
         self._depth += 1
         return True
@@ -213,6 +230,12 @@ class SimulatedRLock:
             self._owner = None
             if self._waiters:
                 self._scheduler.wake(self._waiters.popleft())
+
+    def _wait(self, task: Task | None) -> None:
+        assert task is not None
+        while self._depth:
+            self._waiters.append(task)
+            self._scheduler.park()
 
 
 class SimulatedEvent:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from math import inf
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -395,7 +396,7 @@ class Simulation:
         run = self.by_process.get(process)
         if run is None or run.batch is None or self.is_truncated or self.scheduler.now_ms < self.unsure_until_ms:
             return
-        leases = [claim.lease for claim in run.batch._claimer._tenure.claims.values()]
+        leases = list(map(_lease_of, run.batch._claimer._tenure.claims.values()))
         if leases == run.leases:
             return
         run.leases = leases
@@ -560,6 +561,7 @@ def _has_lease(run: Run, partition: int) -> bool:
     return claim is not None and (claim.is_over or claim.lease.ends_ms > run.clock.lease_ms())
 
 
+_lease_of = attrgetter("lease")
 _remembering = lru_cache(maxsize=1_000)
 """For what is asked the same again and again."""
 
