@@ -390,13 +390,14 @@ def test_what_is_decided_for_good(start: int, end: int, others: dict[str, str | 
         (part(0, 20, 30, epoch=9), True),
         (part(0, 40, 50), False),
         (part(0, 30, 40), True),
+        (ahead(1, 20, 30), False),
     ],
     ids=str,
 )
 def test_what_is_decided_for_good_in_any_order(wanted: ClaimedRange, *, is_decided: bool) -> None:
     """What could yet be taken before what is there, beside it or once a gap is filled, is not decided."""
     view = View()
-    for each in (part(0, 2, 10), ahead(0, 30, 40), ahead(0, 10, 20)):
+    for each in (part(0, 2, 10), ahead(0, 30, 40), ahead(0, 10, 20), ahead(1, 30, 40)):
         view.add(Commit("attempt", "json", "{}", (Entry(each, (), 0, has_offsets=True),)))
     assert decided(view.stored(wanted), wanted) is is_decided
 

@@ -441,7 +441,7 @@ def test_ranges_are_found_by_an_index(output: PostgresOutput) -> None:
             return real(statement, values)
 
         connection.execute = explained  # type: ignore[method-assign,assignment]
-        found = sink._overlapping(connection, [ahead(0, 100_005, 100_007, generation=8)], ())
+        found = sink._ranges._overlapping(connection, [ahead(0, 100_005, 100_007, generation=8)], ())
     assert found == {0: (100_000, 100_010)}
     plan = "\n".join(line for (line,) in plans)
     assert "marshal_taken_ranges_by_generation" in plan

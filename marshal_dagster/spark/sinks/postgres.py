@@ -4,28 +4,19 @@ Two tables stand beside the rows': `marshal_ranges` says how far the output has 
 generation; `marshal_taken_ranges` lists each range that was taken, and each row names its entry there. A writer copies
 its rows to a temporary table first; only then does it lock its partitions in `marshal_ranges`, judge its ranges
 (PROTOCOL.md 6, "Effectively once"), move the rows over and set the positions. So a writer that stalls holds nobody up,
-and one that was overtaken finds that out before a row of its own is seen.
-
-Who writes in order, begins a generation, writes the first range that came in any order, or has very many partitions,
-holds them alone from there on until it has committed. All others whose ranges come in any order share them, which keeps
-the generation as it is: they move their rows at the same time. Such a writer also locks the start of its range, so that
-another with the same range waits, and then passes over it. At the very end, for as long as the commit takes, it holds
-the partition's ranges: it looks once more for what overlaps its own, and nobody else can add any before it is seen.
-Each kind is locked in one order, one kind after the other, so nobody waits in a circle.
+and one that was overtaken finds that out before a row of its own is seen; `postgres_ranges` says who holds what.
 """
 
 import itertools
-import json
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from enum import Enum
 from typing import TYPE_CHECKING, Any, LiteralString, Protocol
 from urllib.parse import quote
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRefused, UnavailableError
-from marshal_dagster.protocol.ranges import ClaimedRange, StoredRanges, Verdict
+from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
 from marshal_dagster.spark.sinks.copy_text import evaluated, postgres_type
 from marshal_dagster.spark.sinks.port import (
     OFFSET_COLUMN,
@@ -41,6 +32,7 @@ from marshal_dagster.spark.sinks.port import (
     then_checked,
     unreplaceable,
 )
+from marshal_dagster.spark.sinks.postgres_ranges import IN_ORDER, VERSION, Hold, JudgeAnew, RangeTables, may_share
 
 if TYPE_CHECKING:
     import psycopg
@@ -50,21 +42,11 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
-VERSION = 2
-"""The newest of what is in the sink's own tables; a newer one is refused.
-
-A partition's position is of version 1 while all of its generation was written in order. In version 2 it is the end of
-what was, null if nothing: who takes it for all that is there would pass over ranges or write them again.
-"""
-_IN_ORDER = 1
-
 _POSITIONS = "marshal_ranges"
 _TAKEN = "marshal_taken_ranges"
 _RANGE_COLUMN = "marshal_range"
 _RENAMED = {PARTITION_COLUMN: "kafka_partition", OFFSET_COLUMN: "kafka_offset"}
 _LINES_AT_ONCE = 1000
-_MOST_SHARED = 64
-"""Ranges of one batch: each lock of a shared partition takes room in a table of the server that all sessions share."""
 _LONGEST_NAME_BYTES = 63
 
 _CREATE: tuple[LiteralString, ...] = (
@@ -153,32 +135,8 @@ class _Judged:
         return tuple(each for each, verdict in self.verdicts.items() if verdict is not Verdict.SKIP)
 
 
-class _Hold(Enum):
-    """How a transaction holds its partitions from judging until it ends."""
-
-    NOT = ""
-    SHARED = "FOR SHARE"
-    ALONE = "FOR UPDATE"
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """What stands in `marshal_ranges` for a partition."""
-
-    version: int
-    coordination_topic_id: str
-    data_topic_id: str
-    generation: int
-    epoch: int
-    position: int | None
-
-
 class _OffsetsNeeded(Exception):
     """Older rows are to be replaced, and the offsets read are not known yet."""
-
-
-class _JudgeAnew(Exception):
-    """Another writer has changed what the transaction's locks were chosen by."""
 
 
 class PostgresSink:
@@ -224,6 +182,7 @@ class PostgresSink:
         self._lock_timeout_s = lock_timeout_s
         self._statement_timeout_s = statement_timeout_s
         self._output = f"{schema}.{table}"
+        self._ranges = RangeTables(self._named, self._output, f"{schema}.{_POSITIONS}")
 
     def __repr__(self) -> str:
         return f"PostgresSink(table={self.table!r}, schema={self.schema!r})"
@@ -303,7 +262,7 @@ class PostgresSink:
                     return self._take_in(connection, wanted, columns, lines=lines, read=read)
             except _OffsetsNeeded:
                 read = offsets_read()
-            except _JudgeAnew:
+            except JudgeAnew:
                 continue
 
     def _take_in(
@@ -320,7 +279,7 @@ class PostgresSink:
         ids = self._enter(connection, wanted, lines)
         self._copy(connection, ids, columns, lines)
         self._reached("copied")
-        hold = self._hold_for(connection, wanted)
+        hold = self._ranges.hold_for(connection, wanted)
         judged = self._judge(connection, wanted, hold, own=ids.values())
         self._reached("locked")
         if judged.over_older:
@@ -334,8 +293,8 @@ class PostgresSink:
         self._move(connection, columns, [ids[each.partition] for each in judged.open])
         self._reached("moved")
         self._leave_out(connection, [ids[each.partition] for each in wanted if each not in judged.open])
-        if hold is _Hold.SHARED:
-            self._look_once_more(connection, judged.open, own=ids.values())
+        if hold is Hold.SHARED:
+            self._ranges.look_once_more(connection, judged.open, own=ids.values())
         else:
             self._set_positions(connection, judged.open)
         self._reached("set")
@@ -345,178 +304,26 @@ class PostgresSink:
         self,
         connection: "Connection",
         ranges: Sequence[ClaimedRange],
-        hold: _Hold = _Hold.NOT,
+        hold: Hold = Hold.NOT,
         own: Collection[int] = (),
     ) -> _Judged:
         """Judge all by what is stored beside the entries `own`, held until the transaction ends.
 
         Refuses also where older rows could not be replaced.
         """
-        rows = self._rows(connection, ranges, hold)
-        if hold is _Hold.SHARED:
-            self._lock_names(connection, [self._name(each, each.generation, each.start) for each in ranges])
-        stored = self._stored(connection, ranges, rows, own)
+        rows = self._ranges.rows(connection, ranges, hold)
+        if hold is Hold.SHARED:
+            self._ranges.lock_starts(connection, ranges)
+        stored = self._ranges.stored(connection, ranges, rows, own)
         verdicts = judge_all(lambda wanted: stored.get(wanted.partition), ranges)
-        if hold is _Hold.SHARED and not _may_share(rows, ranges):
-            raise _JudgeAnew
+        if hold is Hold.SHARED and not may_share(rows, ranges):
+            raise JudgeAnew
         wanted = [each for each, verdict in verdicts.items() if verdict is not Verdict.SKIP]
         older = self._held(connection, wanted, only_older=True)
         for each, generation, has_offsets in older:
             if not has_offsets:
                 raise SinkRefused(unreplaceable(each, generation, f"table {self._output}"))
         return _Judged(verdicts, tuple(dict.fromkeys(each for each, _, _ in older)))
-
-    def _hold_for(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> _Hold:
-        if len(wanted) > _MOST_SHARED or not all(each.in_any_order for each in wanted):
-            return _Hold.ALONE
-        return _Hold.SHARED if _may_share(self._rows(connection, wanted, _Hold.NOT), wanted) else _Hold.ALONE
-
-    def _rows(self, connection: "Connection", ranges: Sequence[ClaimedRange], hold: _Hold) -> dict[int, _Row]:
-        """Read what stands for each partition, and hold it; always from the lowest partition on."""
-        from psycopg import sql
-
-        if not ranges:
-            return {}
-        key = (self._output, ranges[0].group, ranges[0].topic)
-        partitions = [each.partition for each in ranges]
-        if hold is _Hold.ALONE:
-            connection.execute(
-                self._named(
-                    "INSERT INTO {positions} (output, member_group, topic, partition, version) "
-                    "SELECT %s, %s, %s, p, %s FROM unnest(%s::integer[]) AS p ORDER BY p "
-                    "ON CONFLICT (output, member_group, topic, partition) DO NOTHING"
-                ),
-                (*key, _IN_ORDER, partitions),
-            )
-        found = connection.execute(
-            self._named(
-                "SELECT partition, version, coordination_topic_id, data_topic_id, generation, epoch, position "
-                "FROM {positions} WHERE output = %s AND member_group = %s AND topic = %s AND partition = ANY(%s) "
-                "ORDER BY partition {hold}",
-                hold=sql.SQL(hold.value),
-            ),
-            (*key, partitions),
-        )
-        return {
-            partition: _Row(version, coordination, data, generation, epoch, position)
-            for partition, version, coordination, data, generation, epoch, position in found
-            if self._knows(version) and generation is not None
-        }
-
-    def _stored(
-        self,
-        connection: "Connection",
-        ranges: Sequence[ClaimedRange],
-        rows: Mapping[int, _Row],
-        own: Collection[int],
-    ) -> dict[int, StoredRanges]:
-        """Put together what is stored beside each range; entries of ranges are looked at only where they can decide."""
-        with_ranges = [
-            each
-            for each in ranges
-            if (row := rows.get(each.partition)) and (each.in_any_order or row.version != _IN_ORDER)
-        ]
-        overlapping = self._overlapping(connection, with_ranges, own)
-        in_order_after = [each for each in with_ranges if not each.in_any_order]
-        stands = self._stands(connection, in_order_after, own)
-        stored = {}
-        for each in ranges:
-            if row := rows.get(each.partition):
-                position, epoch = stands.get(each.partition, (row.position, row.epoch))
-                stored[each.partition] = StoredRanges(
-                    coordination_topic_id=row.coordination_topic_id,
-                    data_topic_id=row.data_topic_id,
-                    generation=row.generation,
-                    epoch=epoch,
-                    below=row.position or 0,
-                    position=position,
-                    overlapping=overlapping.get(each.partition),
-                )
-        return stored
-
-    def _overlapping(
-        self, connection: "Connection", ranges: Sequence[ClaimedRange], own: Collection[int]
-    ) -> dict[int, tuple[int, int]]:
-        """Return, by partition, the first entry of the same generation that shares an offset with the range.
-
-        Those of one generation do not overlap each other, so it is the first that ends behind the range's start.
-        """
-        if not ranges:
-            return {}
-        found = connection.execute(
-            self._named(
-                "SELECT w.partition, t.start_offset, t.end_offset "
-                "FROM unnest(%s::integer[], %s::bigint[], %s::bigint[], %s::bigint[]) "
-                "AS w (partition, generation, start_offset, end_offset) CROSS JOIN LATERAL ("
-                "SELECT start_offset, end_offset FROM {taken} AS e "
-                "WHERE e.output = %s AND e.member_group = %s AND e.topic = %s AND e.partition = w.partition "
-                "AND e.generation = w.generation AND e.end_offset > w.start_offset "
-                "AND e.start_offset < e.end_offset AND e.id <> ALL(%s::bigint[]) "
-                "ORDER BY e.end_offset LIMIT 1) AS t WHERE t.start_offset < w.end_offset"
-            ),
-            (
-                [each.partition for each in ranges],
-                [each.generation for each in ranges],
-                [each.start for each in ranges],
-                [each.end for each in ranges],
-                self._output,
-                ranges[0].group,
-                ranges[0].topic,
-                list(own),
-            ),
-        )
-        return {partition: (start, end) for partition, start, end in found}
-
-    def _stands(
-        self, connection: "Connection", ranges: Sequence[ClaimedRange], own: Collection[int]
-    ) -> dict[int, tuple[int | None, int]]:
-        """Return where the output stands, by partition (None: there are gaps), and the highest token there."""
-        if not ranges:
-            return {}
-        found = connection.execute(
-            self._named(
-                "SELECT e.partition, CASE WHEN sum(e.end_offset - e.start_offset) = max(e.end_offset) - "
-                "min(e.start_offset) THEN max(e.end_offset) END, max(e.epoch) "
-                "FROM unnest(%s::integer[], %s::bigint[]) AS w (partition, generation) JOIN {taken} AS e "
-                "ON e.partition = w.partition AND e.generation = w.generation "
-                "WHERE e.output = %s AND e.member_group = %s AND e.topic = %s AND e.id <> ALL(%s::bigint[]) "
-                "GROUP BY e.partition"
-            ),
-            (
-                [each.partition for each in ranges],
-                [each.generation for each in ranges],
-                self._output,
-                ranges[0].group,
-                ranges[0].topic,
-                list(own),
-            ),
-        )
-        return {partition: (position, epoch) for partition, position, epoch in found}
-
-    def _look_once_more(self, connection: "Connection", taken: Sequence[ClaimedRange], own: Collection[int]) -> None:
-        """See that nobody has added what overlaps these ranges, and that nobody does before they are seen."""
-        self._lock_names(connection, [self._name(each) for each in taken])
-        if self._overlapping(connection, taken, own):
-            raise _JudgeAnew
-
-    def _name(self, wanted: ClaimedRange, *further: int) -> str:
-        return json.dumps([self._output, wanted.group, wanted.topic, wanted.partition, *further])
-
-    def _lock_names(self, connection: "Connection", names: Sequence[str]) -> None:
-        """Hold what is called so, always in one order, until the transaction ends."""
-        connection.execute(
-            "SELECT pg_advisory_xact_lock(number) FROM (SELECT DISTINCT hashtextextended(name, 0) AS number "
-            "FROM unnest(%s::text[]) AS name ORDER BY number) AS numbers",
-            (list(names),),
-        )
-
-    def _knows(self, version: int) -> bool:
-        if version > VERSION:
-            raise SinkRefused(
-                f"table {self.schema}.{_POSITIONS} has version {version}, this marshal-dagster knows {VERSION}: run "
-                "one that is at least as new as the output's last writer"
-            )
-        return True
 
     def _held(
         self, connection: "Connection", ranges: Sequence[ClaimedRange], *, only_older: bool
@@ -568,7 +375,7 @@ class PostgresSink:
                 wanted[0].group,
                 wanted[0].topic,
                 lines.all_have_offsets,
-                _IN_ORDER,
+                IN_ORDER,
                 [each.partition for each in wanted],
                 [each.coordination_topic_id for each in wanted],
                 [each.data_topic_id for each in wanted],
@@ -694,7 +501,7 @@ class PostgresSink:
             ),
             (
                 VERSION,
-                _IN_ORDER,
+                IN_ORDER,
                 [each.partition for each in taken],
                 [each.coordination_topic_id for each in taken],
                 [each.data_topic_id for each in taken],
@@ -860,17 +667,6 @@ class PostgresSink:
 
     def _reached(self, step: str) -> None:
         """Do nothing; tests crash here."""
-
-
-def _may_share(rows: Mapping[int, _Row], wanted: Sequence[ClaimedRange]) -> bool:
-    """Say whether taking `wanted` leaves `rows` as they are: ranges of these generations have come in any order."""
-    return all(
-        each.in_any_order
-        and (row := rows.get(each.partition)) is not None
-        and row.version != _IN_ORDER
-        and row.generation == each.generation
-        for each in wanted
-    )
 
 
 def _column_names(columns: Iterable[str]) -> list[str]:

@@ -1,0 +1,235 @@
+"""What the tables of a Postgres output say of its ranges, and how writers hold that while they judge by it.
+
+Who writes in order, begins a generation, writes the first range that came in any order, or has very many partitions,
+holds them alone from judging on until it has committed. All others whose ranges come in any order share them, which
+keeps the generation as it is: they move their rows at the same time. Such a writer also locks the start of its range,
+so that another with the same range waits, and then passes over it. At the very end, for as long as the commit takes, it
+holds the partition's ranges: it looks once more for what overlaps its own, and nobody else can add any before it is
+seen. Each kind is locked in one order, one kind after the other, so nobody waits in a circle.
+"""
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from marshal_dagster.errors import SinkRefused
+from marshal_dagster.protocol.ranges import ClaimedRange, StoredRanges
+
+if TYPE_CHECKING:
+    import psycopg
+    from psycopg.sql import Composed
+
+    Connection = psycopg.Connection[tuple[Any, ...]]
+
+VERSION = 2
+"""The newest of what is in the sink's own tables; a newer one is refused.
+
+A partition's position is of version 1 while all of its generation was written in order. In version 2 it is the end of
+what was, null if nothing: who takes it for all that is there would pass over ranges or write them again.
+"""
+IN_ORDER = 1
+
+_MOST_SHARED = 64
+"""Ranges of one batch: each lock of a shared partition takes room in a table of the server that all sessions share."""
+
+
+class Hold(Enum):
+    """How a transaction holds its partitions from judging until it ends."""
+
+    NOT = ""
+    SHARED = "FOR SHARE"
+    ALONE = "FOR UPDATE"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What stands in `marshal_ranges` for a partition."""
+
+    version: int
+    coordination_topic_id: str
+    data_topic_id: str
+    generation: int
+    epoch: int
+    position: int | None
+
+
+class JudgeAnew(Exception):
+    """Another writer has changed what the transaction's locks were chosen by."""
+
+
+class RangeTables:
+    """The two tables as they stand in a transaction's connection, for the ranges of one batch."""
+
+    def __init__(self, named: "Callable[..., Composed]", output: str, table: str) -> None:
+        """Take what puts the tables' names into a statement, the output's name there, and that of the positions."""
+        self._named, self._output, self._table = named, output, table
+
+    def hold_for(self, connection: "Connection", wanted: Sequence[ClaimedRange]) -> Hold:
+        """Choose how to hold the partitions of `wanted`: shared where that leaves all rows as they are."""
+        if len(wanted) > _MOST_SHARED or not all(each.in_any_order for each in wanted):
+            return Hold.ALONE
+        return Hold.SHARED if may_share(self.rows(connection, wanted, Hold.NOT), wanted) else Hold.ALONE
+
+    def rows(self, connection: "Connection", ranges: Sequence[ClaimedRange], hold: Hold) -> dict[int, Row]:
+        """Read what stands for each partition, and hold it; always from the lowest partition on."""
+        from psycopg import sql
+
+        if not ranges:
+            return {}
+        key = (self._output, ranges[0].group, ranges[0].topic)
+        partitions = [each.partition for each in ranges]
+        if hold is Hold.ALONE:
+            connection.execute(
+                self._named(
+                    "INSERT INTO {positions} (output, member_group, topic, partition, version) "
+                    "SELECT %s, %s, %s, p, %s FROM unnest(%s::integer[]) AS p ORDER BY p "
+                    "ON CONFLICT (output, member_group, topic, partition) DO NOTHING"
+                ),
+                (*key, IN_ORDER, partitions),
+            )
+        found = connection.execute(
+            self._named(
+                "SELECT partition, version, coordination_topic_id, data_topic_id, generation, epoch, position "
+                "FROM {positions} WHERE output = %s AND member_group = %s AND topic = %s AND partition = ANY(%s) "
+                "ORDER BY partition {hold}",
+                hold=sql.SQL(hold.value),
+            ),
+            (*key, partitions),
+        )
+        return {
+            partition: Row(version, coordination, data, generation, epoch, position)
+            for partition, version, coordination, data, generation, epoch, position in found
+            if self._knows(version) and generation is not None
+        }
+
+    def stored(
+        self,
+        connection: "Connection",
+        ranges: Sequence[ClaimedRange],
+        rows: Mapping[int, Row],
+        own: Collection[int],
+    ) -> dict[int, StoredRanges]:
+        """Put together what is stored beside each range; entries of ranges are looked at only where they can decide."""
+        with_ranges = [
+            each
+            for each in ranges
+            if (row := rows.get(each.partition)) and (each.in_any_order or row.version != IN_ORDER)
+        ]
+        overlapping = self._overlapping(connection, with_ranges, own)
+        in_order_after = [each for each in with_ranges if not each.in_any_order]
+        stands = self._stands(connection, in_order_after, own)
+        stored = {}
+        for each in ranges:
+            if row := rows.get(each.partition):
+                position, epoch = stands.get(each.partition, (row.position, row.epoch))
+                stored[each.partition] = StoredRanges(
+                    coordination_topic_id=row.coordination_topic_id,
+                    data_topic_id=row.data_topic_id,
+                    generation=row.generation,
+                    epoch=epoch,
+                    below=row.position or 0,
+                    position=position,
+                    overlapping=overlapping.get(each.partition),
+                )
+        return stored
+
+    def _overlapping(
+        self, connection: "Connection", ranges: Sequence[ClaimedRange], own: Collection[int]
+    ) -> dict[int, tuple[int, int]]:
+        """Return, by partition, the first entry of the same generation that shares an offset with the range.
+
+        Those of one generation do not overlap each other, so it is the first that ends behind the range's start.
+        """
+        if not ranges:
+            return {}
+        found = connection.execute(
+            self._named(
+                "SELECT w.partition, t.start_offset, t.end_offset "
+                "FROM unnest(%s::integer[], %s::bigint[], %s::bigint[], %s::bigint[]) "
+                "AS w (partition, generation, start_offset, end_offset) CROSS JOIN LATERAL ("
+                "SELECT start_offset, end_offset FROM {taken} AS e "
+                "WHERE e.output = %s AND e.member_group = %s AND e.topic = %s AND e.partition = w.partition "
+                "AND e.generation = w.generation AND e.end_offset > w.start_offset "
+                "AND e.start_offset < e.end_offset AND e.id <> ALL(%s::bigint[]) "
+                "ORDER BY e.end_offset LIMIT 1) AS t WHERE t.start_offset < w.end_offset"
+            ),
+            (
+                [each.partition for each in ranges],
+                [each.generation for each in ranges],
+                [each.start for each in ranges],
+                [each.end for each in ranges],
+                self._output,
+                ranges[0].group,
+                ranges[0].topic,
+                list(own),
+            ),
+        )
+        return {partition: (start, end) for partition, start, end in found}
+
+    def _stands(
+        self, connection: "Connection", ranges: Sequence[ClaimedRange], own: Collection[int]
+    ) -> dict[int, tuple[int | None, int]]:
+        """Return where the output stands, by partition (None: there are gaps), and the highest token there."""
+        if not ranges:
+            return {}
+        found = connection.execute(
+            self._named(
+                "SELECT e.partition, CASE WHEN sum(e.end_offset - e.start_offset) = max(e.end_offset) - "
+                "min(e.start_offset) THEN max(e.end_offset) END, max(e.epoch) "
+                "FROM unnest(%s::integer[], %s::bigint[]) AS w (partition, generation) JOIN {taken} AS e "
+                "ON e.partition = w.partition AND e.generation = w.generation "
+                "WHERE e.output = %s AND e.member_group = %s AND e.topic = %s AND e.id <> ALL(%s::bigint[]) "
+                "GROUP BY e.partition"
+            ),
+            (
+                [each.partition for each in ranges],
+                [each.generation for each in ranges],
+                self._output,
+                ranges[0].group,
+                ranges[0].topic,
+                list(own),
+            ),
+        )
+        return {partition: (position, epoch) for partition, position, epoch in found}
+
+    def look_once_more(self, connection: "Connection", taken: Sequence[ClaimedRange], own: Collection[int]) -> None:
+        """See that nobody has added what overlaps these ranges, and that nobody does before they are seen."""
+        self._lock_names(connection, [self._name(each) for each in taken])
+        if self._overlapping(connection, taken, own):
+            raise JudgeAnew
+
+    def lock_starts(self, connection: "Connection", ranges: Sequence[ClaimedRange]) -> None:
+        """Have whoever comes with one of these ranges wait until the transaction ends."""
+        self._lock_names(connection, [self._name(each, each.generation, each.start) for each in ranges])
+
+    def _name(self, wanted: ClaimedRange, *further: int) -> str:
+        return json.dumps([self._output, wanted.group, wanted.topic, wanted.partition, *further])
+
+    def _lock_names(self, connection: "Connection", names: Sequence[str]) -> None:
+        """Hold what is called so, always in one order, until the transaction ends."""
+        connection.execute(
+            "SELECT pg_advisory_xact_lock(number) FROM (SELECT DISTINCT hashtextextended(name, 0) AS number "
+            "FROM unnest(%s::text[]) AS name ORDER BY number) AS numbers",
+            (list(names),),
+        )
+
+    def _knows(self, version: int) -> bool:
+        if version > VERSION:
+            raise SinkRefused(
+                f"table {self._table} has version {version}, this marshal-dagster knows {VERSION}: run "
+                "one that is at least as new as the output's last writer"
+            )
+        return True
+
+
+def may_share(rows: Mapping[int, Row], wanted: Sequence[ClaimedRange]) -> bool:
+    """Say whether taking `wanted` leaves `rows` as they are: ranges of these generations have come in any order."""
+    return all(
+        each.in_any_order
+        and (row := rows.get(each.partition)) is not None
+        and row.version != IN_ORDER
+        and row.generation == each.generation
+        for each in wanted
+    )
