@@ -35,7 +35,7 @@ def test_seeds_are_of_the_agreed_size() -> None:
 
 
 def test_half_a_snapshot_can_be_read() -> None:
-    """A snapshot has several parts, and often the first alone makes sense: only the closing part tells what is missing."""
+    """A snapshot has several parts, and often the first makes sense alone: only the closing part tells what is gone."""
     world = PartitionWorld(0, 1, Settings(1_000, RuleSet.NATIVE, DeliveryMode.AT_LEAST_ONCE), 0)
     world.groups["etl"] = Group(world.defaults, keys={("orders", number): Key(number) for number in range(3)})
     read_alone = 0
