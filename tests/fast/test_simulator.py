@@ -1,15 +1,20 @@
 """The simulator: the same seed is the same run, what is broken is caught, shrunk and shown, a soak goes on."""
 
 import json
+import random
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.state import Group, Key
+from marshal_dagster.protocol.world import PartitionWorld
 from tests.simulator import __main__ as command_line
 from tests.simulator import running
 from tests.simulator.mutants import LIBRARY, MUTANTS, TOP, Mutant
 from tests.simulator.scenario import scenario
+from tests.simulator.snapshots import render_in_parts
 from tests.simulator.world import simulate
 
 
@@ -27,6 +32,29 @@ def test_seeds_are_of_the_agreed_size() -> None:
     assert all(len(scenario(seed).members) >= 3 for seed in range(200))
     results = [simulate(scenario(seed)) for seed in range(40)]
     assert 70 < sum(result.records for result in results) / len(results) < 200
+
+
+def test_half_a_snapshot_can_be_read() -> None:
+    """A snapshot has several parts, and often the first makes sense alone: only the closing part tells what is gone."""
+    world = PartitionWorld(0, 1, Settings(1_000, RuleSet.NATIVE, DeliveryMode.AT_LEAST_ONCE), 0)
+    world.groups["etl"] = Group(world.defaults, keys={("orders", number): Key(number) for number in range(3)})
+    read_alone = 0
+    for seed in range(20):
+        records = render_in_parts(world, "t" * 22, "s", chance=random.Random(seed))
+        assert len(records) > 2
+        with suppress(ValueError):
+            read_alone += all(json.loads(line) for line in (records[0].value or b"").split(b"\n"))
+    assert 0 < read_alone < 20
+
+
+def test_every_fault_of_a_scenario_can_be_left_out() -> None:
+    """Appends, events and snapshots are counted through."""
+    of = next(of for of in map(scenario, range(200)) if of.append_faults and of.events and of.snapshot_faults)
+    alone = [of.without(set(range(of.faults)) - {number}) for number in range(of.faults)]
+    assert [one.faults for one in alone] == [1] * of.faults
+    assert [fault for one in alone for fault in one.append_faults] == list(of.append_faults)
+    assert [event for one in alone for event in one.events] == list(of.events)
+    assert [fault for one in alone for fault in one.snapshot_faults] == list(of.snapshot_faults)
 
 
 def test_what_is_broken_is_caught_shrunk_and_shown(

@@ -54,6 +54,7 @@ class Nature:
         """From now on nothing goes wrong: who was stopped goes on, the broker's clock is right, no one is paused."""
         world = self._world
         world.cluster.faults.clear()
+        world.snapshot_faults.clear()
         if world.cluster.jump_ms < 0:
             world.unsure_until_ms = world.scheduler.now_ms - world.cluster.jump_ms + 3 * world.hi_ms
         world.cluster.jump_ms = 0
@@ -142,7 +143,9 @@ class Nature:
             ("PlanningRange", f"nobody.0/{client}", f"{epoch}/{end}"),
             ("ClaimingRange", sender, f"{start}/{end}"),
         ]
-        if is_planned:
+        if not is_planned:
+            records.append(("RangeDone", sender, f"{epoch}"))
+        else:
             records += [
                 ("PlanningRange", sender, f"{epoch}/{end + 1}"),
                 ("PlanningRange", sender, f"{epoch}/{start + 1}"),
@@ -299,7 +302,9 @@ class Nature:
     def _cut_behind_a_snapshot(self, chance: random.Random) -> None:
         """Let retention delete records that the newest whole snapshot knows, all or some of them."""
         world = self._world
-        kept = world.snapshots(lambda: None)
+        task = world.scheduler.current
+        assert task is not None
+        kept = world.snapshots(task.process, lambda: None)
         assert kept is not None
         for partition, head in kept.heads(world.cluster.broker.identity).items():
             start = world.cluster.broker.bounds(partition).start
@@ -312,7 +317,7 @@ class Nature:
         world = self._world
         task = world.scheduler.current
         assert task is not None
-        kept = world.snapshots(lambda: world.scheduler.sleep(chance.random() * 5))
+        kept = world.snapshots(task.process, lambda: world.scheduler.sleep(chance.random() * 5))
         reader = Rationalizer(world.cluster.open(task.process), clock=SimulatedClock(world.scheduler), snapshots=kept)
         reader.catch_up()
         world.scheduler.sleep(world.hi_ms * chance.uniform(0, 4))

@@ -3,12 +3,15 @@
 import random
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import TypeVar
 
 from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
 from marshal_dagster.delivery import RangeOptions
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
 from tests.simulator.broker import AppendFault
+from tests.simulator.snapshots import SnapshotFault
 
+T = TypeVar("T")
 GROUP, TOPIC = "etl", "orders"
 HI_MS = 1_000
 GO_HI_MS = 60_000
@@ -18,6 +21,8 @@ RANGES_PART = 0.2
 """Part of the groups of native rule set whose members claim ranges."""
 MOST_APPENDS = 60
 """Append faults befall one of so many first appends."""
+MOST_SNAPSHOT_RECORDS = 15
+"""Snapshot faults befall one of so many first records of the snapshot topic."""
 
 
 class EventKind(StrEnum):
@@ -68,7 +73,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One seed's world; `append_faults` by the number of the append that they befall."""
+    """One seed's world; `append_faults` and `snapshot_faults` by the number of the append that they befall."""
 
     seed: int
     mode: DeliveryMode
@@ -85,6 +90,7 @@ class Scenario:
     events: tuple[Event, ...]
     go_members: int = 0
     """Members that do as the Go library does, in a group with rule set `go`."""
+    snapshot_faults: tuple[tuple[int, SnapshotFault], ...] = ()
     ranges: RangeOptions | None = None
     """How members claim ranges, in a group that does."""
 
@@ -117,16 +123,22 @@ class Scenario:
     @property
     def faults(self) -> int:
         """How many faults and events there are: shrinking leaves some out."""
-        return len(self.append_faults) + len(self.events)
+        return len(self.append_faults) + len(self.events) + len(self.snapshot_faults)
 
     def without(self, left_out: set[int]) -> "Scenario":
         """Give the same without the faults and events of those numbers, counted through both."""
-        first = len(self.append_faults)
+        events_at = len(self.append_faults)
+        snapshot_faults_at = events_at + len(self.events)
         return replace(
             self,
-            append_faults=tuple(fault for n, fault in enumerate(self.append_faults) if n not in left_out),
-            events=tuple(event for n, event in enumerate(self.events, first) if n not in left_out),
+            append_faults=_without(left_out, self.append_faults),
+            events=_without(left_out, self.events, events_at),
+            snapshot_faults=_without(left_out, self.snapshot_faults, snapshot_faults_at),
         )
+
+
+def _without(left_out: set[int], faults: tuple[T, ...], first: int = 0) -> tuple[T, ...]:
+    return tuple(fault for number, fault in enumerate(faults, first) if number not in left_out)
 
 
 _RARE = frozenset({EventKind.MIDDLE, EventKind.TRUNCATION})
@@ -144,6 +156,7 @@ _UNDER_GO = [
 ]
 """Where any heartbeat counts, who sends one in another's name does harm; and a position holds only without members."""
 _APPEND_FAULTS = list(AppendFault)
+_SNAPSHOT_FAULTS = list(SnapshotFault)
 _MODES = list(DeliveryMode)
 
 
@@ -180,6 +193,7 @@ def scenario(seed: int) -> Scenario:
         append_faults=tuple(sorted(append_faults.items())),
         events=tuple(sorted(events, key=lambda event: event.at_ms)),
         go_members=chance.randint(1, 2) if is_go else 0,
+        snapshot_faults=_snapshot_faults(chance) if has_snapshots else (),
         ranges=None if is_go or chance.random() > RANGES_PART else _ranges(chance),
     )
 
@@ -188,6 +202,12 @@ def _ranges(chance: random.Random) -> RangeOptions:
     return RangeOptions(
         size=chance.randint(2, 9), ahead=chance.choice((0, 0, 6, 20)), wait_s=chance.uniform(0, 1.5) * HI_MS / 1_000
     )
+
+
+def _snapshot_faults(chance: random.Random) -> tuple[tuple[int, SnapshotFault], ...]:
+    count = chance.randint(0, 2)
+    faults = {chance.randint(1, MOST_SNAPSHOT_RECORDS): chance.choice(_SNAPSHOT_FAULTS) for _ in range(count)}
+    return tuple(sorted(faults.items()))
 
 
 def _member(number: int, chance: random.Random) -> Member:

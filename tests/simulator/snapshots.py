@@ -1,27 +1,53 @@
-"""The simulated snapshot topic: each process's own way to it, which takes a while, and compaction at any time."""
+"""The simulated snapshot topic: each process has its own, slow and faulty way to it; compaction at any time."""
 
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
+from enum import StrEnum
+from typing import Final
 
 from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.snapshots import Read
-from marshal_dagster.protocol.snapshots import Record
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.protocol.snapshots import Record, render
+from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.testing import MemorySnapshotTopic
 from tests.simulator.checkers import SnapshotJudge
+from tests.simulator.scheduling import Process
+
+PART_BYTES: Final = (100, 200)
+"""Small enough for the few keys of a seed to fill several parts."""
+
+
+class SnapshotFault(StrEnum):
+    """What befalls one record on its way to the snapshot topic: a part of a snapshot, or what deletes one."""
+
+    CRASH = "crash between the parts of a snapshot"
+    LOST = "part of a snapshot that is not written"
+    LOST_ACK = "part of a snapshot that is written but not acknowledged"
 
 
 class SimulatedSnapshotTopic:
     """One process's view, as a `marshal_dagster.coordination.snapshots.SnapshotTopic`.
 
-    Parts are appended one by one: whoever dies in between leaves some of them.
+    Parts are appended one by one: whoever dies or fails in between leaves some of them.
     """
 
     def __init__(
-        self, topic: MemorySnapshotTopic, judge: SnapshotJudge, wait: Callable[[], None], compacts: Callable[[], bool]
+        self,
+        topic: MemorySnapshotTopic,
+        judge: SnapshotJudge,
+        process: Process,
+        wait: Callable[[], None],
+        *,
+        compacts: Callable[[], bool],
+        next_fault: Callable[[], SnapshotFault | None],
     ) -> None:
         self._topic = topic
         self._judge = judge
+        self._process = process
         self._wait = wait
         self._compacts = compacts
+        self._next_fault = next_fault
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
         """Ask for the bounds."""
@@ -37,10 +63,24 @@ class SimulatedSnapshotTopic:
         """Append part by part."""
         for record in records:
             self._wait()
-            self._topic.append(partition, [record])
-            self._judge.read(partition, *record)
+            fault = self._next_fault()
+            if fault is SnapshotFault.CRASH:
+                self._process.kill()
+            if fault is not SnapshotFault.LOST:
+                self._topic.append(partition, [record])
+                self._judge.read(partition, *record)
+            if fault is not None:
+                raise UnavailableError("simulated")
             if self._compacts():
                 self._topic.compact()
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+def render_in_parts(world: PartitionWorld, topic_id: str, snapshot_id: str, *, chance: random.Random) -> list[Record]:
+    """Write a snapshot in several parts; often the first ends where a line does: it can be read without the others."""
+    text = max((value for _, value in render(world, topic_id, snapshot_id) if value is not None), key=len)
+    lines_end = [at for at, character in enumerate(text) if character == ord("\n")]
+    sizes = lines_end if lines_end and chance.random() < 0.5 else PART_BYTES
+    return render(world, topic_id, snapshot_id, chance.choice(sizes))

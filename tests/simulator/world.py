@@ -12,7 +12,6 @@ from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from marshal_dagster import protocol
 from marshal_dagster.coordination import heartbeats, keeping, rationalizer, snapshots, tenure
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
@@ -55,7 +54,7 @@ from tests.simulator.go_members import GoMember
 from tests.simulator.nature import Nature
 from tests.simulator.scenario import GROUP, LOOK_LEAST, LOOK_MOST, TOPIC, Member, Scenario
 from tests.simulator.scheduling import Process, Scheduler, SimulatedThreading
-from tests.simulator.snapshots import SimulatedSnapshotTopic
+from tests.simulator.snapshots import SimulatedSnapshotTopic, SnapshotFault, render_in_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -104,6 +103,8 @@ class Simulation:
     output: Output = field(default_factory=Output)
     snapshot_topic: MemorySnapshotTopic = field(init=False)
     snapshot_judge: SnapshotJudge = field(init=False)
+    snapshot_faults: dict[int, SnapshotFault] = field(init=False)
+    snapshot_records: int = 0
     violations: list[Violation] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     over: set[str] = field(default_factory=set)
@@ -144,6 +145,7 @@ class Simulation:
         self.doubled = frozenset({0, *twins} if twins else ())
         self.snapshot_topic = MemorySnapshotTopic(coordination_partitions)
         self.snapshot_judge = SnapshotJudge(self._fail)
+        self.snapshot_faults = dict(self.scenario.snapshot_faults)
         self.data.make(TOPIC, self.scenario.data_partitions, self.scenario.messages)
 
     @property
@@ -271,7 +273,7 @@ class Simulation:
             announce=lambda _: wait(),
             reasons_to_stop=[lambda: "Dagster says that it is over" if run.run_id in self.over else None],
             clock=run.clock,
-            snapshots=self.snapshots(wait),
+            snapshots=self.snapshots(run.process, wait),
         )
         has_sink = self.scenario.mode is DeliveryMode.EFFECTIVELY_ONCE
         sink = SimulatedSink(self.output, wait, lambda: self._hesitate(run, chance)) if has_sink else None
@@ -346,14 +348,27 @@ class Simulation:
             partition = chance.randrange(len(self.data.describe(TOPIC).partitions))
             self.data.append(partition, chance.randint(1, self.scenario.messages))
 
-    def snapshots(self, wait: Callable[[], None]) -> Snapshots | None:
+    def snapshots(self, process: Process, wait: Callable[[], None]) -> Snapshots | None:
         """Open the snapshots for a process, if this group has any."""
         if not self.scenario.has_snapshots:
             return None
         topic = SimulatedSnapshotTopic(
-            self.snapshot_topic, self.snapshot_judge, wait, compacts=lambda: self.chance.random() < 0.05
+            self.snapshot_topic,
+            self.snapshot_judge,
+            process,
+            wait,
+            compacts=lambda: self.chance.random() < 0.05,
+            next_fault=self._next_snapshot_fault,
         )
         return Snapshots(topic)
+
+    def _next_snapshot_fault(self) -> SnapshotFault | None:
+        """Count a record for the snapshot topic, and tell what befalls it."""
+        self.snapshot_records += 1
+        fault = self.snapshot_faults.pop(self.snapshot_records, None)
+        if fault is not None:
+            self.befallen[fault] += 1
+        return fault
 
     def settings(self, member: Member) -> Settings:
         """Say how a member is configured."""
@@ -374,7 +389,9 @@ class Simulation:
             scheduler.sleep(self.hi_ms * 0.8)
             try:
                 follower = follower or Rationalizer(
-                    self.cluster.open(process), clock=clock, snapshots=self.snapshots(lambda: scheduler.sleep(1))
+                    self.cluster.open(process),
+                    clock=clock,
+                    snapshots=self.snapshots(process, lambda: scheduler.sleep(1)),
                 )
                 left = partitions_left(follower.catch_up(), GROUP, TOPIC, clock.wall_ms())
                 self.wanted = [tuple(one.partition for one in left)] if left else []
@@ -571,6 +588,7 @@ def _instead_of_threads(scheduler: Scheduler, seed: int) -> Iterator[None]:
     """Let the library use the scheduler in place of threads, and random bytes that come from the seed."""
     _THREADING.scheduler = scheduler
     chance = random.Random(seed * 7 + 3)
+    parts_chance = random.Random(seed * 7 + 5)
 
     def urandom(size: int) -> bytes:
         return (chance if scheduler.current is None else scheduler.current.process.random).randbytes(size)
@@ -581,7 +599,7 @@ def _instead_of_threads(scheduler: Scheduler, seed: int) -> Iterator[None]:
         (rationalizer, "threading", _THREADING),
         (heartbeats, "random", SimpleNamespace(Random=lambda _: random.Random(chance.getrandbits(32)))),
         (tenure, "os", SimpleNamespace(urandom=urandom)),
-        (snapshots, "render", partial(protocol.snapshots.render, part_bytes=300)),
+        (snapshots, "render", partial(render_in_parts, chance=parts_chance)),
         (snapshots, "uuid4", lambda: SimpleNamespace(hex=chance.randbytes(8).hex())),
         (rationalizer, "WORTH_A_LOOK", 30),
         (keeping, "OLD_RECORDS", 15),
