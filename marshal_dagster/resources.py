@@ -22,6 +22,7 @@ from marshal_dagster.protocol.messages import (
     GO_HEARTBEAT_INTERVAL_MS,
     DeliveryMode,
     RevokingClaim,
+    RevokingRange,
     RuleSet,
     Settings,
     is_name,
@@ -221,7 +222,7 @@ class _Revoking:
     @property
     def is_done(self) -> bool:
         """Whether the run holds nothing that could be revoked."""
-        return self.kept is not None and all(key.owner is None or key.owner.epoch is None for key in self.kept.values())
+        return self.kept is not None and not any(_epochs(self.kept))
 
 
 class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
@@ -392,8 +393,8 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         taken = {place: key for place, key in work.before.items() if place not in work.kept}
         return Revocation(taken, work.kept, work.problem if work.kept else "")
 
-    def offsets(self) -> "dict[Place, int | None]":
-        """Read to the present end of the log and give the group's offsets.
+    def group_keys(self) -> "dict[Place, Key]":
+        """Read to the present end of the log and give copies of the group's keys.
 
         Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`.
         """
@@ -402,7 +403,7 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         reader = shared_rationalizer(self._coordination(), self.coordination_topic)
         with reader.lock:
             keys = reader.catch_up().keys()
-            return {place: key.offset for name, place, _, key in keys if name == self.group}
+            return {place: replace(key) for name, place, _, key in keys if name == self.group}
 
     def _revoke_held(self, log: "CoordinationLog", work: "_Revoking") -> None:
         """Append revocations for what the run holds now, and look what became of them."""
@@ -418,16 +419,19 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         work.kept, _ = self._held_by(work.run_id)
 
     def _held_by(self, run_id: str) -> "tuple[dict[Place, Key], int]":
-        """Give copies of the keys that the run holds, and how many coordination partitions there are."""
+        """Give copies of the keys that the run holds or has ranges of, and how many coordination partitions there are.
+
+        Nothing that others hold of a key is in the copy.
+        """
         from marshal_dagster.coordination.registry import shared_rationalizer
 
         reader = shared_rationalizer(self._coordination(), self.coordination_topic)
         with reader.lock:
             keys = reader.catch_up().keys()
             held = {
-                place: replace(key)
+                place: held
                 for name, place, _, key in keys
-                if name == self.group and key.owner is not None and run_of(key.owner.instance) == run_id
+                if name == self.group and (held := _held_of(key, run_id)) is not None
             }
             return held, reader.identity.partitions
 
@@ -435,24 +439,18 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         from marshal_dagster.coordination.claimer import new_instance_id
         from marshal_dagster.coordination.log import Append
 
-        instance = new_instance_id(f"revoking-{run_id}")
+        who = {
+            "instance": new_instance_id(f"revoking-{run_id}"),
+            "client": self.client_id or f"revoking-{run_id}",
+            "group": self.group,
+            "time_s": int(time.time()),
+        }
         return [
             Append(
                 coordination_partition(topic, partitions),
-                render(
-                    RevokingClaim(
-                        instance=instance,
-                        client=self.client_id or f"revoking-{run_id}",
-                        group=self.group,
-                        topic=topic,
-                        partition=partition,
-                        time_s=int(time.time()),
-                        epoch=key.owner.epoch,
-                    )
-                ),
+                render(kind(topic=topic, partition=partition, epoch=epoch, **who)),  # type: ignore[arg-type]
             )
-            for (topic, partition), key in held.items()
-            if key.owner is not None and key.owner.epoch is not None
+            for (topic, partition), kind, epoch in _epochs(held)
         ]
 
     def _coordination(self) -> KafkaConnection:
@@ -526,3 +524,20 @@ def _request(options: BatchOptions) -> "BatchRequest":
     from marshal_dagster.delivery import BatchRequest
 
     return BatchRequest(**options)
+
+
+def _held_of(key: "Key", run_id: str) -> "Key | None":
+    """Give a copy of `key` with what the run holds of it, or None where that is nothing."""
+    owner = key.owner if key.owner is not None and run_of(key.owner.instance) == run_id else None
+    ranges = tuple(one for one in key.ranges if one.owner is not None and run_of(one.owner.instance) == run_id)
+    return None if owner is None and not ranges else replace(key, owner=owner, ranges=ranges)
+
+
+def _epochs(held: "Mapping[Place, Key]") -> "Iterator[tuple[Place, type[RevokingClaim | RevokingRange], int]]":
+    """Give what can be revoked: where, by which record, of which epoch."""
+    for place, key in held.items():
+        if key.owner is not None and key.owner.epoch is not None:
+            yield place, RevokingClaim, key.owner.epoch
+        for one in key.ranges:
+            if one.owner is not None and one.owner.epoch is not None:
+                yield place, RevokingRange, one.owner.epoch

@@ -23,6 +23,7 @@ from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissin
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import INT32_MAX, INT64_MAX, NUMBER, is_name, is_topic
 from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.state import RANGES, Group
 
 _OFFSET_FIELDS: Final = 3
 _UNKNOWN: Final = (
@@ -68,6 +69,7 @@ def run(request: RecoverRequest) -> ExitCode:
             observed = recovery.look()
         with Topics(data_connection, client_id="marshal-dagster-recover") as topics:
             proposals = list(propose(observed, recovery.identity.partitions, topics, given))
+        warn_of_ranges(observed)
         if not request.as_json:
             _show(observed, proposals)
         if observed and not (request.yes or _agreed()):
@@ -183,6 +185,21 @@ def _of_missing_topic(observed: Observed, group: str, topic: str, given: Mapping
 
 def _agreed() -> bool:
     return typer.confirm("All members of all groups are stopped, and these offsets are right?", err=True)
+
+
+def warn_of_ranges(observed: Mapping[int, Observed]) -> None:
+    """Say of which groups the offsets heard of may be lower than what is done (docs/range-claims.md 5)."""
+    worlds = [each.world for each in observed.values()]
+    for name in sorted({name for world in worlds for name, group in world.groups.items() if _names_ranges(group)}):
+        output.note(
+            f"the members of group {name!r} claim ranges, which is not seen here: its true offsets may be higher than "
+            "those shown, and what is done ahead of them is forgotten. From these offsets it will be done again; name "
+            "higher ones with --offset where that must not be"
+        )
+
+
+def _names_ranges(group: Group) -> bool:
+    return RANGES in group.settings.features
 
 
 def _show(observed: Mapping[int, Observed], proposals: Sequence[Proposal]) -> None:

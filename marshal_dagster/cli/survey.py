@@ -12,7 +12,7 @@ from typing import Any
 from marshal_dagster.cli import output
 from marshal_dagster.protocol.messages import Settings
 from marshal_dagster.protocol.replay import summary
-from marshal_dagster.protocol.state import Freshness, Group, Key, Place, freshness
+from marshal_dagster.protocol.state import Freshness, Group, Key, Owner, Place, Range, freshness
 from marshal_dagster.protocol.world import PartitionWorld, World
 
 
@@ -47,18 +47,31 @@ class Lag:
 
 
 @dataclass(frozen=True, slots=True)
-class KeySurvey:
-    """One key.
+class Heard:
+    """When an owner was last heard of, and how that looks by a clock, if there is one."""
 
-    `freshness`, and for how long its owner was silent, are None without an owner or a clock; `lag` is None without a
-    look at the data topics.
-    """
+    last_beat_ms: int
+    silent_ms: int | None = None
+    freshness: Freshness | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RangeSurvey:
+    """One range of a key; `heard` is None without an owner."""
+
+    range: Range
+    heard: Heard | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeySurvey:
+    """One key; `heard` is None without an owner, `lag` without a look at the data topics."""
 
     place: Place
     key: Key
-    freshness: Freshness | None
-    silent_ms: int | None
+    heard: Heard | None
     lag: Lag | None
+    ranges: tuple[RangeSurvey, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,11 +261,15 @@ def _time(partition: PartitionWorld, at_ms: int | None) -> int:
 
 def _key(part: _Part, place: Place, key: Key, at_ms: int | None, data: Mapping[str, DataTopicNow] | None) -> KeySurvey:
     lag = None if data is None else _lag(place, key, data)
-    if key.owner is None or at_ms is None:
-        return KeySurvey(place, key, None, None, lag)
-    silent_ms = part.at_ms - key.last_beat_ms
-    heard = freshness(silent_ms, part.group.settings.heartbeat_interval_ms)
-    return KeySurvey(place, key, heard, silent_ms, lag)
+    ranges = tuple(RangeSurvey(each, _heard(part, each.owner, each.last_beat_ms, at_ms)) for each in key.ranges)
+    return KeySurvey(place, key, _heard(part, key.owner, key.last_beat_ms, at_ms), lag, ranges)
+
+
+def _heard(part: _Part, owner: Owner | None, last_beat_ms: int, at_ms: int | None) -> Heard | None:
+    if owner is None or at_ms is None:
+        return None if owner is None else Heard(last_beat_ms)
+    silent_ms = part.at_ms - last_beat_ms
+    return Heard(last_beat_ms, silent_ms, freshness(silent_ms, part.group.settings.heartbeat_interval_ms))
 
 
 def _differences(parts: Iterable[_Part], everywhere: Collection[int]) -> Iterable[str]:
@@ -312,7 +329,8 @@ def _lag(place: Place, key: Key, data: Mapping[str, DataTopicNow]) -> Lag:
 
 def _added(each: KeySurvey) -> dict[str, Any]:
     lag = each.lag or Lag()
-    return {"freshness": each.freshness, "data_end": lag.end, "lag": lag.records, "lag_unknown": lag.unknown}
+    fresh = None if each.heard is None else each.heard.freshness
+    return {"freshness": fresh, "data_end": lag.end, "lag": lag.records, "lag_unknown": lag.unknown}
 
 
 def _settings_json(group: GroupSurvey) -> dict[str, Any]:

@@ -5,8 +5,17 @@ from typing import Final
 
 from marshal_dagster.cli import output
 from marshal_dagster.cli.output import Line, Table
-from marshal_dagster.cli.survey import GroupSurvey, KeySurvey, Lag, Survey, listed, settings_text
-from marshal_dagster.protocol.state import Freshness, Key
+from marshal_dagster.cli.survey import (
+    GroupSurvey,
+    Heard,
+    KeySurvey,
+    Lag,
+    RangeSurvey,
+    Survey,
+    listed,
+    settings_text,
+)
+from marshal_dagster.protocol.state import Freshness, Owner, Phase, Place
 
 _STYLES: Final[Mapping[Freshness, str]] = {
     Freshness.FRESH: "green",
@@ -67,35 +76,57 @@ def _keys(keys: tuple[KeySurvey, ...], *, with_clock: bool) -> Table:
     columns = ["partition", "owner", "heard of" if with_clock else "last beat", "#offset", "#plan end"]
     columns += ["#lag"] if with_lag else []
     columns += ["#epoch", "#generation"]
-    return Table(columns, [_row(each, with_lag=with_lag) for each in keys], may_fold={"partition", "owner"})
+    rows = [
+        row
+        for each in keys
+        for row in (_row(each, with_lag=with_lag), *(_range_row(one, each.place, with_lag) for one in each.ranges))
+    ]
+    return Table(columns, rows, may_fold={"partition", "owner"})
 
 
 def _row(each: KeySurvey, *, with_lag: bool) -> list[str | Line]:
     key, owner = each.key, each.key.owner
     return [
         f"{each.place[0]}/{each.place[1]}" + (" (provisional)" if key.provisional else ""),
-        output.NOTHING if owner is None else f"{owner.instance} ({owner.client})",
-        _heard(each),
+        _owner(owner),
+        _heard(each.heard),
         output.number(key.offset),
-        _plan(key),
+        _plan(key.plan_end, key.plan_attempts),
         *([_lag(each.lag or Lag())] if with_lag else []),
         output.number(None if owner is None else owner.epoch),
         str(key.generation),
     ]
 
 
-def _heard(each: KeySurvey) -> str | Line:
-    if each.key.owner is None:
-        return output.NOTHING
-    if each.freshness is None or each.silent_ms is None:
-        return output.utc(each.key.last_beat_ms)
-    return output.styled(f"{each.freshness}, {output.duration(each.silent_ms)}", _STYLES[each.freshness])
+def _range_row(each: RangeSurvey, place: Place, with_lag: bool) -> list[str | Line]:
+    """Show a range below its key: where it begins stands for the offset, where it ends for the end of its plan."""
+    one, owner = each.range, each.range.owner
+    return [
+        f"{place[0]}/{place[1]} [{one.start}, {one.end}) {one.phase}",
+        _owner(owner),
+        _heard(each.heard),
+        str(one.start),
+        _plan(one.end if one.phase is Phase.PLANNED else None, one.attempts),
+        *([output.NOTHING] if with_lag else []),
+        output.number(None if owner is None else owner.epoch),
+        output.NOTHING,
+    ]
 
 
-def _plan(key: Key) -> str:
-    if key.plan_end is None:
+def _owner(owner: Owner | None) -> str:
+    return output.NOTHING if owner is None else f"{owner.instance} ({owner.client})"
+
+
+def _heard(heard: Heard | None) -> str | Line:
+    if heard is None:
         return output.NOTHING
-    return f"{key.plan_end} ({key.plan_attempts} attempt{'' if key.plan_attempts == 1 else 's'})"
+    if heard.freshness is None or heard.silent_ms is None:
+        return output.utc(heard.last_beat_ms)
+    return output.styled(f"{heard.freshness}, {output.duration(heard.silent_ms)}", _STYLES[heard.freshness])
+
+
+def _plan(end: int | None, attempts: int) -> str:
+    return output.NOTHING if end is None else f"{end} ({attempts} attempt{'' if attempts == 1 else 's'})"
 
 
 def _lag(lag: Lag) -> str | Line:

@@ -12,7 +12,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.sending import Sent
 from marshal_dagster.coordination.tenure import Member, RangeClaim
 from marshal_dagster.errors import ConfigurationError, NotCommitted, PlanRejected
-from marshal_dagster.protocol.key_ranges import of_epoch
+from marshal_dagster.protocol.key_ranges import is_done, of_epoch
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (
     ClaimingRange,
@@ -26,7 +26,7 @@ from marshal_dagster.protocol.messages import (
     Settings,
 )
 from marshal_dagster.protocol.range_choice import Bounds, Look, choose_range, in_the_way
-from marshal_dagster.protocol.state import RANGES, Key, Owner, Phase, enables_ranges
+from marshal_dagster.protocol.state import RANGES, Key, Owner, enables_ranges
 
 __all__ = ["RangeClaim", "RangeClaimer"]
 
@@ -302,7 +302,8 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         key = self.key(claim.partition)
         held = of_epoch(key.ranges, claim.epoch)
         if held is None:
-            claim.is_done = claim.may_be_done and _is_covered(claim, key)
+            is_same = key.generation == claim.generation
+            claim.is_done = claim.may_be_done and is_same and is_done(key, claim.start, claim.end)
             return claim.is_done
         claim.copy_state(held, key)
         return True
@@ -311,14 +312,3 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         """Lose it, unless it is found done by a record of this instance that had not been heard of."""
         if not self._copy_state(claim):
             super()._lose(claim, why)
-
-
-def _is_covered(claim: RangeClaim, key: Key) -> bool:
-    """Tell whether all of a planned range is done by now, in the generation in which it was held."""
-    if claim.plan_end is None or key.generation != claim.generation:
-        return False
-    if key.offset is not None and key.offset >= claim.plan_end:
-        return True
-    return any(
-        each.phase is Phase.DONE and each.start <= claim.start and claim.plan_end <= each.end for each in key.ranges
-    )

@@ -6,7 +6,7 @@ All are values: an accepted record gives a key another tuple of them, ordered an
 from collections.abc import Iterable
 from typing import Final
 
-from marshal_dagster.protocol.state import Phase, Range, Ranges
+from marshal_dagster.protocol.state import Key, Phase, Range, Ranges
 
 MOST_RANGES: Final = 256
 """How many a key may have: each of its records is judged against all of them."""
@@ -32,6 +32,13 @@ def give_up(ranges: Ranges, given: Range) -> Ranges:
 def left_by_all(ranges: Ranges) -> Ranges:
     """Take all owners away; what was only claimed is gone."""
     return tuple(each.without_owner() for each in ranges if each.phase is not Phase.CLAIMED)
+
+
+def is_done(key: Key, start: int, end: int) -> bool:
+    """Tell whether all offsets from `start` up to `end` are done: passed by the offset, or done ahead of it."""
+    if key.offset is not None and key.offset >= end:
+        return True
+    return any(each.phase is Phase.DONE and each.start <= start and end <= each.end for each in key.ranges)
 
 
 def finish(ranges: Ranges, done: Range, offset: int) -> tuple[Ranges, int]:

@@ -1,6 +1,7 @@
 """Sensors that revoke what a run held, as soon as Dagster says that it failed or was canceled."""
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 from dagster import (
     AssetObservation,
@@ -19,7 +20,7 @@ from marshal_dagster.protocol.messages import is_name
 from marshal_dagster.protocol.state import Key, Place
 from marshal_dagster.resources import ClaimerResource, Revocation
 from marshal_dagster.sensors.drops import RunDrops, possibly_dropped
-from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, Left, left, listed
+from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, Left, left, listed, range_left
 from marshal_dagster.sensors.names import as_name
 
 
@@ -100,16 +101,21 @@ def _told(run_id: str, revocation: Revocation, claimer: ClaimerResource) -> list
 
 
 def _dead(keys: Mapping[Place, Key]) -> list[Left]:
-    return [left(topic, partition, key, key.last_beat_ms) for (topic, partition), key in sorted(keys.items())]
+    found = []
+    for (topic, partition), key in sorted(keys.items(), key=itemgetter(0)):
+        if key.owner is not None:
+            found.append(left(topic, partition, key, key.last_beat_ms))
+        found += [range_left(topic, partition, key, each, each.last_beat_ms) for each in key.ranges]
+    return found
 
 
 def _drops(context: RunStatusSensorContext, claimer: ClaimerResource) -> RunDrops:
     """Give what the run possibly dropped; the log is read only if it announced something."""
-    offsets: dict[Place, int | None] = {}
+    keys: dict[Place, Key] = {}
 
-    def offset_of(place: Place) -> int | None:
-        if not offsets:
-            offsets.update(claimer.offsets())
-        return offsets.get(place)
+    def key_of(place: Place) -> Key | None:
+        if not keys:
+            keys.update(claimer.group_keys())
+        return keys.get(place)
 
-    return possibly_dropped(context.instance, claimer.group, context.dagster_run, offset_of)
+    return possibly_dropped(context.instance, claimer.group, context.dagster_run, key_of)

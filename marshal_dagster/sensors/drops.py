@@ -6,7 +6,7 @@ found whoever holds the partitions by now. Reports are observations too, so that
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from dagster import (
@@ -21,8 +21,9 @@ from dagster import (
 )
 
 from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
+from marshal_dagster.protocol.key_ranges import is_done
 from marshal_dagster.protocol.messages import RuleSet
-from marshal_dagster.protocol.state import Place
+from marshal_dagster.protocol.state import Key, Place
 from marshal_dagster.protocol.world import World
 from marshal_dagster.runs import (
     DROPPED,
@@ -46,7 +47,7 @@ TIME_TO_RECORD_S: Final = 60
 _PAGE: Final = 200
 _MOST_PAGES: Final = 10
 
-OffsetOf = Callable[[Place], int | None]
+KeyOf = Callable[[Place], Key | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +85,9 @@ class RunDrops:
 
 
 def possibly_dropped(
-    instance: DagsterInstance, group: str, run: DagsterRun, offset_of: OffsetOf, topics: Collection[str] | None = None
+    instance: DagsterInstance, group: str, run: DagsterRun, key_of: KeyOf, topics: Collection[str] | None = None
 ) -> RunDrops:
-    """Give what `run`, which is over, announced and possibly committed (by the group's offsets), and did not process.
+    """Give what `run`, which is over, announced and possibly committed (by the group's keys), and did not process.
 
     Claimed-batch ops record each batch behind it. An op of one's own records nothing: of it only the last range of each
     partition counts, and none if it succeeded. Left out is what a later owner announced anew, for then it was not
@@ -101,8 +102,8 @@ def possibly_dropped(
     for at_s, row in rows:
         if (row.topic, row.partition, row.epoch) in done or (topics is not None and row.topic not in topics):
             continue
-        offset = offset_of((row.topic, row.partition))
-        if offset is not None and row.end <= offset:
+        key = key_of((row.topic, row.partition))
+        if key is not None and is_done(key, row.start, row.end):
             found.setdefault(row.topic, []).append((at_s, row))
     lost = [row for topic, of_topic in found.items() for row in _not_settled(instance, topic, of_topic)]
     return RunDrops(run, lost)
@@ -124,7 +125,7 @@ def _not_settled(instance: DagsterInstance, topic: str, rows: Sequence[tuple[flo
 
 def _is_begun_anew(row: Announced, later: Announced) -> bool:
     same = (row.group, row.topic, row.partition) == (later.group, later.topic, later.partition)
-    return same and later.epoch > row.epoch and later.start < row.end
+    return same and later.epoch > row.epoch and later.start < row.end and row.start < later.end
 
 
 def _observations(instance: DagsterInstance, topic: str, after_s: float) -> Iterator[EventLogEntry]:
@@ -143,7 +144,7 @@ def _observations(instance: DagsterInstance, topic: str, after_s: float) -> Iter
 class GroupView:
     """What the log says of a group's keys at one moment, kept beyond the world state's lock."""
 
-    offsets: dict[Place, int | None]
+    keys: dict[Place, Key]
     live: set[str]
     """Runs that hold a live claim."""
     stale: set[str]
@@ -156,11 +157,15 @@ class GroupView:
         for name, place, state, key in world.keys():  # noqa: SIM118 - it is no dict
             if name != group:
                 continue
-            view.offsets[place] = key.offset
+            view.keys[place] = replace(key)
+            patience_ms = GO_EXTRA_PATIENCE_MS if state.settings.rule_set is RuleSet.GO else 0
+            now_ms = max(world.partition_of(place[0]).log_time_ms or 0, wall_ms) - patience_ms
             if key.owner is not None:
-                patience_ms = GO_EXTRA_PATIENCE_MS if state.settings.rule_set is RuleSet.GO else 0
-                now_ms = max(world.partition_of(place[0]).log_time_ms or 0, wall_ms) - patience_ms
                 (view.live if state.is_live(key, now_ms) else view.stale).add(run_of(key.owner.instance))
+            for one in key.ranges:
+                if one.owner is not None:
+                    is_live = one.is_live(now_ms, state.settings.heartbeat_interval_ms)
+                    (view.live if is_live else view.stale).add(run_of(one.owner.instance))
         return view
 
 
@@ -184,7 +189,7 @@ class DropWatch:
         found = []
         for run in self._over(view)[:RUNS_A_TICK]:
             del self.watched[run.run_id]
-            drops = possibly_dropped(self.instance, self.group, run, view.offsets.get, topics)
+            drops = possibly_dropped(self.instance, self.group, run, view.keys.get, topics)
             if drops.rows:
                 found.append(drops)
         while len(self.watched) > MOST_WATCHED:

@@ -8,7 +8,7 @@ from typing import Final
 from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
 from marshal_dagster.ops import SeenKey
 from marshal_dagster.protocol.messages import RuleSet
-from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.protocol.world import World
 from marshal_dagster.runs import run_of
 
@@ -18,7 +18,10 @@ MOST_TOLD: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """A partition that a dead member left: its owner is stale, or its plan is open and nobody holds it."""
+    """What a dead member left: a partition whose owner is stale, or whose plan is open and nobody holds it.
+
+    Or a range of one: then `offset` is where it begins, and `plan_end` where it ends.
+    """
 
     topic: str
     partition: int
@@ -60,7 +63,8 @@ class Left:
 def partitions_left(world: World, group: str, topic: str, wall_ms: int) -> list[Left]:
     """Give the partitions of `topic` whose owner in `group` is stale, or whose plan is open without a live owner.
 
-    Stale by the larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records is
+    And each planned range without a live owner; one that was merely claimed keeps nobody from its offsets. Stale by the
+    larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records is
     (PROTOCOL.md 2).
     """
     state = world.group_of(group, topic)
@@ -70,6 +74,11 @@ def partitions_left(world: World, group: str, topic: str, wall_ms: int) -> list[
     for (of_topic, partition), key in sorted(state.keys.items(), key=itemgetter(0)):
         if of_topic != topic or state.is_live(key, now_ms - patience_ms):
             continue
+        found += [
+            range_left(topic, partition, key, each, now_ms)
+            for each in key.ranges
+            if each.phase is Phase.PLANNED and not each.is_live(now_ms, state.settings.heartbeat_interval_ms)
+        ]
         if key.owner is not None or key.plan_end is not None:
             found.append(left(topic, partition, key, now_ms))
     return found
@@ -89,6 +98,23 @@ def left(topic: str, partition: int, key: Key, now_ms: int) -> Left:
         client=None if owner is None else owner.client,
         epoch=None if owner is None else owner.epoch,
         silent_s=None if owner is None else (now_ms - key.last_beat_ms) / 1_000,
+    )
+
+
+def range_left(topic: str, partition: int, key: Key, left: Range, now_ms: int) -> Left:
+    """Describe a range of a key, whose owner, if it has one, is dead."""
+    owner = left.owner
+    return Left(
+        topic=topic,
+        partition=partition,
+        offset=left.start,
+        plan_end=left.end if left.phase is Phase.PLANNED else None,
+        plan_attempts=left.attempts,
+        generation=key.generation,
+        instance=None if owner is None else owner.instance,
+        client=None if owner is None else owner.client,
+        epoch=None if owner is None else owner.epoch,
+        silent_s=None if owner is None else (now_ms - left.last_beat_ms) / 1_000,
     )
 
 

@@ -114,7 +114,8 @@ def build_stale_claim_sensor(
     """Build the sensor that finds what dead members of `group` left, and asks for runs of `jobs` that redo it.
 
     It watches the topics of the jobs' claimed-batch ops (`build_reprocess_job`) for partitions whose owner is stale, or
-    that have an open plan and no live owner, and asks for one run a topic, or one a partition. A success moves the
+    that have an open plan and no live owner, and for planned ranges without one; it asks for one run a topic, or one a
+    partition, and more where several ranges of one are left. A success moves the
     offset and is never asked for twice; after a failure it asks again, now for each partition alone, until a plan has
     been tried `max_attempts` times or as many runs for it have failed: such ones are left alone and named in the tick.
     In at most once nothing that was committed is redone: what a run that is over, or has vanished, possibly dropped is
@@ -298,15 +299,21 @@ class _Tick:
             self.context.log.info("asking for a run for %s", listed(bundle))
 
     def _bundles(self, wanted: Sequence[Left], asked: Asked) -> list[list[Left]]:
-        """Say which are asked for together: none whose run was fruitless, which may have been another's fault."""
-        together: list[Left] = []
+        """Say which are asked for together: none whose run was fruitless, which may have been another's fault.
+
+        Nor two ranges of one partition: a batch holds one of each.
+        """
+        together: list[dict[int, Left]] = []
         alone: list[list[Left]] = []
         for one in wanted:
             if self.spec.grouping is Grouping.TOPIC and not asked.fruitless(one):
-                together.append(one)
+                bundle = next((each for each in together if one.partition not in each), None)
+                if bundle is None:
+                    together.append(bundle := {})
+                bundle[one.partition] = one
             else:
                 alone.append([one])
-        return [together, *alone] if together else alone
+        return [*(list(each.values()) for each in together), *alone]
 
     def _is_wanted(self, one: Left, asked: Asked) -> bool:
         if one.plan_end is not None and one.plan_attempts >= self.spec.max_attempts:

@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from marshal_dagster.cli.recover import Proposal, offsets_of, propose
+from marshal_dagster.cli.recover import Proposal, offsets_of, propose, warn_of_ranges
 from marshal_dagster.coordination.recovery import Confirmed, Observed, Said, Whose
 from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing
 from marshal_dagster.kafka.topics import OffsetBounds, TopicDescription, Topics
@@ -20,7 +20,7 @@ from marshal_dagster.protocol.messages import (
 )
 from marshal_dagster.protocol.world import World
 from tests.cli import call
-from tests.members import GROUP, OTHER_TOPIC_ID, TOPIC, TOPIC_ID, about
+from tests.members import GROUP, OTHER_TOPIC_ID, RANGES, SETTINGS, TOPIC, TOPIC_ID, about, settings_record
 
 
 @dataclass
@@ -135,6 +135,16 @@ def test_what_cannot_be_looked_up_is_left_out(capsys: pytest.CaptureFixture[str]
     """Without the right to see Kafka's group offsets they do not count."""
     assert [each.confirmed.offset for each in proposed(observed(BEAT), FakeTopics(None))] == [9, 0, 0]
     assert "cannot be seen" in capsys.readouterr().err
+
+
+def test_a_group_that_claims_ranges_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who observes sees no ranges: the offsets shown may be lower than what is done."""
+    warn_of_ranges(observed(settings_record(SETTINGS), BEAT))
+    assert capsys.readouterr().err == ""
+    warn_of_ranges(observed(settings_record(RANGES), BEAT))
+    (told,) = capsys.readouterr().err.splitlines()
+    assert f"the members of group {GROUP!r} claim ranges" in told
+    assert "true offsets may be higher" in told
 
 
 def test_offsets_are_read() -> None:

@@ -90,13 +90,16 @@ def test_log_time_counts_when_it_is_later_than_the_clock(log: Log) -> None:
     """A clock that is slow makes no owner younger than the log says."""
     log.add(claim(1), 1_000 + 2 * HI_MS + 1)
     (key, _) = survey(log.world, at_ms=0).groups[0].keys
-    assert key.freshness == "stale"
+    assert key.heard is not None
+    assert key.heard.freshness == "stale"
 
 
 def test_a_stored_log_has_no_freshness(log: Log) -> None:
     """Without a clock the last heartbeat is shown, not how long ago it was."""
     looked = survey(log.world)
-    assert looked.groups[0].keys[0].freshness is None
+    (key,) = looked.groups[0].keys
+    assert key.heard is not None
+    assert key.heard.freshness is None
     assert "1970-01-01 00:00:01.000Z" in text(looked)
 
 
@@ -231,3 +234,46 @@ def test_numbers_are_listed_shortly(numbers: Iterable[int], said: str) -> None:
 def _start_all(world: World) -> None:
     for number in set(range(PARTITIONS)) - world.partitions.keys():
         world.start(number, 0)
+
+
+def test_ranges_are_shown_below_their_key(log: Log) -> None:
+    """Each with its bounds, its phase, its owner and when that was heard of; in JSON as `replay` gives them."""
+    world = World(PARTITIONS)
+    tails = (
+        ("GroupSettings", f"{HI_MS}/native/at_least_once/ranges"),
+        ("ClaimingPartition", ""),
+        ("DataTopic", TOPIC_ID),
+        ("Heartbeat", "7"),
+        ("ReleasingPartition", "7"),
+        ("ClaimingRange", "7/10"),
+        ("ClaimingRange", "10/20"),
+        ("PlanningRange", "6/20"),
+        ("ReleasingRange", "6"),
+        ("ClaimingRange", "10/20"),
+        ("ClaimingRange", "30/40"),
+        ("PlanningRange", "10/40"),
+        ("RangeDone", "10"),
+    )
+    for offset, (kind, tail) in enumerate(tails):
+        place = "/0" if kind == "GroupSettings" else "orders/0"
+        value = "/".join([kind, "1", "1", f"i{offset}" if kind == "ClaimingRange" else "i", "c", "g", place])
+        value = f"{value}/{tail}" if tail else value
+        if kind in {"PlanningRange", "ReleasingRange", "RangeDone"}:
+            value = value.replace("/i/", f"/i{tail.split('/')[0]}/")
+        assert world.apply(HOME, offset, 1_000, value.encode()).reason is None, value
+    looked = survey(world, at_ms=1_000 + 3 * HI_MS, data={"orders": DataTopicNow(TOPIC_ID, {0: 99})})
+    told = text(looked)
+    assert "orders/0 [7, 10) claimed" in told
+    assert "orders/0 [10, 20) planned" in told
+    assert "orders/0 [30, 40) done" in told
+    assert "20 (1 attempt)" in told
+    assert told.count("stale") == 2
+    (row,) = to_json(world, looked)["groups"]["g"]["partitions"]
+    assert [(one["start"], one["end"], one["phase"]) for one in row["ranges"]] == [
+        (7, 10, "claimed"),
+        (10, 20, "planned"),
+        (30, 40, "done"),
+    ]
+    assert row["lag"] == 92
+    assert "ranges" not in to_json(log.world, survey(log.world))["groups"]["g"]["partitions"][0]
+    assert "1970-01-01 00:00:01.000Z" in text(survey(world))

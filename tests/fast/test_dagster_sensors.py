@@ -13,15 +13,17 @@ import dagster as dg
 import pytest
 from dagster._core.events import AssetObservationData, StepMaterializationData
 
+from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.log import Ack, Append
+from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.delivery import ClaimedBatch, Delivery
 from marshal_dagster.delivery import batch as batch_module
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs import build_reprocess_job
 from marshal_dagster.ops import SeenKey, build_claimed_batch_op
-from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode
-from marshal_dagster.protocol.state import Place
+from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.state import Key, Place
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.runs import Announced, announced, announcement_table, topic_asset_key
 from marshal_dagster.sensors import Grouping, StaleClaimCursor, build_dead_run_sensors, build_stale_claim_sensor
@@ -856,11 +858,11 @@ def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
 ) -> None:
     """When the log cannot be read any more for the offsets, what was revoked is told all the same."""
 
-    def down(_: ClaimerResource) -> dict[Place, int | None]:
+    def down(_: ClaimerResource) -> dict[Place, Key]:
         raise UnavailableError("Kafka is down")
 
     _die_at_most_once(watch)
-    monkeypatch.setattr(ClaimerResource, "offsets", down)
+    monkeypatch.setattr(ClaimerResource, "group_keys", down)
     told = dead_runs.told()
     assert told.startswith(f"revoked what run {RUN} held: ")
     assert told.endswith("cannot be said now, the stale-claim sensor tells it later: Kafka is down")
@@ -999,3 +1001,154 @@ def test_the_interval_is_that_of_the_group(watch: Watch) -> None:
     watch.die()
     assert watch.scene.key().last_beat_ms + 2 * HI_MS < watch.scene.clock.wall_ms()
     assert len(watch.requests()) == 1
+
+
+# Ranges of partitions (docs/range-claims.md 4)
+
+
+def _range_settings(watch: Watch) -> Settings:
+    return Settings(HI_MS, RuleSet.NATIVE, watch.mode, ("ranges",))
+
+
+def _begin_ranges(watch: Watch) -> None:
+    """Let a group that enables ranges have named the topic and begun at 0, just now by the sensor's clock."""
+    scene = watch.scene
+    scene.clock.advance(_now_ms() - scene.clock.wall_ms())
+    member = Member(GROUP, "first", "first.0")
+    claimer = Claimer(
+        Rationalizer(scene.log(), clock=scene.clock), member, TOPIC, _range_settings(watch), clock=scene.clock
+    )
+    claimer.agree_on_settings()
+    claimer.claim(range(3))
+    claimer.name_data_topic(scene.data.describe(TOPIC).topic_id)
+    claimer.beat(dict.fromkeys(range(3), 0))
+    claimer.release()
+
+
+def _hold(watch: Watch, wanted: dict[int, tuple[int, int]], run_id: str = RUN, *, plans: bool = True) -> RangeClaimer:
+    """Let a run hold a range of each of some partitions, by default planned."""
+    scene, member = watch.scene, Member(GROUP, "c", new_instance_id(run_id))
+    rationalizer = Rationalizer(scene.log(), clock=scene.clock)
+    claimer = RangeClaimer(rationalizer, member, TOPIC, _range_settings(watch), clock=scene.clock)
+    claimer.agree_on_settings()
+    assert len(claimer.claim(wanted)) == len(wanted)
+    if plans:
+        claimer.plan({number: end for number, (_, end) in wanted.items()})
+    return claimer
+
+
+def _seen(request: dg.RunRequest) -> list[tuple[int, int, int]]:
+    return [(one["partition"], one["offset"], one["plan_end"]) for one in _config(request)["seen"]]
+
+
+def test_planned_ranges_without_live_owner_are_asked_for_with_their_bounds(watch: Watch) -> None:
+    """Stale or given up, each once, and two of a partition in two runs: a batch holds one. What is claimed is not."""
+    _begin_ranges(watch)
+    _hold(watch, {0: (0, 3), 1: (0, 4)})
+    _hold(watch, {0: (5, 8)})
+    _hold(watch, {0: (8, 10), 2: (0, 10)}, plans=False)
+    assert watch.skipped() == "nothing to redo"
+    watch.scene.wait_until_stale()
+    _hold(watch, {2: (3, 7)}).release()
+    _hold(watch, {2: (7, 9)})
+    first, second = watch.requests()
+    assert _seen(first) == [(0, 0, 3), (1, 0, 4), (2, 3, 7)]
+    assert _seen(second) == [(0, 5, 8)]
+    assert _config(second)["partitions"] == [0]
+    assert _config(second)["seen"][0]["plan_attempts"] == 0
+
+
+def test_a_range_that_was_redone_is_not_asked_for_again(watch: Watch) -> None:
+    """A success makes it done, ahead of the offset too; after a failure it is asked for alone, until it is worn out."""
+    _begin_ranges(watch)
+    _hold(watch, {0: (5, 8), 1: (5, 8)}).release()
+    (request,) = watch.requests()
+    _hold(watch, {0: (5, 8)}).commit({0: 8})
+    _hold(watch, {1: (5, 8)}).release()
+    watch.was_asked(request, FAILURE)
+    (again,) = watch.requests()
+    assert _seen(again) == [(1, 5, 8)]
+    watch.settings["max_attempts"] = 1
+    assert "orders/1: plan [5, 8), held by nobody: left alone after 1 attempts" in watch.skipped()
+
+
+def test_ranges_that_a_failed_run_held_are_revoked(watch: Watch, dead_runs: DeadRunWatch) -> None:
+    """All of them, of one partition too, and none that another run holds of the same."""
+    _begin_ranges(watch)
+    _hold(watch, {0: (0, 3), 1: (0, 4)})
+    _hold(watch, {0: (3, 5)}, plans=False)
+    other = _hold(watch, {0: (5, 8)}, FINE)
+    _run(watch)
+    told = dead_runs.told()
+    assert told.startswith(
+        f"revoked what run {RUN} held: {TOPIC}/0: plan [0, 3), client 'c' silent for 0 s; {TOPIC}/0: no"
+    )
+    assert f"{TOPIC}/1: plan [0, 4)" in told
+    assert [(one.start, one.phase, one.owner is None) for one in watch.scene.key(0).ranges] == [
+        (0, "planned", True),
+        (5, "planned", False),
+    ]
+    other.beat()
+    assert dead_runs.told() == f"run {RUN} held nothing of group '{GROUP}'"
+
+
+def test_ranges_that_cannot_be_revoked_are_named(watch: Watch, dead_runs: DeadRunWatch) -> None:
+    """Which ones stay is said, with their bounds."""
+    _begin_ranges(watch)
+    _hold(watch, {1: (5, 8)})
+    _run(watch)
+    RefusingLog.refused = 100
+    assert dead_runs.told().startswith(f"could not revoke what run {RUN} holds: {TOPIC}/1: plan [5, 8)")
+    assert RefusingLog.appended == 3
+
+
+def _drop_ahead(watch: Watch, status: dg.DagsterRunStatus = FAILURE) -> RangeClaimer:
+    """Let a run commit a range ahead of the offset, at most once, and die before it processed it."""
+    watch.mode = DeliveryMode.AT_MOST_ONCE
+    _begin_ranges(watch)
+    _run(watch, status=status)
+    claimer = _hold(watch, {0: (5, 8), 1: (5, 8)})
+    _announce(watch, {0: claimer.claims[0].epoch}, 8, start=5)
+    assert claimer.commit_before_processing({0: 8}) == {0}
+    return claimer
+
+
+def test_drops_ahead_of_the_offset_are_reported(watch: Watch) -> None:
+    """What a dead at-most-once run had committed counts, though the offset has not reached it."""
+    _drop_ahead(watch).release([1])
+    watch.scene.pause(3_600)
+    result = watch.tick()
+    assert f"{TOPIC}/0: possibly dropped [5, 8)" in str(result.skip_reason and result.skip_reason.skip_message)
+    assert _dropped(result) == [3]
+
+
+def test_drops_are_not_hidden_by_a_later_range_below_them(watch: Watch) -> None:
+    """Who announces a lower range later does not begin the dropped one anew."""
+    _drop_ahead(watch).release([1])
+    _run(watch, FINE, SUCCESS)
+    later = _hold(watch, {0: (0, 5)}, FINE)
+    _announce(watch, {0: later.claims[0].epoch}, 5, run_id=FINE)
+    later.commit_before_processing({0: 5})
+    _finish(watch, {0: later.claims[0].epoch}, run_id=FINE)
+    assert _dropped(watch.tick()) == [3]
+
+
+def test_the_other_sensor_tells_drops_ahead_of_the_offset_too(watch: Watch, dead_runs: DeadRunWatch) -> None:
+    """What the run held is revoked, what it committed is told as possibly dropped."""
+    _drop_ahead(watch)
+    result = dead_runs.react(DeliveryMode.AT_MOST_ONCE)
+    assert isinstance(result, dg.SensorResult)
+    assert f"{TOPIC}/1: plan [5, 8)" in str(result.skip_reason)
+    assert _dropped(result) == [3]
+
+
+def test_a_run_that_holds_a_range_is_at_work(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a run holds a live range it has dropped nothing; once that is stale it is over."""
+    monkeypatch.setattr("marshal_dagster.sensors.drops.TIME_TO_RECORD_S", 0)
+    _drop_ahead(watch, STARTED)
+    for _ in range(2):
+        assert _dropped(watch.tick()) == []
+    monkeypatch.setattr("marshal_dagster.sensors.drops.TIME_TO_RECORD_S", 3_600)
+    watch.scene.wait_until_stale()
+    watch.scene.pause(0)  # anything moves log time
+    assert _dropped(watch.tick()) == [3]
