@@ -152,8 +152,8 @@ class Trial:
                         won.plan_end, won.planned_ms = end, self.timestamps[offset]
         for number, _, timestamp_ms, value, verdict in self.log.records:
             if number == self.evidence.home and verdict == "accepted" and value.startswith("RangeDone/"):
-                *_, group, topic, partition, epoch = value.split("/")
-                found[(group, topic, int(partition)), int(epoch)].done_ms = timestamp_ms
+                *_, group, topic, partition, done = value.split("/")
+                found[(group, topic, int(partition)), int(done)].done_ms = timestamp_ms
         return found
 
     def _won_range(self, part: Part) -> WonRange | None:
