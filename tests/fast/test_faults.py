@@ -15,9 +15,9 @@ from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Phase
 from tests.faults.__main__ import Row, read_rows, table
 from tests.faults.journal import Claimed, Entry, Journal, Known, Left, Part, Processed, Refused, read_journal
-from tests.faults.judging import ON_MS, Evidence, Trial
+from tests.faults.judging import CLOCKS_MS, ON_MS, Evidence, Trial
 from tests.faults.proxy import FAIR, Proxy, Way, Weather
-from tests.faults.scenario import KINDS, FaultKind, scenario
+from tests.faults.scenario import APPENDS, KINDS, RANGE_APPENDS, FaultKind, scenario
 
 GROUP, TOPIC = "fleet", "orders"
 FIRST, SECOND = Part(0, 0, 0, 0, 3), Part(0, 0, 6, 3, 6)
@@ -121,7 +121,7 @@ def _a_message_is_never_processed(evidence: Evidence) -> None:
     del evidence.journals["run1"][1]
 
 
-def known(next_offset: int, offset: int, *ranges: tuple[object, ...]) -> Known:
+def known(next_offset: int, offset: int, *ranges: tuple[object, ...], data_topic_id: str | None = None) -> Known:
     """What a reader says of the key, of which nobody holds the whole."""
     return Known(
         at_ms=NOW_MS,
@@ -131,7 +131,7 @@ def known(next_offset: int, offset: int, *ranges: tuple[object, ...]) -> Known:
         group=GROUP,
         topic=TOPIC,
         partition=0,
-        state=(None, None, None, None, offset, None, 0, 0, None),
+        state=(None, None, None, None, offset, None, 0, 0, data_topic_id),
         ranges=ranges,
     )
 
@@ -223,6 +223,258 @@ def test_a_takeover_is_counted_with_its_time() -> None:
     assert tally.takeovers_ms == [130_030]
 
 
+LOW, HIGH = Part(0, 0, 5, 0, 3), Part(0, 0, 6, 4, 6)
+"""Ranges that two members work on at once; the first claimed up to 4 and planned less, the higher one is done first."""
+REST = Part(0, 0, 10, 3, 4)
+"""What the plan of the first left, as the second member has it later."""
+AGAIN = Part(0, 0, 11, 0, 3)
+"""The lower one as a third member has it, where the first was never done with it."""
+DATA_TOPIC = "A" * 22
+
+
+def of_range(kind: str, instance: str, *tail: int) -> str:
+    """A record of a range."""
+    return "/".join([kind, "1/0", instance, f"member/{GROUP}/{TOPIC}/0", *map(str, tail)])
+
+
+def range_log(*more: str, is_done: bool = True, later_ms: int = 0) -> list[tuple[int, int, int, bytes]]:
+    """Two members on one partition: who claimed the lower range `is_done` with it or not; `more` comes `later_ms`."""
+    whole = f"1/0/run0.w/member/{GROUP}/{TOPIC}/0"
+    values = [
+        f"GroupSettings/1/0/run0.w/member/{GROUP}//0/1000/native/at_least_once/ranges",
+        f"ClaimingPartition/{whole}",
+        f"DataTopic/{whole}/{DATA_TOPIC}",
+        f"Heartbeat/{whole}/0",
+        f"ReleasingPartition/{whole}/0",
+        of_range("ClaimingRange", "run0.a", 0, 4),
+        of_range("ClaimingRange", "run1.b", 4, 6),
+        of_range("PlanningRange", "run0.a", LOW.epoch, 3),
+        of_range("PlanningRange", "run1.b", HIGH.epoch, 6),
+        of_range("RangeDone", "run1.b", HIGH.epoch),
+    ]
+    timed = [(offset * 10, value) for offset, value in enumerate(values)]
+    ends = [
+        of_range("ClaimingRange", "run1.d", 3, 4),
+        of_range("RangeDone", "run0.a", LOW.epoch),
+        of_range("PlanningRange", "run1.d", REST.epoch, 4),
+        of_range("RangeDone", "run1.d", REST.epoch),
+    ]
+    timed += [(100 + number * 10, value) for number, value in enumerate(ends if is_done else ends[:1])]
+    timed += [(150 + later_ms + number * 10, value) for number, value in enumerate(more)]
+    return [(0, offset, round(NOW_MS) + ms, value.encode()) for offset, (ms, value) in enumerate(timed)]
+
+
+def honest_ranges(mode: DeliveryMode) -> Evidence:
+    """What two members leave behind that work on one partition at once and keep all promises."""
+    evidence = Evidence(mode, GROUP, TOPIC, 0, 1, 0.0)
+    evidence.journals = {
+        "run0": range_work(LOW, "run0.a", 82, 120),
+        "run1": [*range_work(HIGH, "run1.b", 84, 98), *range_work(REST, "run1.d", 101, 140)],
+    }
+    evidence.messages = {(0, offset) for offset in range(6)}
+    return evidence
+
+
+def range_work(part: Part, instance: str, began_ms: float, left_ms: float) -> list[Entry]:
+    """A batch of one range: its messages are processed just before it is left."""
+    return [
+        Claimed(at_ms=NOW_MS + began_ms, instance=instance, parts=(part,)),
+        *processed(part, instance, NOW_MS + left_ms - 5),
+        Left(at_ms=NOW_MS + left_ms, instance=instance, committed=(part,), dropped=()),
+    ]
+
+
+def known_ranges(owner: str) -> Known:
+    """What a reader says once the higher range is done, and `owner` has the lower one."""
+    low = (LOW.start, LOW.end, "planned", owner, "member", LOW.epoch, round(NOW_MS) + 50, 0)
+    done = (HIGH.start, HIGH.end, "done", None, None, None, None, 0)
+    return known(10, 0, low, done, data_topic_id=DATA_TOPIC)
+
+
+BY_RANGES = [DeliveryMode.AT_MOST_ONCE, DeliveryMode.AT_LEAST_ONCE]
+
+
+def range_promises(evidence: Evidence, log: list[tuple[int, int, int, bytes]] | None = None) -> set[str]:
+    """Which promises the judges find broken, of members that claim ranges."""
+    return {violation.promise for violation in Trial(evidence, log or range_log()).judge().violations}
+
+
+@pytest.mark.parametrize("mode", BY_RANGES)
+def test_honest_work_on_ranges_passes(mode: DeliveryMode) -> None:
+    """Neighbours at once, done in any order, what a plan has left taken by another: nothing of it is a violation."""
+    evidence = honest_ranges(mode)
+    evidence.journals["run0"].append(known_ranges("run0.a"))
+    tally = Trial(evidence, range_log()).judge()
+    assert tally.violations == []
+    assert (tally.lost, tally.twice, tally.dropped, tally.repeated, tally.takeovers_ms) == (0, 0, 0, 0, [])
+    assert tally.together == 2
+
+
+@pytest.mark.parametrize("mode", BY_RANGES)
+def test_members_one_after_another_are_not_together(mode: DeliveryMode) -> None:
+    """The number that shows that ranges were of use counts who worked at the same time."""
+    evidence = honest_ranges(mode)
+    del evidence.journals["run0"]
+    assert Trial(evidence, range_log()).judge().together == 1
+
+
+def _range_nobody_won(evidence: Evidence) -> None:
+    evidence.journals["run2"] = [Claimed(at_ms=NOW_MS, instance="run2.c", parts=(LOW,))]
+
+
+def _range_that_starts_elsewhere(evidence: Evidence) -> None:
+    evidence.journals["run0"].insert(0, Claimed(at_ms=NOW_MS, instance="run0.a", parts=(LOW._replace(start=1),)))
+
+
+def _range_larger_than_was_claimed(evidence: Evidence) -> None:
+    evidence.journals["run0"].insert(0, Claimed(at_ms=NOW_MS, instance="run0.a", parts=(LOW._replace(end=5),)))
+
+
+def _range_done_by_nobody(evidence: Evidence) -> None:
+    evidence.journals["run1"].append(
+        Left(at_ms=NOW_MS, instance="run1.d", committed=(REST._replace(end=5),), dropped=())
+    )
+
+
+def _range_done_by_another(evidence: Evidence) -> None:
+    evidence.journals["run2"] = [Left(at_ms=NOW_MS + 500, instance="run2.c", committed=(LOW,), dropped=())]
+
+
+def _work_behind_the_plan(evidence: Evidence) -> None:
+    evidence.journals["run0"].extend(processed(LOW._replace(end=4), "run0.a", NOW_MS + 115))
+
+
+def _work_before_the_plan(evidence: Evidence) -> None:
+    evidence.journals["run0"].insert(1, processed(LOW, "run0.a", NOW_MS - CLOCKS_MS)[0])
+
+
+@pytest.mark.parametrize("mode", BY_RANGES)
+@pytest.mark.parametrize(
+    ("doctor", "promise"),
+    [
+        (_range_nobody_won, "a claim that is believed in is in the log"),
+        (_range_that_starts_elsewhere, "a claim that is believed in is in the log"),
+        (_range_larger_than_was_claimed, "a claim that is believed in is in the log"),
+        (_range_done_by_nobody, "a commit that is believed in is in the log"),
+        (_range_done_by_another, "a commit that is believed in is in the log"),
+        (_work_behind_the_plan, "what is processed was planned"),
+        (_work_before_the_plan, "what is processed was planned"),
+    ],
+)
+def test_a_doctored_journal_of_ranges_is_caught(
+    mode: DeliveryMode, doctor: Callable[[Evidence], None], promise: str
+) -> None:
+    """Each way to break a promise by ranges is seen."""
+    evidence = honest_ranges(mode)
+    doctor(evidence)
+    assert promise in range_promises(evidence)
+
+
+def test_a_reader_is_asked_for_its_ranges() -> None:
+    """A range that is another's, by what a reader says, is seen."""
+    evidence = honest_ranges(DeliveryMode.AT_LEAST_ONCE)
+    evidence.journals["run0"].append(known_ranges("run2.c"))
+    assert range_promises(evidence) == {"readers agree"}
+
+
+@pytest.mark.parametrize(("mode", "broken"), [(BY_RANGES[0], set()), (BY_RANGES[1], {"no work without a lease"})])
+def test_what_is_done_needs_no_lease_at_most_once(mode: DeliveryMode, broken: set[str]) -> None:
+    """Any other work without a lease is seen."""
+    evidence = honest_ranges(mode)
+    lines = processed(HIGH, "run1.b", NOW_MS + 170, lease_ends_ms=NOW_MS)
+    last = lines[-1].model_copy(update={"at_ms": NOW_MS + 180 + ON_MS})
+    evidence.journals["run1"][:4] = [evidence.journals["run1"][0], lines[0], last]
+    assert range_promises(evidence) == broken
+
+
+def taken_over(*before: str) -> list[tuple[int, int, int, bytes]]:
+    """The lower range is taken over from its owner, 2.5 seconds after it was last heard of."""
+    claim = of_range("ClaimingRange", "run2.c", 0, 3)
+    return range_log(*before, claim, is_done=False, later_ms=2_400 - 10 * len(before))
+
+
+def work_on_both_sides(mode: DeliveryMode) -> Evidence:
+    """The former owner works on, under a lease, when the next one does already."""
+    evidence = honest_ranges(mode)
+    del evidence.journals["run1"][-4:]
+    evidence.journals["run0"] = [evidence.journals["run0"][0], *processed(LOW, "run0.a", NOW_MS + 2_700)]
+    return evidence
+
+
+@pytest.mark.parametrize("is_revoked", [False, True])
+def test_work_on_a_range_that_was_taken_over_is_caught(*, is_revoked: bool) -> None:
+    """Where the range was revoked both work for a while, as with a whole partition."""
+    log = taken_over(of_range("RevokingRange", "run2.r", LOW.epoch)) if is_revoked else taken_over()
+    again = AGAIN._replace(epoch=log[-1][1])
+    evidence = work_on_both_sides(DeliveryMode.AT_LEAST_ONCE)
+    evidence.journals["run2"] = processed(again, "run2.c", NOW_MS + 2_650)
+    broken = range_promises(evidence, log)
+    assert ("one owner at a time" in broken) is not is_revoked
+
+
+@pytest.mark.parametrize(
+    ("before", "times_ms"),
+    [
+        ((), [2_500]),
+        ((of_range("RevokingRange", "run2.r", LOW.epoch),), [2_500]),
+        ((of_range("ReleasingRange", "run0.a", LOW.epoch),), []),
+        ((of_range("RangeHeartbeat", "run0.a", LOW.epoch), of_range("ReleasingRange", "run0.a", LOW.epoch)), []),
+    ],
+)
+def test_a_takeover_of_a_range_is_counted_with_its_time(before: tuple[str, ...], times_ms: list[int]) -> None:
+    """From the last sign of who had it; what was released is nobody's to take over."""
+    tally = Trial(Evidence(DeliveryMode.AT_LEAST_ONCE, GROUP, TOPIC, 0, 1, 0.0), taken_over(*before)).judge()
+    assert tally.takeovers_ms == times_ms
+
+
+@pytest.mark.parametrize(("mode", "is_broken"), [(BY_RANGES[0], True), (BY_RANGES[1], False)])
+def test_a_range_that_another_has_done_counts_but_at_most_once(mode: DeliveryMode, *, is_broken: bool) -> None:
+    """Who did not hear of its own commit may go by what the log says; at most once that permits nothing."""
+    done = (of_range("ClaimingRange", "run2.c", 0, 3), of_range("RangeDone", "run2.c", AGAIN.epoch))
+    evidence = Evidence(mode, GROUP, TOPIC, 0, 1, 0.0)
+    evidence.journals = {"run0": [Left(at_ms=NOW_MS + 3_000, instance="run0.a", committed=(LOW,), dropped=())]}
+    assert bool(range_promises(evidence, range_log(*done, is_done=False, later_ms=2_400))) is is_broken
+    evidence.journals = {"run0": [Left(at_ms=NOW_MS + 2_000, instance="run0.a", committed=(LOW,), dropped=())]}
+    assert range_promises(evidence, range_log(*done, is_done=False, later_ms=2_400))
+
+
+def _twice_by_ranges(evidence: Evidence) -> None:
+    evidence.journals["run2"] = processed(AGAIN, "run2.c", NOW_MS + 190)
+
+
+def _processed_before_it_was_done(evidence: Evidence) -> None:
+    evidence.journals["run0"] = range_work(LOW, "run0.a", 40, 110 - CLOCKS_MS)
+
+
+def _range_never_processed(evidence: Evidence) -> None:
+    del evidence.journals["run1"][1]
+
+
+@pytest.mark.parametrize(
+    ("doctor", "promise"),
+    [
+        (_twice_by_ranges, "at most once"),
+        (_processed_before_it_was_done, "at most once commits before it processes"),
+        (_range_never_processed, "what is committed at most once is processed"),
+    ],
+)
+def test_a_doctored_journal_of_ranges_is_caught_at_most_once(doctor: Callable[[Evidence], None], promise: str) -> None:
+    """What only at most once promises is seen too."""
+    evidence = honest_ranges(DeliveryMode.AT_MOST_ONCE)
+    doctor(evidence)
+    assert promise in range_promises(evidence)
+
+
+def test_ranges_that_overlap_are_caught_at_least_once() -> None:
+    """What is repeated is a whole plan, never another cut of it; nor is anything left out."""
+    evidence = honest_ranges(DeliveryMode.AT_LEAST_ONCE)
+    evidence.journals["run2"] = processed(Part(0, 0, 9, 2, 4), "run2.c", NOW_MS + 190)
+    assert "repeats are one uncommitted batch" in range_promises(evidence)
+    evidence = honest_ranges(DeliveryMode.AT_LEAST_ONCE)
+    _range_never_processed(evidence)
+    assert range_promises(evidence) == {"at least once"}
+
+
 def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Every kind of line comes back equal."""
     entries = [*work(FIRST, "run0.a", NOW_MS), known(5, 3, (5, 9, Phase.PLANNED, "run1.b", "member", 7, 9, 1))]
@@ -238,21 +490,41 @@ def test_seeds_have_every_fault_in_turn() -> None:
     assert scenario(7) == scenario(7)
 
 
+def test_a_part_of_the_groups_claims_ranges() -> None:
+    """In every mode, and their members are killed at the steps of ranges; the others are as they would be anyway."""
+    chosen = [scenario(seed) for seed in range(400)]
+    by_ranges = [of for of in chosen if of.ranges is not None]
+    assert 70 < len(by_ranges) < 130
+    assert {of.mode for of in by_ranges} == set(DeliveryMode)
+    steps = [{fault.step.record for of in some for fault in of.faults if fault.step} for some in (by_ranges, chosen)]
+    assert steps[0] == set(RANGE_APPENDS)
+    assert steps[1] == {*RANGE_APPENDS, *APPENDS}
+
+
 def test_the_table_counts_a_run_in_each_of_its_faults(tmp_path: Path) -> None:
     """Rows come back from the file, and into the lines of their faults."""
-    row = Row("c", 1, "at_least_once", ("link cut", "member killed"), 9, (2_100,), 1, 0, 0, 0, 3, (), 8.0)
+    row = Row("c", 1, "at_least_once", ("link cut", "member killed"), 9, (2_100,), 1, 0, 0, 0, 3, (), 8.0, True, 3)
     path = tmp_path / "faults.jsonl"
     path.write_text(json.dumps(asdict(row)) + "\n")
     assert read_rows(path) == [row]
     lines = table([row]).splitlines()
-    counts = "1 | 1 | 2.1 s, 2.1 s | 1 | 0 | 0 | 0 |"
+    counts = "1 | 1 | 1 | 2.1 s, 2.1 s | 1 | 0 | 0 | 0 |"
     assert [line for line in lines if line.endswith(counts)] == [
         f"| link cut | {counts}",
         f"| member killed | {counts}",
         f"| all runs | {counts}",
     ]
-    assert "Of commit c" in lines[-1]
-    assert "3 again" in lines[-1]
+    assert "Of commit c" in lines[-2]
+    assert "3 again" in lines[-2]
+    assert lines[-1].startswith("In 1 runs members claimed ranges; in 1 of these several worked")
+
+
+def test_rows_of_before_ranges_are_read(tmp_path: Path) -> None:
+    """A results file outlives the fields that came later."""
+    row = asdict(Row("c", 1, "at_least_once", ("link cut",), 9, (), 1, 0, 0, 0, 3, (), 8.0))
+    path = tmp_path / "faults.jsonl"
+    path.write_text(json.dumps({name: row[name] for name in row if name not in {"claims_ranges", "together"}}) + "\n")
+    assert [(each.claims_ranges, each.together) for each in read_rows(path)] == [(False, 0)]
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

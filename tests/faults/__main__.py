@@ -51,6 +51,9 @@ class Row:
     repeated: int
     violations: tuple[str, ...]
     seconds: float
+    claims_ranges: bool = False
+    together: int = 0
+    """The most members that worked at once on ranges of one partition."""
 
 
 class Bed:
@@ -107,6 +110,8 @@ class Bed:
             repeated=tally.repeated,
             violations=tuple(str(violation) for violation in tally.violations[:MOST_KEPT]),
             seconds=round(time.monotonic() - began_s, 1),
+            claims_ranges=of.ranges is not None,
+            together=tally.together,
         )
 
 
@@ -132,8 +137,8 @@ def _read_row(fields: dict[str, object]) -> Row:
 def table(rows: Sequence[Row]) -> str:
     """Give the results as a markdown table; a run counts in the line of each of its faults."""
     lines = [
-        "| fault | runs | takeovers | median, longest | refused commits | lost | processed twice | violations |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| fault | runs | by ranges | takeovers | median, longest | refused commits | lost | done twice | violations |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     lines += [_line(kind.value, [row for row in rows if kind.value in row.faults]) for kind in KINDS]
     lines.append(_line("all runs", rows))
@@ -144,13 +149,25 @@ def table(rows: Sequence[Row]) -> str:
         f"Of commit {commits}, in {sum(row.seconds for row in rows) / 60:,.0f} minutes of runs. As the modes allow, at "
         f"most once left out {dropped:,} messages and at least once processed {repeated:,} again."
     )
+    lines.append(_together(rows))
     return "\n".join(lines)
+
+
+def _together(rows: Sequence[Row]) -> str:
+    """Say how much of the runs ranges were, and that several members did work on one partition."""
+    together = [row.together for row in rows if row.claims_ranges]
+    several, all_of_them = sum(count > 1 for count in together), sum(count == MEMBERS for count in together)
+    return (
+        f"In {len(together):,} runs members claimed ranges; in {several:,} of these several worked on one partition at "
+        f"once, in {all_of_them:,} all {MEMBERS}."
+    )
 
 
 def _line(name: str, rows: Sequence[Row]) -> str:
     times_s = [time_ms / 1_000 for row in rows for time_ms in row.takeovers_ms]
     cells = (
         f"{len(rows):,}",
+        f"{sum(row.claims_ranges for row in rows):,}",
         f"{len(times_s):,}",
         f"{median(times_s):.1f} s, {max(times_s):.1f} s" if times_s else "",
         f"{sum(row.refused_commits for row in rows):,}",
@@ -164,8 +181,9 @@ def _line(name: str, rows: Sequence[Row]) -> str:
 def report(row: Row, folder: Path) -> None:
     """Say what a run came to."""
     takeovers = f"{len(row.takeovers_ms)} takeovers" if row.takeovers_ms else "no takeover"
+    ranges = f" by ranges ({row.together} at once)" if row.claims_ranges else ""
     print(
-        f"seed {row.seed}: {row.mode}, {', '.join(row.faults)}: {row.records} records, {takeovers}, "
+        f"seed {row.seed}: {row.mode}{ranges}, {', '.join(row.faults)}: {row.records} records, {takeovers}, "
         f"{row.refused_commits} refused commits, {row.seconds} s",
         flush=True,
     )

@@ -15,10 +15,12 @@ from tests.faults.journal import Claimed, Entry, Known, Left, Part, Processed, R
 from tests.simulator.checkers import (
     LogJudge,
     Place,
+    RangeState,
     Violation,
     check_attempts,
     check_keys_agree,
     check_nothing_lost,
+    ranges_of,
 )
 from tests.simulator.data import Attempt, Output
 
@@ -28,6 +30,8 @@ CLOCKS_MS: Final = 50.0
 """How far the broker's clock and the members' may have drifted apart in a run."""
 
 T = TypeVar("T", bound=Entry)
+Work = tuple[str, Part, list[Processed]]
+"""An instance's work on a part, in order."""
 
 
 @dataclass(slots=True)
@@ -66,6 +70,20 @@ class Evidence:
 
 
 @dataclass(slots=True)
+class WonRange:
+    """What the log says of a range under one claim of it; times are the broker's."""
+
+    instance: str
+    start: int
+    end: int
+    """As it was claimed; a plan may end before."""
+    plan_end: int | None = None
+    planned_ms: int | None = None
+    """When it was planned; one that was planned already, when it was claimed."""
+    done_ms: int | None = None
+
+
+@dataclass(slots=True)
 class Tally:
     """What a run came to."""
 
@@ -81,6 +99,8 @@ class Tally:
     repeated: int = 0
     """Messages that at least once processed again, as it may."""
     records: int = 0
+    together: int = 0
+    """The most members that worked at once on ranges of one partition, each on one that it committed."""
 
 
 class Trial:
@@ -96,6 +116,7 @@ class Trial:
             self.log.read(partition, offset, timestamp_ms, value)
             if partition == evidence.home:
                 self.timestamps[offset] = timestamp_ms
+        self.won_ranges = self._won_ranges()
         self.output = Output()
         for part, done in self._done().items():
             self.output.attempts.append(Attempt(part, done))  # type: ignore[arg-type] # a part has what is asked for
@@ -118,6 +139,27 @@ class Trial:
     def _fail(self, promise: str, text: str) -> None:
         self.tally.violations.append(Violation(promise, text))
 
+    def _won_ranges(self) -> dict[tuple[Place, int], WonRange]:
+        """Give every range that was won, by place and epoch."""
+        found: dict[tuple[Place, int], WonRange] = {}
+        for place, states in self.log.history[self.evidence.home].items():
+            for offset, state in states:
+                for start, end, phase, instance, _, epoch, _, _ in ranges_of(state):
+                    if epoch is None:
+                        continue
+                    won = found.setdefault((place, epoch), WonRange(str(instance), start, end))
+                    if phase == "planned" and won.plan_end is None:
+                        won.plan_end, won.planned_ms = end, self.timestamps[offset]
+        for number, _, timestamp_ms, value, verdict in self.log.records:
+            if number == self.evidence.home and verdict == "accepted" and value.startswith("RangeDone/"):
+                *_, group, topic, partition, done = value.split("/")
+                found[(group, topic, int(partition)), int(done)].done_ms = timestamp_ms
+        return found
+
+    def _won_range(self, part: Part) -> WonRange | None:
+        """Give what the log says of a part, if it is a range; None if it is of a whole partition, or was never won."""
+        return self.won_ranges.get((self.evidence.place(part.partition), part.epoch))
+
     # What members believe
 
     def _check_claims(self) -> None:
@@ -125,23 +167,42 @@ class Trial:
         for claimed in self.evidence.lines(Claimed):
             for part in claimed.parts:
                 state = self.log.state(self.evidence.home, self.evidence.place(part.partition), part.epoch + 1)
-                if (state[0], state[2]) != (claimed.instance, part.epoch):
+                won = self._won_range(part)
+                if won is None:
+                    is_there = (state[0], state[2]) == (claimed.instance, part.epoch)
+                else:
+                    is_there = (won.instance, won.start) == (claimed.instance, part.start) and part.end <= won.end
+                if not is_there:
                     self._fail("a claim that is believed in is in the log", f"{part} of {claimed.instance}: {state}")
+        self._check_plans()
+
+    def _check_plans(self) -> None:
         planned = {
             (place[2], state[2], state[4], state[5])
             for place, states in self.log.history[self.evidence.home].items()
             for _, state in states
         }
-        for part in dict.fromkeys(line.part for line in self.evidence.lines(Processed)):
-            if (part.partition, part.epoch, part.start, part.end) not in planned:
-                self._fail("what is processed was planned", str(part))
+        for instance, part, lines in self._works():
+            won = self._won_range(part)
+            if won is None:
+                is_planned = (part.partition, part.epoch, part.start, part.end) in planned
+            else:
+                is_planned = (won.start, won.plan_end) == (part.start, part.end) and self._is_behind(
+                    won.planned_ms, lines
+                )
+            if not is_planned:
+                self._fail("what is processed was planned", f"{part} of {instance}: {won}")
+
+    def _is_behind(self, at_ms: int | None, lines: Sequence[Processed]) -> bool:
+        """Tell whether work was begun after a record that got its timestamp then."""
+        return at_ms is not None and lines[0].at_ms + self.evidence.clock_offset_ms >= at_ms - CLOCKS_MS
 
     def _check_commits(self) -> None:
         """A commit that is believed in is in the log; at most once it is there before anything is processed."""
         for left in self.evidence.lines(Left):
             for part in left.committed:
                 by = self.log.committed.get((self.evidence.place(part.partition), part.end))
-                if by != left.instance:
+                if by != left.instance and not self._is_done_by_another(part, left):
                     self._fail(
                         "a commit that is believed in is in the log", f"{part} of {left.instance} is of {by} there"
                     )
@@ -149,26 +210,43 @@ class Trial:
             return
         for instance, part, lines in self._works():
             at_ms = self._committed_ms(instance, part)
-            began_ms = lines[0].at_ms + self.evidence.clock_offset_ms
-            if at_ms is None or began_ms < at_ms - CLOCKS_MS:
+            if not self._is_behind(at_ms, lines):
+                began_ms = lines[0].at_ms + self.evidence.clock_offset_ms
                 self._fail(
                     "at most once commits before it processes",
                     f"{part} of {instance}: processed at {began_ms:.0f}, committed at {at_ms}",
                 )
 
+    def _is_done_by_another(self, part: Part, left: Left) -> bool:
+        """Tell whether a range was taken over and done by then: that counts for who did not hear of its own commit."""
+        if self.evidence.mode is DeliveryMode.AT_MOST_ONCE or self._won_range(part) is None:
+            return False
+        left_ms = left.at_ms + self.evidence.clock_offset_ms
+        return any(
+            place == self.evidence.place(part.partition)
+            and epoch > part.epoch
+            and (won.start, won.plan_end) == (part.start, part.end)
+            and won.done_ms is not None
+            and won.done_ms - CLOCKS_MS <= left_ms
+            for (place, epoch), won in self.won_ranges.items()
+        )
+
     def _committed_ms(self, instance: str, part: Part) -> int | None:
-        """Give the broker's time at which an instance moved the key to a part's end."""
+        """Give the broker's time at which an instance moved the key to a part's end, or was done with a range."""
+        won = self._won_range(part)
+        if won is not None:
+            return won.done_ms if won.instance == instance else None
         for offset, state in self.log.history[self.evidence.home].get(self.evidence.place(part.partition), ()):
             if state[4] == part.end:
                 return self.timestamps[offset] if state[0] == instance else None
         return None
 
     def _check_leases(self) -> None:
-        """Nobody works on without a lease."""
+        """Nobody works on without a lease; what is done needs none."""
         for instance, part, lines in self._works():
             began_ms = None
             for line in lines:
-                if line.lease_ends_ms is not None and line.at_ms < line.lease_ends_ms:
+                if _is_leased(line) or self._needs_no_lease(part, line):
                     began_ms = None
                     continue
                 began_ms = line.at_ms if began_ms is None else began_ms
@@ -178,24 +256,34 @@ class Trial:
                     )
                     break
 
+    def _needs_no_lease(self, part: Part, line: Processed) -> bool:
+        """Tell whether a range was done at most once, which nobody can claim again, before a message was processed."""
+        won = self._won_range(part)
+        is_at_most_once = self.evidence.mode is DeliveryMode.AT_MOST_ONCE
+        return is_at_most_once and won is not None and self._is_behind(won.done_ms, [line])
+
     def _check_alone(self) -> None:
-        """Nobody works under a lease while a later claim is worked on, unless the claim was revoked."""
-        by_partition: dict[int, list[tuple[str, Part, list[Processed]]]] = defaultdict(list)
+        """Nobody works under a lease while a later claim of it is worked on, unless the claim was revoked."""
+        by_partition: dict[int, list[Work]] = defaultdict(list)
         for work in self._works():
             by_partition[work[1].partition].append(work)
         for works in by_partition.values():
             for one, other in combinations(sorted(works, key=lambda work: work[1].epoch), 2):
-                if one[0] != other[0]:
+                if one[0] != other[0] and self._are_of_same(one[1], other[1]):
                     self._check_apart(one, other)
 
-    def _check_apart(
-        self, one: tuple[str, Part, Sequence[Processed]], other: tuple[str, Part, Sequence[Processed]]
-    ) -> None:
+    def _are_of_same(self, one: Part, other: Part) -> bool:
+        """Tell whether two claims exclude each other; those of ranges that share no offset do not."""
+        if self._won_range(one) is None or self._won_range(other) is None:
+            return True
+        return one.start < other.end and other.start < one.end
+
+    def _check_apart(self, one: Work, other: Work) -> None:
         if (self.evidence.place(one[1].partition), one[1].epoch) in self.log.revoked_ms:
             return
         began_ms = other[2][0].at_ms
         for line in one[2]:
-            if line.at_ms > began_ms and line.lease_ends_ms is not None and line.at_ms < line.lease_ends_ms:
+            if line.at_ms > began_ms and _is_leased(line) and not self._needs_no_lease(one[1], line):
                 self._fail("one owner at a time", f"{one[1]} of {one[0]} at {line.at_ms}, {other[1]} of {other[0]} too")
                 return
 
@@ -257,7 +345,7 @@ class Trial:
         done = {(part.partition, offset) for part, offsets in self._done().items() for offset in offsets}
         return self.evidence.messages - done
 
-    def _works(self) -> Iterator[tuple[str, Part, list[Processed]]]:
+    def _works(self) -> Iterator[Work]:
         """Give each instance's work on each part, in order."""
         found: dict[tuple[str, Part], list[Processed]] = defaultdict(list)
         for line in self.evidence.lines(Processed):
@@ -289,8 +377,12 @@ class Trial:
         tally.records = len(self.log.records)
         tally.refused_commits = self._refused_commits()
         tally.takeovers_ms = [
-            time_ms for number in self._numbers() for time_ms in self._takeovers(self.evidence.place(number))
+            time_ms
+            for number in self._numbers()
+            for takeovers in (self._takeovers, self._takeovers_of_ranges)
+            for time_ms in takeovers(self.evidence.place(number))
         ]
+        tally.together = max((self._together(number) for number in self._numbers()), default=0)
 
     def _times(self) -> Counter[tuple[int, int]]:
         """Give how often each message was processed, or is in the output."""
@@ -314,11 +406,44 @@ class Trial:
             elif last_epoch is not None and (place, cast("int", last_epoch)) not in self.log.revoked_ms:
                 last_epoch = None
 
+    def _takeovers_of_ranges(self, place: Place) -> Iterator[int]:
+        """Give the same for claims of what somebody else had claimed before, and neither finished nor released."""
+        before: dict[int, RangeState] = {}
+        left: list[RangeState] = []
+        for offset, state in self.log.history[self.evidence.home][place]:
+            held = {each[5]: each for each in ranges_of(state) if each[5] is not None}
+            won = held.get(offset)
+            left += [
+                each
+                for epoch, each in before.items()
+                if epoch not in held and (won is not None or (place, epoch) in self.log.revoked_ms)
+            ]
+            taken = [] if won is None else [each for each in left if each[0] < won[1] and won[0] < each[1]]
+            if won is not None and taken:
+                yield cast("int", won[6]) - max(cast("int", each[6]) for each in taken)
+            left = [each for each in left if each not in taken]
+            before = held
+
+    def _together(self, number: int) -> int:
+        """Give how many members worked on ranges of a partition at once, each on one that it committed."""
+        began_ms = {claimed.instance: claimed.at_ms for claimed in self.evidence.lines(Claimed)}
+        spans = [
+            (began_ms[left.instance], left.at_ms)
+            for left in self.evidence.lines(Left)
+            for part in left.committed
+            if part.partition == number and self._won_range(part) is not None and left.instance in began_ms
+        ]
+        return max((sum(start <= at < end for start, end in spans) for at, _ in spans), default=0)
+
     def _refused_commits(self) -> int:
         """Count batches that were worked on and left without their commit, the log or the lease being against it."""
         worked = {line.instance for line in self.evidence.lines(Claimed)}
         refusals = {"ClaimLost", "NotCommitted", "SinkRefused", "PlanRejected", "LogChanged"}
         return sum(left.instance in worked and left.error in refusals for left in self.evidence.lines(Left))
+
+
+def _is_leased(line: Processed) -> bool:
+    return line.lease_ends_ms is not None and line.at_ms < line.lease_ends_ms
 
 
 def _has(part: Part, number: int, offset: int) -> bool:

@@ -165,11 +165,12 @@ class Watcher:
     def owners(self, topic: str) -> set[str]:
         """Give the instances that hold something."""
         return {
-            key["owner"]["instance"]
+            held["owner"]["instance"]
             for log in self.reader.logs.values()
             for group in log["groups"].values()
             for place, key in group["keys"].items()
-            if place[0] == topic and key["owner"] is not None
+            for held in (key, *key["ranges"])
+            if place[0] == topic and held["owner"] is not None
         }
 
     def close(self) -> None:
@@ -418,6 +419,7 @@ class Run:
             seed=self.of.seed,
             is_patient=self.of.faults[0].kind in ALONE,
             with_snapshots=self.of.of(FaultKind.LOG_CUT_WITH_SNAPSHOTS) is not None,
+            ranges=self.of.ranges,
         )
         clock = self._first_run_of(member, FaultKind.CLOCK_OFF)
         if clock is not None:
@@ -470,7 +472,7 @@ class Run:
         yield from scripts[fault.kind]()
 
     def _holds(self, member: Member) -> bool:
-        """Tell whether a member owns a partition, by the log."""
+        """Tell whether a member owns a partition, or a range of one, by the log."""
         owners = self.watcher.owners(self.topic)
         return not member.is_alive or any(owner.startswith(f"{member.run_id}.") for owner in owners)
 

@@ -2,10 +2,11 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from marshal_dagster.delivery import RangeOptions
 from marshal_dagster.protocol.messages import DeliveryMode
 from tests.faults.proxy import Way
 from tests.real.killing import KillPoint, Side
@@ -56,6 +57,10 @@ OF_HOLDERS: Final = OF_LINKS | {FaultKind.MEMBER_KILLED, FaultKind.MEMBER_STOPPE
 """These wait a while for their member to hold something."""
 
 APPENDS: Final = ("ClaimingPartition", "ClaimingMessages", "Heartbeat", "ReleasingPartition")
+RANGE_APPENDS: Final = ("ClaimingRange", "PlanningRange", "RangeHeartbeat", "RangeDone", "ReleasingRange")
+RANGES_PART: Final = 0.25
+"""Part of the groups whose members claim ranges."""
+SLOWEST_MS: Final = 250
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ class Scenario:
     slow_ms: int
     """The longest time that a message takes; a batch takes some part of a lease, or more than one."""
     faults: tuple[Fault, ...]
+    ranges: RangeOptions | None = None
+    """How members claim ranges, in a group that does."""
 
     @property
     def is_of_brokers(self) -> bool:
@@ -116,7 +123,7 @@ def scenario(seed: int) -> Scenario:
         kinds.append(chance.choice([kind for kind in BESIDE if kind is not first]))
     members = chance.sample(range(MEMBERS), len(kinds))
     max_records = chance.randint(20, 50)
-    return Scenario(
+    whole = Scenario(
         seed=seed,
         mode=chance.choice(tuple(DeliveryMode)),
         coordination_partitions=chance.choice((1, 2, 4)),
@@ -124,8 +131,22 @@ def scenario(seed: int) -> Scenario:
         backlog=chance.randint(20, 40),
         max_records=max_records,
         max_claims=chance.choice((None, 1, 2)),
-        slow_ms=min(250, round(2_000 * chance.uniform(0.5, 2.5 * LEASE_S) / max_records)),
+        slow_ms=min(SLOWEST_MS, round(2_000 * chance.uniform(0.5, 2.5 * LEASE_S) / max_records)),
         faults=tuple(_fault(kind, member, chance) for kind, member in zip(kinds, members, strict=True)),
+    )
+    return _with_ranges(whole, chance) if chance.random() < RANGES_PART else whole
+
+
+def _with_ranges(whole: Scenario, chance: random.Random) -> Scenario:
+    """Let its members claim ranges, so small that there is one for each in every partition."""
+    size = chance.randint(4, 10)
+    in_a_batch = min(whole.max_records, size * min(whole.partitions, whole.max_claims or whole.partitions))
+    steps = {fault: replace(fault.step, record=chance.choice(RANGE_APPENDS)) for fault in whole.faults if fault.step}
+    return replace(
+        whole,
+        slow_ms=min(SLOWEST_MS, whole.slow_ms * whole.max_records // in_a_batch),
+        faults=tuple(replace(fault, step=steps.get(fault)) for fault in whole.faults),
+        ranges=RangeOptions(size=size, ahead=chance.choice((0, 0, size, 3 * size)), wait_s=chance.uniform(0, LEASE_S)),
     )
 
 

@@ -19,13 +19,13 @@ from marshal_dagster.coordination import keeping
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, RangeOptions
 from marshal_dagster.errors import LogChanged, MarshalError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.protocol.state import Owner, Range
+from marshal_dagster.protocol.state import RANGES, Owner, Range
 from marshal_dagster.spark.sinks import FileSink
 from tests.faults.journal import Claimed, Halted, Journal, Known, Left, Processed, Refused, now_ms, part
 from tests.real.killing import KillableLog, KillPoint, Side, die, read_messages
@@ -69,6 +69,8 @@ class Orders(BaseModel):
     lease_rate: float = 1.0
     off_ms: int = 0
     """How far its time of day is off."""
+    ranges: RangeOptions | None = None
+    """How it claims ranges, in a group that does."""
     is_patient: bool = False
     """Whether it goes on in the same process as long as the log is there."""
 
@@ -128,6 +130,7 @@ class Worker:
             max_claims=self.orders.max_claims,
             max_attempts=MOST_ATTEMPTS,
             accept_data_loss=accepts_loss,
+            ranges=self.orders.ranges,
         )
         batch: ClaimedBatch | None = None
         try:
@@ -244,6 +247,7 @@ class Worker:
         log = KafkaLog(self.connection, orders.coordination_topic, orders.heartbeat_interval_ms)
         side = orders.step_side
         at = None if side is None else KillPoint(side, orders.step_record, orders.step_count)
+        features = () if orders.ranges is None else (RANGES,)
         return Delivery(
             log=SteppedLog(log, at, self._halt),
             data=Topics(self.connection),
@@ -251,7 +255,7 @@ class Worker:
             group=orders.group,
             client="member",
             run_id=orders.run_id,
-            settings=Settings(orders.heartbeat_interval_ms, RuleSet.NATIVE, orders.mode),
+            settings=Settings(orders.heartbeat_interval_ms, RuleSet.NATIVE, orders.mode, features),
             is_dead=self._is_dead,
             clock=WrongClock(orders.lease_rate, orders.off_ms),
             snapshots=kafka_snapshots(self.connection, orders.coordination_topic) if orders.with_snapshots else None,
