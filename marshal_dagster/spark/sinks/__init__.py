@@ -1,8 +1,9 @@
 """Outputs that take each offset range once per generation, however often it is delivered (PROTOCOL.md 6).
 
 `port` says what a sink is, `files` and `postgres` are two of them; `commits` holds the files' commit log, which needs
-no Spark. Imports the standard library, `marshal_dagster.errors` and `marshal_dagster.protocol`; pyspark and psycopg
-only inside functions. A frame and its ranges come in from `marshal_dagster.delivery`.
+no Spark, and `postgres_ranges` what the database's tables say. Imports the standard library, `marshal_dagster.errors`
+and `marshal_dagster.protocol`; pyspark and psycopg only inside functions. A frame and its ranges come in from
+`marshal_dagster.delivery`.
 """
 
 from marshal_dagster.spark.sinks.files import FileSink
