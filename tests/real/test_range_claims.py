@@ -1,0 +1,127 @@
+"""Several members on one partition of a real log, by ranges: one dies, and all gets done (docs/range-claims.md 4)."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+
+from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.range_claimer import RangeClaimer
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ClaimLost
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.state import Key, Phase
+
+GROUP, DATA_TOPIC, TOPIC_ID = "sharers", "orders", "A" * 22
+SETTINGS = Settings(3_000, features=("ranges",))
+MESSAGES, SIZE = 1_000, 100
+WITHIN_S = 60
+
+
+class Site:
+    """A coordination topic of a real cluster, and members that open it."""
+
+    def __init__(self, connection: KafkaConnection, topic: str, stack: ExitStack) -> None:
+        """Take a topic that exists."""
+        self._connection, self._topic, self._stack = connection, topic, stack
+        self.reader = self.rationalizer()
+
+    def rationalizer(self) -> Rationalizer:
+        """Open a log of its own."""
+        log = KafkaLog(self._connection, self._topic, SETTINGS.heartbeat_interval_ms)
+        self._stack.enter_context(closing(log))
+        return Rationalizer(log, topics=[DATA_TOPIC])
+
+    def member(self, rationalizer: Rationalizer, name: str) -> RangeClaimer:
+        """Begin a tenure."""
+        claimer = RangeClaimer(rationalizer, Member(GROUP, name, new_instance_id(name)), DATA_TOPIC, SETTINGS)
+        claimer.agree_on_settings()
+        return claimer
+
+    def key(self) -> Key:
+        """Read the partition's state."""
+        return self.reader.catch_up().snapshot_key(GROUP, DATA_TOPIC, 0)
+
+
+@pytest.fixture
+def site(connection: KafkaConnection, coordination_topic: str) -> Iterator[Site]:
+    """A group that enables ranges, with a partition at offset 0."""
+    with ExitStack() as stack:
+        site = Site(connection, coordination_topic, stack)
+        first = Claimer(site.reader, Member(GROUP, "first", new_instance_id("first")), DATA_TOPIC, SETTINGS)
+        first.agree_on_settings()
+        first.claim([0])
+        first.name_data_topic(TOPIC_ID)
+        first.beat({0: 0})
+        first.release()
+        yield site
+
+
+def share(site: Site, rationalizer: Rationalizer, name: str, processed: list[tuple[int, int, int]]) -> None:
+    """Do range after range, each in a tenure of its own, until all of the partition is done."""
+    deadline_s = time.monotonic() + WITHIN_S
+    while time.monotonic() < deadline_s:
+        claimer = site.member(rationalizer, name)
+        if claimer.key(0).offset == MESSAGES:
+            return
+        for claim in claimer.claim(claimer.choose({0: MESSAGES}, SIZE)):
+            claimer.plan({0: claim.end})
+            time.sleep(0.02)
+            claimer.beat()
+            processed.append((claim.start, claim.end, claim.attempts))
+            claimer.commit({0: claim.end})
+        claimer.release()
+        time.sleep(0.01)
+    raise TimeoutError(name)
+
+
+def test_three_members_share_a_partition_and_outlive_a_fourth(site: Site) -> None:
+    """Each offset is done once; the dead member's planned range is taken over exactly; the offset ends at the end."""
+    dead = site.member(site.rationalizer(), "dead")
+    dead.claim({0: (0, 2 * SIZE)})
+    dead.plan({0: SIZE})
+    processed: dict[str, list[tuple[int, int, int]]] = {name: [] for name in ("red", "green", "blue")}
+    threads = [
+        threading.Thread(target=share, args=(site, site.rationalizer(), name, done)) for name, done in processed.items()
+    ]
+    for thread in threads:
+        thread.start()
+    deadline_s = time.monotonic() + WITHIN_S
+    while not (ahead := [each for each in site.key().ranges if each.phase is Phase.DONE and each.end == MESSAGES]):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+    assert (site.key().offset, [each[:2] for each in ahead]) == (0, [(SIZE, MESSAGES)])
+    for thread in threads:
+        thread.join(WITHIN_S)
+
+    assert (site.key().offset, site.key().ranges) == (MESSAGES, ())
+    done = sorted(each for of_one in processed.values() for each in of_one)
+    assert done == [(0, SIZE, 1), *((start, start + SIZE, 0) for start in range(SIZE, MESSAGES, SIZE))]
+    with pytest.raises(ClaimLost):
+        dead.commit({0: SIZE})
+
+
+def test_a_dead_member_that_is_known_keeps_nobody_waiting(site: Site) -> None:
+    """What a member held of which it is known that it is dead is revoked and taken at once, planned or not."""
+    dead = site.member(site.rationalizer(), "dead")
+    dead.claim({0: (0, SIZE)})
+    dead.plan({0: SIZE})
+    other = site.member(site.rationalizer(), "other")
+    other.claim({0: (SIZE, 3 * SIZE)})
+    began_s = time.monotonic()
+    successor = site.member(site.rationalizer(), "successor")
+
+    wanted = successor.choose({0: MESSAGES}, SIZE, is_dead=lambda owner: owner.client == "dead")
+    (claim,) = successor.claim(wanted, is_dead=lambda owner: owner.client == "dead")
+    successor.commit({0: claim.end})
+
+    assert (claim.start, claim.plan_end, claim.attempts) == (0, SIZE, 1)
+    assert time.monotonic() - began_s < SETTINGS.heartbeat_interval_ms / 1_000
+    other.beat()
+    assert site.key().offset == SIZE
+    with pytest.raises(ClaimLost):
+        dead.beat()
