@@ -720,6 +720,14 @@ class AnyOrderConformance:
         expected = rows_of("a", part(0, 0, 30)) + rows_of("c", part(0, 30, 50)) + rows_of("e", part(0, 60, 65))
         assert output.rows() == expected
 
+    def test_whole_batches_after_ranges_ask_for_those_of_their_generation(self, output: Output) -> None:
+        """What older generations left, and under which token, does not count."""
+        deliver(output, "a", ahead(0, 5, 50, epoch=99))
+        deliver(output, "b", ahead(0, 10, 20, generation=20, epoch=3))
+        assert deliver(output, "c", part(0, 20, 25, generation=20, epoch=3)).taken
+        assert deliver(output, "d", part(0, 20, 25, generation=20, epoch=3)).skipped
+        assert "".join(value for _, _, value in output.rows()) == "a" * 5 + "b" * 10 + "c" * 5 + "a" * 25
+
     def test_a_new_generation_ends_either_way(self, output: Output) -> None:
         """When the position was set between, ranges follow on whole batches and these on ranges, wherever they are."""
         deliver(output, "a", part(0, 0, 10))
@@ -748,6 +756,9 @@ class AnyOrderConformance:
         for at in (0, 10, 15, 20, 30):
             assert deliver(output, "b", ahead(0, at, at), rows=[(0, at, "b")]).skipped
         assert output.rows() == rows_of("a", part(0, 10, 20))
+        deliver(output, "c", ahead(1, 15, 15))
+        assert deliver(output, "c", ahead(1, 10, 20)).taken
+        assert deliver(output, "d", ahead(1, 10, 20)).skipped
 
     def test_offsets_beyond_32_bits(self, output: Output) -> None:
         """Ranges are as large as Kafka's offsets."""
