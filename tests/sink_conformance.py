@@ -465,13 +465,14 @@ class CrashConformance:
 
     def test_two_writers_of_the_same_range(self, output: Output) -> None:
         """Of two that come to the last step together one takes the range, the other finds it done."""
-        for number in range(3):
-            mine = part(number, 0, 20)
+        for number, start in ((0, 0), (0, 20), (1, 0), (0, 40)):
+            mine = part(number, start, start + 20)
             outcomes = self.race(output, {"a": [mine], "b": [mine]})
             assert sorted(len(each.taken) for each in outcomes.values()) == [0, 1]
             assert sorted(len(each.skipped) for each in outcomes.values()) == [0, 1]
             winner = next(value for value, each in outcomes.items() if each.taken)
-            assert [row for row in output.rows() if row[0] == number] == rows_of(winner, mine)
+            found = [row for row in output.rows() if row[0] == number and row[1] >= start]
+            assert found == rows_of(winner, mine)
 
     def test_writers_whose_ranges_overlap_in_part(self, output: Output) -> None:
         """Each range is taken once, whichever of the batches that have it comes first."""
@@ -720,6 +721,14 @@ class AnyOrderConformance:
         expected = rows_of("a", part(0, 0, 30)) + rows_of("c", part(0, 30, 50)) + rows_of("e", part(0, 60, 65))
         assert output.rows() == expected
 
+    def test_whole_batches_after_ranges_ask_for_those_of_their_generation(self, output: Output) -> None:
+        """What older generations left, and under which token, does not count."""
+        deliver(output, "a", ahead(0, 5, 50, epoch=99))
+        deliver(output, "b", ahead(0, 10, 20, generation=20, epoch=3))
+        assert deliver(output, "c", part(0, 20, 25, generation=20, epoch=3)).taken
+        assert deliver(output, "d", part(0, 20, 25, generation=20, epoch=3)).skipped
+        assert "".join(value for _, _, value in output.rows()) == "a" * 5 + "b" * 10 + "c" * 5 + "a" * 25
+
     def test_a_new_generation_ends_either_way(self, output: Output) -> None:
         """When the position was set between, ranges follow on whole batches and these on ranges, wherever they are."""
         deliver(output, "a", part(0, 0, 10))
@@ -748,6 +757,9 @@ class AnyOrderConformance:
         for at in (0, 10, 15, 20, 30):
             assert deliver(output, "b", ahead(0, at, at), rows=[(0, at, "b")]).skipped
         assert output.rows() == rows_of("a", part(0, 10, 20))
+        deliver(output, "c", ahead(1, 15, 15))
+        assert deliver(output, "c", ahead(1, 10, 20)).taken
+        assert deliver(output, "d", ahead(1, 10, 20)).skipped
 
     def test_offsets_beyond_32_bits(self, output: Output) -> None:
         """Ranges are as large as Kafka's offsets."""

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -374,6 +374,32 @@ def test_many_neighbours_at_once(with_ranges: PostgresOutput) -> None:
     assert sum(len(outcome.taken) for outcome in outcomes) == 30
     expected = rows_of("x", *(part(number, 100, 150) for number in range(3)))
     assert [row for row in with_ranges.rows() if row[2] == "x"] == expected
+
+
+def test_what_a_person_removes_meanwhile_is_written_anew(with_ranges: PostgresOutput) -> None:
+    """Where the row that a writer is about to share goes away, it begins again, as in an output that never had it."""
+    mine = ahead(0, 10, 20, generation=20)
+    with psycopg.connect(with_ranges.dsn, options=f"-c search_path={with_ranges.schema}") as person:
+
+        def commits_when_waited_for() -> None:
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            deadline = time.monotonic() + 20
+            while execute(with_ranges, waiting) == [(0,)] and time.monotonic() < deadline:
+                time.sleep(0.02)
+            person.commit()
+
+        with ThreadPoolExecutor(1) as pool:
+
+            def reached(step: str) -> None:
+                if step == "copied" and not removed:
+                    person.execute("DELETE FROM marshal_ranges")
+                    removed.append(pool.submit(commits_when_waited_for))
+
+            removed: list[Future[None]] = []
+            assert deliver(with_ranges, "a", mine, sink=with_ranges.sink(reached)).taken
+            removed[0].result(30)
+    assert execute(with_ranges, "SELECT version, generation FROM marshal_ranges") == [(2, 20)]
+    assert deliver(with_ranges, "b", mine).skipped
 
 
 def test_a_batch_of_very_many_partitions_takes_few_locks(output: PostgresOutput) -> None:

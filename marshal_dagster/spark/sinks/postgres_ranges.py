@@ -225,11 +225,8 @@ class RangeTables:
 
 
 def may_share(rows: Mapping[int, Row], wanted: Sequence[ClaimedRange]) -> bool:
-    """Say whether taking `wanted` leaves `rows` as they are: ranges of these generations have come in any order."""
+    """Say whether `rows` stay as they are with `wanted`, which come in any order: such have come in each generation."""
     return all(
-        each.in_any_order
-        and (row := rows.get(each.partition)) is not None
-        and row.version != IN_ORDER
-        and row.generation == each.generation
+        (row := rows.get(each.partition)) is not None and row.version != IN_ORDER and row.generation == each.generation
         for each in wanted
     )
