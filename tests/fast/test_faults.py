@@ -7,17 +7,24 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from marshal_dagster.delivery import RangeOptions
 from marshal_dagster.devkafka.ports import HOST
 from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Phase
+from tests import delivering as scenes
+from tests.delivering import Scene
 from tests.faults.__main__ import Row, read_rows, table
 from tests.faults.journal import Claimed, Entry, Journal, Known, Left, Part, Processed, Refused, read_journal
 from tests.faults.judging import CLOCKS_MS, ON_MS, Evidence, Trial
 from tests.faults.proxy import FAIR, Proxy, Way, Weather
 from tests.faults.scenario import APPENDS, KINDS, RANGE_APPENDS, FaultKind, scenario
+from tests.faults.worker import Orders, Worker
 
 GROUP, TOPIC = "fleet", "orders"
 FIRST, SECOND = Part(0, 0, 0, 0, 3), Part(0, 0, 6, 3, 6)
@@ -482,6 +489,29 @@ def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
     for entry in entries:
         journal.write(entry)
     assert read_journal(tmp_path / "run0.jsonl") == entries
+
+
+def test_what_a_worker_tells_of_ranges_is_what_the_log_says(tmp_path: Path) -> None:
+    """One that is held and one that is done, through the journal: the judges compare them with the log as they are."""
+    scene = Scene()
+    scene.data.make(partitions=1, messages=35)
+    first, second = (scene.delivery(ranges=True) for _ in range(2))
+    worker = object.__new__(Worker)
+    worker.delivery, worker.journal = first, Journal(tmp_path / "run1.jsonl")
+    worker.orders = cast("Orders", SimpleNamespace(run_id="run1"))
+    with scene.batch(first, ranges=RangeOptions(size=10)) as batch:
+        scene.work(second, ranges=RangeOptions(size=10))
+        batch._claimer.rationalizer.catch_up()
+        worker._tell_state()
+        scene.process(batch)
+
+    entries = read_journal(tmp_path / "run1.jsonl")
+    phases = [[each[2] for each in entry.ranges] for entry in entries if isinstance(entry, Known)]
+    assert phases == [["planned", "done"]]
+    home = coordination_partition(scenes.TOPIC, 4)
+    evidence = Evidence(DeliveryMode.AT_LEAST_ONCE, scenes.GROUP, scenes.TOPIC, home, 4, 0.0, {"run1": entries})
+    records = [(home, *record) for record in scene.broker.records(home)]
+    assert Trial(evidence, [(p, o, t, v or b"") for p, o, t, v in records]).judge().violations == []
 
 
 def test_seeds_have_every_fault_in_turn() -> None:
