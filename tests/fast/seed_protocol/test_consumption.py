@@ -8,14 +8,14 @@ import pytest
 
 from marshal_dagster.coordination.admin import Severity, check_coordination_topic, settings_for
 from marshal_dagster.delivery import ClaimedBatch
-from marshal_dagster.errors import ClaimLost, ConfigurationError, PlanRejected, SettingsDiffer
+from marshal_dagster.errors import ClaimLost, ConfigurationError, PlanRejected
 from marshal_dagster.kafka.topics import TopicDescription
-from marshal_dagster.protocol.messages import DeliveryMode, Heartbeat, RevokingClaim, RuleSet, Settings, render
+from marshal_dagster.protocol.messages import DeliveryMode, Heartbeat, RevokingClaim, RuleSet, Settings
 from tests.delivering import HI_MS, MeddledLog, Scene
 from tests.fast.seed_protocol.sentences import sentence
 from tests.fast.seed_protocol.working import stay
 from tests.faulty_log import Fault, FaultyLog, of_type
-from tests.members import Site, about, settings_record
+from tests.members import Site, about
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
 
 if TYPE_CHECKING:
@@ -397,16 +397,15 @@ def test_consumer_failure_sentence_4_at_most_once_gives_the_permission_to_one(si
     "TODO",
     "sentence 1",
     "One could hold a range of offsets without the partition",
-    overridden_by=("8", "a group's settings must name the feature `ranges`, which this version does not know yet"),
+    overridden_by=("8", "a group's settings must name the feature `ranges`; never in rule set `go`"),
 )
-def test_todo_sentence_1_a_group_that_claims_ranges_is_left_alone(site: Site) -> None:
-    """This version neither begins such a group nor claims in one; under the rules of Go there is none."""
-    ranges = Settings(HI_MS, features=("ranges",))
-    for settings in (ranges, Settings(60_000, RuleSet.GO, features=("ranges",))):
-        with pytest.raises(ConfigurationError, match="ranges"):
-            site.claimer(settings=settings)
-    for partition in range(site.partitions):
-        site.broker.append(partition, render(settings_record(ranges)))
-    with pytest.raises(SettingsDiffer, match="ranges"):
-        site.member()
+def test_todo_sentence_1_members_hold_ranges_of_a_partition_that_nobody_holds(site: Site) -> None:
+    """In a group that enables it two members hold a range each; under the rules of Go there is none."""
+    site.begin(0, at=5)
+    first, second = site.range_owner_of({0: (5, 8)}), site.range_claimer()
+    assert [each.start for each in second.claim({0: (8, 9)})] == [8]
+    first.check([0])
+    second.check([0])
     assert site.owner() is None
+    with pytest.raises(ConfigurationError, match="ranges"):
+        site.claimer(settings=Settings(60_000, RuleSet.GO, features=("ranges",)))
