@@ -95,7 +95,7 @@ class Delivery:
                 f"entire_topic takes whole partitions, the members of group {self.group!r} claim ranges of them: leave "
                 "entire_topic out, or switch the feature 'ranges' off for the group"
             )
-        if enables_ranges(self.settings) and sink is not None and not sink.takes_in_any_order:
+        if enables_ranges(self.settings) and sink is not None and not getattr(sink, "takes_in_any_order", False):
             raise ConfigurationError(
                 f"{sink!r} keeps one position for each partition, the members of group {self.group!r} claim ranges in "
                 "any order: use a sink that keeps ranges, or switch the feature 'ranges' off for the group"

@@ -402,7 +402,7 @@ def test_consumer_failure_sentence_4_at_most_once_gives_the_permission_to_one(si
 def test_todo_sentence_1_members_hold_ranges_of_a_partition_that_nobody_holds(site: Site) -> None:
     """In a group that enables it two members hold a range each; under the rules of Go there is none."""
     site.begin(0, at=5)
-    first, second = site.range_owner_of({0: (5, 8)}), site.range_claimer()
+    first, second = site.holder_of({0: (5, 8)}), site.range_claimer()
     assert [each.start for each in second.claim({0: (8, 9)})] == [8]
     first.check([0])
     second.check([0])
