@@ -131,8 +131,13 @@ class Operator:
         offset, when owners do not leave within `wait_ms`, or others pause and resume in between: it can be tried again.
         Raises `NotCertain`, `UnavailableError`, `LogChanged`.
         """
+        unsure = [number for number, one in self._rationalizer.follow_all().partitions.items() if not one.certain]
+        if unsure:
+            raise NotCertain(
+                f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: whether ranges are "
+                "enabled there is not known. Stop all members of the group, then see `marshal-dagster recover`"
+            )
         for topic in sorted({topic for number in self._with_ranges() for topic, _ in self._places(number)}):
-            self._require_certain(topic)
             self._warn_of_ahead(topic)
         setting = _Setting("all topics", "", self._clock.lease_ms() + wait_ms, is_dead)
         if not self._with_ranges():

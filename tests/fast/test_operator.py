@@ -537,6 +537,14 @@ def test_what_was_switched_off_by_halves_is_completed(site: Site) -> None:
     assert_all_see_ranges_off(site)
 
 
+def test_a_log_of_which_not_even_the_settings_are_known_is_left_alone(site: Site) -> None:
+    """That the feature is off already is told only where it is known."""
+    site.begin(0, settings=RANGES)
+    site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
+    with pytest.raises(NotCertain, match="whether ranges are enabled there"):
+        operator_on(site).switch_ranges_off(wait_ms=0)
+
+
 def test_a_log_that_is_only_observed_is_left_alone(site: Site) -> None:
     """Where retention has cut the log nothing is switched off."""
     site.begin(0, settings=RANGES)

@@ -41,6 +41,7 @@ class Nature:
             EventKind.LATE_SNAPSHOT: self._write_a_snapshot_late,
             EventKind.MIDDLE: self._cut,
             EventKind.TRUNCATION: self._truncate,
+            EventKind.SWITCH_OFF: self._switch_ranges_off,
         }
 
     def befall(self, event: Event) -> None:
@@ -249,6 +250,12 @@ class Nature:
         if not world.is_truncated:
             world.check_positions(offsets, since)
 
+    def _switch_ranges_off(self, _: random.Random) -> None:
+        world = self._world
+        self._operator()[1].switch_ranges_off(wait_ms=6 * world.hi_ms, is_dead=world.is_dead)
+        if not world.is_truncated:
+            world.check_ranges_off()
+
     def _earlier(self, partition: int, at: int, chance: random.Random) -> int:
         """Choose an offset to go back to; often one that a batch has begun at."""
         world = self._world
@@ -272,7 +279,9 @@ class Nature:
         clock = SimulatedClock(world.scheduler)
         task = world.scheduler.current
         process = Process(world.scheduler, "operator") if task is None else task.process
-        return clock, Operator(Rationalizer(world.cluster.open(process), clock=clock), GROUP, "operator", clock=clock)
+        snapshots = world.snapshots(process, lambda: world.scheduler.sleep(1))
+        reader = Rationalizer(world.cluster.open(process), clock=clock, snapshots=snapshots)
+        return clock, Operator(reader, GROUP, "operator", clock=clock)
 
     def _crash(self, chance: random.Random) -> None:
         for run in self._one_living(chance):

@@ -44,6 +44,7 @@ class EventKind(StrEnum):
     LATE_SNAPSHOT = "snapshot by a reader that lags"
     MIDDLE = "log cut: readers start in the middle"
     TRUNCATION = "log truncated"
+    SWITCH_OFF = "ranges switched off"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,7 @@ def _without(left_out: set[int], faults: tuple[T, ...], first: int = 0) -> tuple
 
 _RARE = frozenset({EventKind.MIDDLE, EventKind.TRUNCATION})
 _WITH_SNAPSHOTS = frozenset({EventKind.RETENTION, EventKind.LATE_SNAPSHOT})
-_COMMON_EVENTS = [kind for kind in EventKind if kind not in _RARE | _WITH_SNAPSHOTS]
+_COMMON_EVENTS = [kind for kind in EventKind if kind not in _RARE | _WITH_SNAPSHOTS | {EventKind.SWITCH_OFF}]
 _UNDER_GO = [
     EventKind.CRASH,
     EventKind.STOP,
@@ -179,7 +180,7 @@ def scenario(seed: int) -> Scenario:
         kinds += chance.choices(sorted(_WITH_SNAPSHOTS), k=chance.randint(0, 3))
     events = [Event(kind, chance.random() * 4 * hi_ms, chance.getrandbits(32)) for kind in kinds]
     members = tuple(_member(number, chance) for number in range(chance.randint(3, 4)))
-    return Scenario(
+    drawn = Scenario(
         seed=seed,
         mode=DeliveryMode.AT_LEAST_ONCE if is_go else chance.choice(_MODES),
         rule_set=RuleSet.GO if is_go else RuleSet.NATIVE,
@@ -194,14 +195,17 @@ def scenario(seed: int) -> Scenario:
         events=tuple(sorted(events, key=lambda event: event.at_ms)),
         go_members=chance.randint(1, 2) if is_go else 0,
         snapshot_faults=_snapshot_faults(chance) if has_snapshots else (),
-        ranges=None if is_go or chance.random() > RANGES_PART else _ranges(chance),
     )
+    return drawn if is_go or chance.random() > RANGES_PART else _with_ranges(drawn, chance)
 
 
-def _ranges(chance: random.Random) -> RangeOptions:
-    return RangeOptions(
-        size=chance.randint(2, 9), ahead=chance.choice((0, 0, 6, 20)), wait_s=chance.uniform(0, 1.5) * HI_MS / 1_000
-    )
+def _with_ranges(drawn: Scenario, chance: random.Random) -> Scenario:
+    wait_s = chance.uniform(0, 1.5) * HI_MS / 1_000
+    ranges = RangeOptions(size=chance.randint(2, 9), ahead=chance.choice((0, 0, 6, 20)), wait_s=wait_s)
+    if chance.random() < 0.85:
+        return replace(drawn, ranges=ranges)
+    off = Event(EventKind.SWITCH_OFF, chance.random() * 4 * HI_MS, chance.getrandbits(32))
+    return replace(drawn, ranges=ranges, events=tuple(sorted([*drawn.events, off], key=lambda event: event.at_ms)))
 
 
 def _snapshot_faults(chance: random.Random) -> tuple[tuple[int, SnapshotFault], ...]:

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import inf
 from operator import attrgetter
@@ -243,7 +243,6 @@ class Simulation:
             max_claims=None if partitions else member.max_claims,
             entire_topic=member.entire_topic and self.scenario.ranges is None,
             max_attempts=MOST_ATTEMPTS,
-            ranges=self.scenario.ranges,
         )
         process.spawn(lambda: self._work(run, member, request))
         return run
@@ -257,6 +256,8 @@ class Simulation:
     def _work(self, run: Run, member: Member, request: BatchRequest) -> None:
         """Work in rounds, as the steps of a process do; one that fails is sometimes followed by another."""
         chance = random.Random(run.process.random.getrandbits(32) + run.number)
+        settings = self.settings(member)
+        request = replace(request, ranges=self.scenario.ranges if settings.features else None)
 
         def wait() -> None:
             self.scheduler.sleep(chance.random() * 4 * member.slowness)
@@ -268,7 +269,7 @@ class Simulation:
             group=GROUP,
             client=member.client,
             run_id=run.run_id,
-            settings=self.settings(member),
+            settings=settings,
             is_dead=self.is_dead,
             announce=lambda _: wait(),
             reasons_to_stop=[lambda: "Dagster says that it is over" if run.run_id in self.over else None],
@@ -371,9 +372,14 @@ class Simulation:
         return fault
 
     def settings(self, member: Member) -> Settings:
-        """Say how a member is configured."""
-        features = () if self.scenario.ranges is None else (RANGES,)
+        """Say how a member is configured: as people know from the log whether ranges are claimed."""
+        features = () if self.scenario.ranges is None or self.are_ranges_off() else (RANGES,)
         return Settings(self.hi_ms * member.interval_factor, self.scenario.rule_set, self.scenario.mode, features)
+
+    def are_ranges_off(self) -> bool:
+        """Tell whether the group's settings in the log do not enable ranges."""
+        states = self.judge.groups[self.home].get(GROUP, [])
+        return bool(states) and states[-1][1][5:] == ((),)
 
     def is_dead(self, owner: Owner) -> bool:
         """Tell whether Dagster says that the owner's run is over."""
@@ -463,6 +469,11 @@ class Simulation:
             states = self.judge.history[self.home][GROUP, TOPIC, partition]
             if not any(at >= since and state[4] == offset and state[7] == at for at, state in states):
                 self._fail("a position that was set counts", f"partition {partition} at {offset}")
+
+    def check_ranges_off(self) -> None:
+        """What was switched off is off."""
+        if self.judge.has_settings(self.home, GROUP) and not self.are_ranges_off():
+            self._fail("ranges that were switched off are off", str(self.judge.groups[self.home][GROUP][-1]))
 
     def _check_batch(self, batch: ClaimedBatch) -> None:
         """Whatever a member believes to have committed is in the log, moved there by itself."""
