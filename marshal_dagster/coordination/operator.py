@@ -134,8 +134,8 @@ class Operator:
         unsure = [number for number, one in self._rationalizer.follow_all().partitions.items() if not one.certain]
         if unsure:
             raise NotCertain(
-                f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: whether ranges are "
-                "enabled there is not known. Stop all members of the group, then see `marshal-dagster recover`"
+                f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: whether ranges "
+                "are enabled there is not known. Stop all members of the group, then see `marshal-dagster recover`"
             )
         for topic in sorted({topic for number in self._with_ranges() for topic, _ in self._places(number)}):
             self._warn_of_ahead(topic)
