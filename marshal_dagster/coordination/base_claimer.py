@@ -288,13 +288,16 @@ class BaseClaimer(ABC, Generic[H]):
         unseen -= self._revoke_own(frozenset(unseen))
 
     def _leave(self, partitions: Collection[int] | None) -> None:
-        now_ms = self.clock.lease_ms()
-        leaving = self._tenure.give_up(partitions)
+        now_ms, tenure = self.clock.lease_ms(), self._tenure
+        going = frozenset(tenure.claims if partitions is None else tenure.claims.keys() & set(partitions))
+        tenure.unseen |= going  # should this be interrupted, what is still held then is revoked on leaving
+        leaving = tenure.give_up(going)
         signed = self._sender.signed(self.member)
         self._sender.send_last(
             [self._last_word(claim, signed) for claim in leaving if not claim.is_over and claim.lease.may_send(now_ms)]
         )
-        if leaving and not self._tenure.claims:
+        tenure.unseen -= going
+        if leaving and not tenure.claims:
             self.rationalizer.log.purge()
 
     # What must hold

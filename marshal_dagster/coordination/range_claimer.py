@@ -93,7 +93,8 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         """Ask for a range of each partition in `wanted` with one append, and give those that were won.
 
         What owners that `is_dead` knows to be dead hold of these is revoked on the way. A partition is asked for once
-        in a tenure. Read the log first (`agree_on_settings`); should this raise, `release`.
+        in a tenure, and again where that was refused. Read the log first (`agree_on_settings`); should this raise,
+        `release`.
         Raises `NotCertain`, `GroupPaused`, `SettingsDiffer`, `UnavailableError`, `LogChanged`.
         """
         dead = self._dead_owners(wanted, is_dead)
@@ -111,7 +112,13 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
             ]
             self._tenure.ask(asked)
             self._wanted.update(asked)
-            won = self._note_wins(self._sender.send([*revocations, *claims]), ClaimingRange)
+            sent = self._sender.send([*revocations, *claims])
+            won = self._note_wins(sent, ClaimingRange)
+            self._tenure.asked.difference_update(
+                message.partition
+                for message, outcome in sent
+                if isinstance(message, ClaimingRange) and outcome is not None and not outcome.accepted
+            )
             self._require_unchanged(won)
             return won
 
@@ -232,11 +239,11 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
             claim = claims.get(message.partition)
             if claim is None or outcome is None:
                 continue
-            claim.may_be_done = claim.partition in unheard
             if outcome.accepted:
-                claim.is_done = True
-            else:
-                self._lose(claim, f"its commit was refused: {reason(outcome)}")
+                claim.is_done = True  # first of all: between two lines an interrupt may come
+                continue
+            claim.may_be_done = claim.partition in unheard
+            self._lose(claim, f"its commit was refused: {reason(outcome)}")
         self._refresh()
         return sent
 

@@ -158,7 +158,8 @@ class Tenure(Generic[H]):
     """The partitions that an instance has asked for at any time, and what became of them.
 
     `claims` are those it holds, whole or a range of each, `left` those it held once, and why no more. `unseen` are
-    those for which the record that asks is or may be in the log while nobody here has read what came of it.
+    those for which the record that asks is or may be in the log while nobody here has read what came of it, or the one
+    that gives up is not sent yet.
     """
 
     claims: dict[int, H] = field(default_factory=dict)

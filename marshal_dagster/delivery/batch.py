@@ -85,7 +85,7 @@ class ClaimedBatch:
         self._is_done = False
         self._is_leaving = False
         self._has_left = False
-        self._entered_s = 0.0
+        self._entered_s = self._left_s = 0.0
 
     # What it is
 
@@ -168,10 +168,10 @@ class ClaimedBatch:
 
         Raises `BatchAborted` where a block that was left cleanly has not read, or not written, what it would commit.
         """
-        began_s = time.monotonic()
         try:
             self._is_left = True
-            self.phases.processing_s += began_s - self._entered_s - self.phases.reading_s
+            self._left_s = time.monotonic()
+            self.phases.processing_s += self._left_s - self._entered_s - self.phases.reading_s
             self._end_block(error)
         finally:
             try:
@@ -181,7 +181,7 @@ class ClaimedBatch:
                     self._leave()
                 finally:  # once more: the first time may have been interrupted
                     self._leave()
-            self.phases.committing_s += time.monotonic() - began_s
+            self.phases.committing_s += time.monotonic() - self._left_s
         lost = self._lost
         if lost is not None and isinstance(error, Exception) and not isinstance(error, ClaimLost | BatchAborted):
             raise self._told_anew(lost) from error

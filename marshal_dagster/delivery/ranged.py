@@ -16,6 +16,8 @@ logger = logging.getLogger(__name__)
 
 LOOK_MS: Final = 250.0
 """How often it is looked whether messages have come."""
+_MOST_TRIES: Final = 16
+"""How often a range is looked for while others take each that looks free."""
 
 
 class RangeClaims:
@@ -32,6 +34,8 @@ class RangeClaims:
         self._options = ground.request.ranges or RangeOptions()
         self._keep_alive = keep_alive
         self._check = check
+        self._told: Mapping[int, tuple[int | None, int]] = {}
+        """The plans of which it was logged that they are left alone."""
 
     # Before claiming
 
@@ -50,15 +54,28 @@ class RangeClaims:
 
         Only where there is nothing to read anywhere it claims ahead, and waits.
         """
-        claims = self._claim(self._choose(wanted, ahead=0))
+        claims = self._claim_free(wanted, ahead=0)
         is_ahead = not claims and self._options.ahead > 0
         if is_ahead:
-            claims = self._claim(self._choose(wanted, ahead=self._options.ahead))
+            claims = self._claim_free(wanted, ahead=self._options.ahead)
         if not claims:
             return ()
         self._keep_alive()
-        self._ground.look_up()
-        return self._ranges(claims, self._extents_in_time(claims) if is_ahead else self._extents(claims))
+        extents = self._extents_in_time(claims) if is_ahead else self._extents(claims)
+        self._ground.look_up()  # last: nothing is planned of a topic that was made anew meanwhile
+        return self._ranges(claims, extents)
+
+    def _claim_free(self, wanted: Sequence[int], *, ahead: int) -> list[RangeClaim]:
+        """Claim what is free of `wanted`; where all of it was refused, look anew, unless it then looks the same."""
+        refused: dict[int, int] = {}
+        for _ in range(_MOST_TRIES):
+            chosen = self._choose(wanted, ahead=ahead)
+            starts = {number: start for number, (start, _) in chosen.items()}
+            claims = [] if starts == refused else self._claim(chosen)
+            if claims or not starts or starts == refused:
+                return claims
+            refused = starts
+        return []
 
     def _choose(self, wanted: Sequence[int], *, ahead: int) -> dict[int, tuple[int, int]]:
         ground = self._ground
@@ -66,8 +83,9 @@ class RangeClaims:
         extents = ground.extents(keys)
         ground.check_incarnation(keys, extents)
         worn = self._worn(keys)
-        if worn:
+        if worn != self._told:
             logger.error("%s", ground.given_up(worn))
+            self._told = worn
         chosen = self.claimer.choose(
             {number: extents[number].end + ahead for number in keys},
             self._options.size,
@@ -128,11 +146,11 @@ class RangeClaims:
             end = claim.end if claim.plan_end is not None else min(claim.end, at.end)
             if end > claim.start:
                 ends[number] = end
+        held = self.claimer.claims
         self.claimer.check(ends)
         unused = [claim.partition for claim in claims if claim.partition not in ends]
         if unused:
             self.claimer.release(unused)
-        held = self.claimer.claims
         return ground.ranges((held[number], self.positions[number], ends[number]) for number in sorted(ends))
 
     # What to tell
@@ -165,24 +183,29 @@ class RangeClaims:
         text = f"no range of topic {self._ground.request.topic!r} that has something to read can be claimed"
         return self._ground.held(f"{text}: what is left is held by {clients}" if owners else text, owners)
 
-    def _worn(self, keys: Mapping[int, Key]) -> dict[int, tuple[int, int]]:
-        """Give the lowest planned range of each partition that was tried too often and that nobody is trying now."""
-        request = self._ground.request
+    def _worn(self, keys: Mapping[int, Key]) -> dict[int, tuple[int | None, int]]:
+        """Give the lowest plan of each partition that was tried too often and that nobody is trying now."""
+        request, most = self._ground.request, self._ground.request.max_attempts
         if request.one_more_attempt:
             return {}
-        return {
+        ranges: dict[int, tuple[int | None, int]] = {
             number: (each.start, each.end)
             for number, key in keys.items()
             for each in reversed(key.ranges)
-            if each.phase is Phase.PLANNED and each.attempts >= request.max_attempts and not self._is_heard(each)
+            if each.phase is Phase.PLANNED and each.attempts >= most and not self._is_heard(each)
+        }
+        return ranges | {
+            number: (key.offset, key.plan_end)
+            for number, key in keys.items()
+            if key.plan_end is not None and key.plan_attempts >= most and not self._is_heard(key)
         }
 
     def _owners(self, key: Key) -> list[tuple[Owner, int]]:
         """Give who holds a key, or ranges of it, and when each was last heard of."""
-        whole = [(key.owner, key.last_beat_ms)] if key.owner is not None else []
-        return whole + [(each.owner, each.last_beat_ms) for each in key.ranges if each.owner and self._is_heard(each)]
+        held: list[Key | Range] = [key, *key.ranges]
+        return [(each.owner, each.last_beat_ms) for each in held if each.owner is not None and self._is_heard(each)]
 
-    def _is_heard(self, held: Range) -> bool:
+    def _is_heard(self, held: Key | Range) -> bool:
         return held.owner is not None and self._ground.stale_in_s([held.last_beat_ms]) > 0
 
 

@@ -166,6 +166,16 @@ def test_a_partition_is_asked_for_once_in_a_tenure(site: Site) -> None:
     assert sent_by(site, member.member.instance).count("ClaimingRange") == 1
 
 
+def test_what_was_refused_may_be_asked_for_again(site: Site) -> None:
+    """Another was faster: what lies behind its range is asked for, by the same instance."""
+    member, rival = site.range_claimer(), site.range_claimer()
+    rival.claim({0: (5, 10)})
+
+    assert member.claim({0: (5, 10)}) == []
+    assert member.choose({0: 20}, 10) == {0: (10, 20)}
+    assert [(claim.start, claim.end) for claim in member.claim({0: (10, 20)})] == [(10, 20)]
+
+
 def test_a_paused_group_is_not_claimed(site: Site) -> None:
     """While the group is paused nothing is claimed, and the error says until when and by whom."""
     member = site.range_claimer()

@@ -1,0 +1,259 @@
+"""Batches of ranges under attack: interrupts at any line, rivals and leases at the worst moment."""
+
+import linecache
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from marshal_dagster.coordination import base_claimer, claimer, range_claimer, sending, tenure
+from marshal_dagster.delivery import ClaimedBatch, IdleReason, RangeOptions, batch, ranged, whole
+from marshal_dagster.errors import ClaimLost, DataTopicChanged
+from marshal_dagster.protocol.messages import ClaimingMessages, ClaimingPartition, DeliveryMode
+from marshal_dagster.testing import ManualClock
+from tests.delivering import HI_MS, Place, Scene
+from tests.faulty_log import Interrupted
+from tests.real.killing import Side
+
+AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
+ALL_MODES = list(DeliveryMode)
+TEN = RangeOptions(size=10)
+AHEAD = RangeOptions(size=10, ahead=10, wait_s=0.5)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """A data topic of two partitions with 12 messages each, and a group without a past."""
+    scene = Scene()
+    scene.data.make(partitions=2, messages=12)
+    return scene
+
+
+def ranged_batch(scene: Scene, mode: DeliveryMode = AT_LEAST_ONCE, **limits: Any) -> ClaimedBatch:  # noqa: ANN401
+    """Give a batch of a new member that claims ranges."""
+    return scene.batch(scene.delivery(mode, ranges=True), **{"ranges": TEN, **limits})
+
+
+def bounds(of: ClaimedBatch) -> list[tuple[int, int, int]]:
+    """Give partition, start and end of a batch's ranges."""
+    return [(one.partition, one.start, one.end) for one in of.all_ranges]
+
+
+def after_looks(scene: Scene, count: int, act: Callable[[], object]) -> None:
+    """Let something happen when the data topic's bounds are asked for the `count`th time from now."""
+    looks = iter(range(count))
+
+    def look() -> None:
+        if next(looks, None) is None:
+            scene.data.before_offsets = lambda: None
+            act()
+
+    scene.data.before_offsets = look
+
+
+# Interrupts
+
+CODE = {
+    str(module.__file__) for module in (base_claimer, batch, claimer, range_claimer, ranged, sending, tenure, whole)
+}
+UNINTERRUPTED = ("with ", "try:", "pass\n", "return self\n")
+"""Before these lines no signal is handled, while a trace is: they call nothing and jump nowhere."""
+
+
+@contextmanager
+def watched(at_line: Callable[[tuple[str, int]], None]) -> Iterator[None]:
+    """Call `at_line` before each line of a batch's code, in this thread."""
+
+    def within(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ANN401 - as `sys.settrace` has it
+        place = (frame.f_code.co_filename, frame.f_lineno)
+        if event == "line" and not linecache.getline(*place).lstrip().startswith(UNINTERRUPTED):
+            at_line(place)
+        return within
+
+    def entered(frame: FrameType, _event: str, _: Any) -> Any:  # noqa: ANN401
+        return within if frame.f_code.co_filename in CODE else None
+
+    before = sys.gettrace()
+    sys.settrace(entered)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def finish(scene: Scene, it: ClaimedBatch) -> None:
+    """Process a batch."""
+    if it.idle is None:
+        scene.process(it)
+
+
+def fail(_: Scene, it: ClaimedBatch) -> None:
+    """Let the block fail."""
+    assert it.ranges
+    raise ZeroDivisionError
+
+
+def prepared(case: str, mode: DeliveryMode) -> tuple[Scene, ClaimedBatch]:
+    """Give a batch to be entered: of new ranges, of what is planned whole, or of one range that is waited for."""
+    scene = Scene()
+    scene.data.make(partitions=2, messages=12)
+    if case == "ahead":
+        scene.drain(scene.delivery(mode, ranges=True), ranges=TEN)
+        it = ranged_batch(scene, mode, ranges=AHEAD)
+        after_looks(scene, 3, lambda: scene.data.append(1, 2))
+        return scene, it
+    if case == "whole":
+        with ranged_batch(scene, mode, ranges=RangeOptions(size=3)) as first:
+            scene.process(first)
+        scene.about(ClaimingPartition, "a.1")
+        scene.about(ClaimingMessages, "a.1", plan_end=7)
+        scene.wait_until_stale()
+    return scene, ranged_batch(scene, mode)
+
+
+@pytest.mark.parametrize(
+    ("case", "mode", "work"),
+    [
+        ("new", AT_MOST_ONCE, finish),
+        ("ahead", EFFECTIVELY_ONCE, finish),
+        ("whole", AT_LEAST_ONCE, fail),
+    ],
+)
+def test_an_interrupt_at_any_line_leaves_nothing_held(
+    case: str, mode: DeliveryMode, work: Callable[[Scene, ClaimedBatch], None]
+) -> None:
+    """Others go on at once, each mode keeps its promise, and at most once tells all that it drops."""
+    scene, it = prepared(case, mode)
+    seen: list[tuple[str, int]] = []
+    with suppress(ZeroDivisionError), watched(seen.append), it:
+        work(scene, it)
+    last_visits = {place: index for index, place in enumerate(seen)}
+    assert len(last_visits) > 200
+
+    for place, index in last_visits.items():
+        scene, it = prepared(case, mode)
+        lines = iter(range(index))
+
+        def interrupt(_: tuple[str, int], lines: Iterator[int] = lines) -> None:
+            if next(lines, None) is None:
+                raise Interrupted
+
+        with suppress(ZeroDivisionError, Interrupted), watched(interrupt), it:
+            work(scene, it)
+        assert_left(scene, it, mode, place)
+
+
+def assert_left(scene: Scene, it: ClaimedBatch, mode: DeliveryMode, place: tuple[str, int]) -> None:
+    """Make sure that nothing of a batch is held, and that it is as each mode promises."""
+    threads = it._heartbeats._threads if it._heartbeats else []
+    assert [thread.name for thread in threads if thread.is_alive()] == [], place
+    for key in map(scene.key, (0, 1)):
+        owners = [each.owner.instance for each in (key, *key.ranges) if each.owner is not None]  # type: ignore[attr-defined]
+        assert [owner for owner in owners if not owner.startswith("a.")] == [], place
+
+    scene.data.before_offsets = lambda: None
+    last = scene.drain(scene.delivery(mode, ranges=True), ranges=RangeOptions(size=4))[-1]
+    assert last.idle is not None
+    assert last.idle.reason is IdleReason.DRAINED, (place, last.idle)
+    counts, once = scene.counts(mode), Counter(scene.data.all_messages())
+    more, fewer = set(counts - once), set(once - counts)
+    if mode is AT_LEAST_ONCE:
+        more -= places(it.all_ranges)
+    if mode is AT_MOST_ONCE:
+        fewer -= places(it.dropped)
+    assert (more, fewer) == (set(), set()), place
+
+
+def places(ranges: Any) -> set[Place]:  # noqa: ANN401
+    """Give all offsets of ranges."""
+    return {(one.partition, offset) for one in ranges for offset in range(one.start, one.end)}
+
+
+# Rivals
+
+
+def test_what_was_refused_is_looked_for_anew(scene: Scene) -> None:
+    """Runs that begin at once all want the lowest range: who does not get it works behind it, and is not idle."""
+    scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,))
+    scene.data.append(0, 20)
+    rival = ranged_batch(scene, partitions=(0,))
+    log = scene.meddled(Side.BEFORE, "ClaimingRange", rival.__enter__)
+
+    late = scene.work(scene.delivery(ranges=True, log=log), ranges=TEN, partitions=(0,))
+
+    assert bounds(rival) == [(0, 10, 20)]
+    assert bounds(late) == [(0, 20, 30)]
+    rival.__exit__(ValueError, ValueError(), None)
+
+
+def test_what_is_refused_and_looks_the_same_is_left(scene: Scene) -> None:
+    """A member whose clock is fast takes an owner for stale that the log has not given up yet: it asks once."""
+    scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,))
+    fast = scene.delivery(ranges=True)
+    fast.clock = ManualClock(scene.clock.wall_ms() + 3 * HI_MS)
+    with ranged_batch(scene, partitions=(0,)) as owner:
+        before = len(scene.values())
+        idle = scene.work(fast, ranges=TEN, partitions=(0,)).idle
+        asked = [value for value in scene.values()[before:] if value.startswith("ClaimingRange")]
+        scene.process(owner)
+
+    assert idle is not None
+    assert idle.reason is IdleReason.HELD
+    assert len(asked) == 1
+
+
+def test_a_whole_plan_that_is_left_alone_is_told_as_such(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """It was tried too often: a person has to know which it is and what to do, as of a range."""
+    scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,))
+    scene.about(ClaimingPartition, "a.1")
+    scene.about(ClaimingMessages, "a.1", plan_end=12)
+    for tries in (2, 3):
+        scene.wait_until_stale()
+        scene.about(ClaimingPartition, f"a.{tries}")
+    held = scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,), max_attempts=2).idle
+    scene.wait_until_stale()
+
+    left = scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,), max_attempts=2).idle
+
+    assert held is not None
+    assert (held.reason, "a.3's client" in held.text) == (IdleReason.HELD, True)
+    assert left is not None
+    assert left.reason is IdleReason.GIVEN_UP
+    assert "partition 0 [10, 12)" in left.text
+    assert "set the position past" in caplog.text
+    again = scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,), one_more_attempt=True)
+    assert bounds(again) == [(0, 10, 12)]
+
+
+# Claimed ahead
+
+
+def test_a_lease_that_ends_while_the_unused_is_released_is_told_as_lost(scene: Scene) -> None:
+    """Of two ranges that were waited for one got messages; the other is let go of, which may take a while."""
+    scene.drain(scene.delivery(ranges=True), ranges=TEN)
+    it = ranged_batch(scene, ranges=AHEAD)
+    after_looks(scene, 3, lambda: scene.data.append(0, 10))
+    release = it._claims.claimer.release
+
+    def slow(partitions: Any = None) -> None:  # noqa: ANN401
+        scene.clock.advance(1.9 * HI_MS)
+        release(partitions)
+
+    it._claims.claimer.release = slow  # type: ignore[method-assign]
+    with pytest.raises(ClaimLost, match="its lease ended"), it:
+        pytest.fail("entered")
+
+
+def test_nothing_is_planned_of_a_topic_made_anew_while_it_was_waited_for(scene: Scene) -> None:
+    """The new one has as many messages: only its id tells."""
+    scene.drain(scene.delivery(ranges=True), ranges=TEN)
+    after_looks(scene, 3, lambda: scene.data.make(partitions=2, messages=60))
+
+    with pytest.raises(DataTopicChanged, match="made anew"), ranged_batch(scene, ranges=AHEAD):
+        pytest.fail("entered")
+
+    assert scene.key().ranges == ()
