@@ -404,7 +404,11 @@ def _look_up_leaders(client: AdminClient, topic: str, partitions: Iterable[int],
 
 
 def _offset(future: "Future[Any]", left_s: float) -> int:
-    return int(_result(future, left_s).offset)
+    """Wait for an offset; while a leader is elected the answer may have none, and no error that says so."""
+    offset = int(_result(future, left_s).offset)
+    if offset < 0:
+        raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
+    return offset
 
 
 def _numbers(partitions: Sequence[int]) -> str:

@@ -155,6 +155,17 @@ def _an_observer_claims(evidence: Evidence) -> None:
     evidence.observers = {"run0"}
 
 
+def _a_false_alarm(evidence: Evidence) -> None:
+    refused = Refused(at_ms=NOW_MS, instance="run0.d", error="LogChanged", text="the log was truncated")
+    evidence.journals["run0"].append(refused)
+
+
+def _a_false_alarm_of_data(evidence: Evidence) -> None:
+    left = Left(at_ms=NOW_MS, instance="run0.d", committed=(), dropped=(), error="DataTopicChanged")
+    evidence.journals["run0"].append(left)
+    evidence.is_log_safe = False
+
+
 def _a_deserted_member_blames_the_network(evidence: Evidence) -> None:
     evidence.deserted = {"run0"}
     refused = Refused(at_ms=NOW_MS, instance="run0.d", error="UnavailableError", text="no answer")
@@ -174,6 +185,8 @@ def _a_deserted_member_blames_the_network(evidence: Evidence) -> None:
         (_a_reader_that_sees_a_range, "readers agree"),
         (_an_observer_claims, "an observing reader never claims"),
         (_a_deserted_member_blames_the_network, "a deleted log is a clear error"),
+        (_a_false_alarm, "no false alarm"),
+        (_a_false_alarm_of_data, "no false alarm"),
     ],
 )
 def test_a_doctored_journal_is_caught(doctor: Callable[[Evidence], None], promise: str) -> None:
@@ -181,6 +194,14 @@ def test_a_doctored_journal_is_caught(doctor: Callable[[Evidence], None], promis
     evidence = honest(DeliveryMode.AT_LEAST_ONCE)
     doctor(evidence)
     assert promise in promises(evidence)
+
+
+def test_that_a_log_was_cut_may_be_said() -> None:
+    """Where something did it, that is no false alarm."""
+    evidence = honest(DeliveryMode.AT_LEAST_ONCE)
+    _a_false_alarm(evidence)
+    evidence.is_log_safe = False
+    assert promises(evidence) == set()
 
 
 def _processed_twice(evidence: Evidence) -> None:

@@ -4,17 +4,20 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.clients import ClientLog
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.failures import Cause, reason_in
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.topics import OffsetBounds, Topics
 
 TIMEOUT_S = 0.5
 SLACK_S = 1.0
@@ -157,6 +160,54 @@ def test_topics_that_cannot_be_asked_tell_why(free_port: int) -> None:
         text = topics.commit_group_offsets("g", "orders", {0: 1})
     assert text is not None
     assert "Connection refused" in text
+
+
+class ElectingAdmin:
+    """An admin client that answers with these bounds of partition 0, one after another; the last ones from then on."""
+
+    def __init__(self, *bounds: tuple[int, int]) -> None:
+        self.bounds = list(bounds)
+        self.asked = 0
+
+    def list_offsets(self, wanted: Iterable[TopicPartition], **_: object) -> dict[TopicPartition, Future[object]]:
+        """Answer: first for the starts, then for the ends."""
+        asked, is_end = divmod(self.asked, 2)
+        self.asked += 1
+        answer: Future[object] = Future()
+        answer.set_result(SimpleNamespace(offset=self.bounds[min(asked, len(self.bounds) - 1)][is_end]))
+        return dict.fromkeys(wanted, answer)
+
+    def list_topics(self, topic: str, **_: object) -> SimpleNamespace:
+        """Tell of the topic that it has its partition."""
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=[0])})
+
+    def poll(self, _: float) -> None:
+        """Nothing has come."""
+
+
+def topics_of(client: ElectingAdmin, monkeypatch: pytest.MonkeyPatch) -> Topics:
+    """Ask `client` as if it had a connection."""
+    monkeypatch.setattr("marshal_dagster.kafka.topics.admin", lambda *_, **__: (client, ClientLog("a", "broker:9092")))
+    monkeypatch.setattr("marshal_dagster.kafka.topics.reach", lambda *_, **__: None)
+    return Topics(connection_to(1))
+
+
+@pytest.mark.parametrize("unknown", [(-1001, -1001), (5, -1001), (-1001, 5), (-1, -1)])
+def test_offsets_that_are_not_known_yet_are_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch, unknown: tuple[int, int]
+) -> None:
+    """While a leader is elected the client library may answer without an error, and with an offset that none is."""
+    with topics_of(ElectingAdmin(unknown, unknown, (3, 68)), monkeypatch) as asked:
+        assert asked.offsets("orders", [0]) == {0: OffsetBounds(3, 68)}
+
+
+def test_offsets_that_are_never_known_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no answer that a caller could take for a log that is empty or was truncated."""
+    with (
+        topics_of(ElectingAdmin((0, -1001)), monkeypatch) as asked,
+        pytest.raises(UnavailableError, match="cannot look up the offsets of topic 'orders'"),
+    ):
+        asked.offsets("orders", [0])
 
 
 def test_topics_that_were_closed_say_so(free_port: int) -> None:

@@ -56,6 +56,8 @@ class Evidence:
     """The runs that cannot have been certain of the log."""
     deserted: set[str] = field(default_factory=set)
     """The runs under which the coordination topic was deleted."""
+    is_log_safe: bool = True
+    """Whether nothing has cut or deleted the log."""
 
     def place(self, partition: int) -> Place:
         """Name a key."""
@@ -132,6 +134,7 @@ class Trial:
         self._check_readers()
         self._check_observers()
         self._check_deserted()
+        self._check_alarms()
         self._check_output()
         self._count()
         return self.tally
@@ -314,6 +317,14 @@ class Trial:
             last = errors[-1] if errors else None
             if last is None or last.error not in {"LogChanged", "TopicMissing"}:
                 self._fail("a deleted log is a clear error", f"{run_id} said {last}")
+
+    def _check_alarms(self) -> None:
+        """Nobody says that a topic is another one which is not: that asks a person to stop all members."""
+        alarms = {"LogChanged", "DataTopicChanged"} if self.evidence.is_log_safe else {"DataTopicChanged"}
+        for run_id, entries in self.evidence.journals.items():
+            for entry in entries:
+                if isinstance(entry, Left | Refused) and entry.error in alarms:
+                    self._fail("no false alarm", f"{run_id}: {entry.error}: {entry.text}")
 
     # What was processed
 

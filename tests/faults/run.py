@@ -195,6 +195,7 @@ class Run:
                 self.members[fault.member].link = lane * MEMBERS + fault.member
         self.partitions = of.partitions
         self.evidence = Evidence(of.mode, GROUP, self.topic, self.home, of.coordination_partitions, 0.0)
+        self.evidence.is_log_safe = not any(fault.kind in ALONE for fault in of.faults)
         self.deserted_at_ms: float | None = None
         self.went_wrong: list[Violation] = []
         self.is_calm = False
