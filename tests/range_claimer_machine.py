@@ -1,0 +1,292 @@
+"""A machine in which members claim ranges of two partitions, in any order of steps, while records are lost or late.
+
+The plain reader reads the log that they write. After each step it must agree with the library, and no member may
+believe in offsets that are another's, nor call done what is not.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import ClassVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
+from marshal_dagster.errors import ClaimLost, GroupPaused, NotCommitted, PlanRejected
+from marshal_dagster.protocol.messages import ClaimingRange, Message, RangeDone, parse
+from marshal_dagster.protocol.state import Key, Range
+from marshal_dagster.protocol.world import World
+from tests.faulty_log import Fault, every
+from tests.fuzz.world import state_of, state_of_plain
+from tests.members import GROUP, HI_MS, TOPIC, Site, faulty
+from tests.plain_reader import PlainReader
+
+PARTITIONS = 2
+MOST_MEMBERS = 4
+TOPIC_END = 30
+LEASE_MS = 2 * HI_MS - HI_MS // 10
+partitions = st.integers(0, PARTITIONS - 1)
+which_ones = st.integers(0, 11)
+steps_ms = st.sampled_from([1, HI_MS // 2, HI_MS, LEASE_MS - 1, LEASE_MS, 2 * HI_MS, 2 * HI_MS + 1])
+faults = st.sampled_from([None, None, None, *Fault])
+sizes = st.integers(1, 8)
+
+
+class RangeMachine(RuleBasedStateMachine):
+    """The steps of the members."""
+
+    seen: ClassVar[Counter[str]] = Counter()
+    """What has happened in any run, for a test to see that all does."""
+
+    @initialize()
+    def begin(self) -> None:
+        """A first member gives the group its settings, and the partitions their offset and topic."""
+        self.site = Site()
+        self.plain, self.world, self.read = PlainReader(self.site.partitions), World(self.site.partitions), 0
+        self.world.start(self.site.home, 0)
+        self.revoked: set[int] = set()
+        self.asked: Counter[tuple[str, int]] = Counter()
+        self.done: dict[int, set[int]] = {n: set() for n in range(PARTITIONS)}
+        self.done_epochs: set[int] = set()
+        self.paused_until_ms = 0
+        self.site.begin(*range(PARTITIONS))
+        self.members = [self.site.range_claimer()]
+        self._read_log()
+
+    @rule()
+    @precondition(lambda self: len(self.members) < MOST_MEMBERS)
+    def join(self) -> None:
+        """A new member comes."""
+        self.members.append(self.site.range_claimer())
+
+    @rule(which=which_ones)
+    @precondition(lambda self: len(self.members) > 1)
+    def vanish(self, which: int) -> None:
+        """A member dies where it stands."""
+        self.members.remove(self._member(which))
+
+    @rule(passed_ms=steps_ms)
+    def wait(self, passed_ms: int) -> None:
+        """Time passes."""
+        self.site.clock.advance(passed_ms)
+
+    @rule(seconds=st.sampled_from([0, 5, 60]))
+    def pause(self, seconds: int) -> None:
+        """A person pauses the group, or resumes it."""
+        self.site.pause(seconds)
+        self.paused_until_ms = (self._now_ms // 1_000 + seconds) * 1_000
+
+    @rule(which=which_ones)
+    def arrive(self, which: int) -> None:
+        """What was late reaches the log."""
+        faulty(self._member(which)).arrive()
+
+    @rule(which=which_ones, size=sizes, max_attempts=st.sampled_from([None, 1, 3]), plans=st.booleans())
+    def take_advice(self, which: int, size: int, max_attempts: int | None, *, plans: bool) -> None:
+        """What a member that has read the log is advised to claim is won, all of it and exactly; it may plan it."""
+        member = self._member(which)
+        member.rationalizer.catch_up()
+        wanted = member.choose(dict.fromkeys(range(PARTITIONS), TOPIC_END), size, max_attempts=max_attempts)
+        if not wanted:
+            return
+        assert not self._is_paused
+        won = member.claim(wanted)
+        assert {claim.partition: (claim.start, claim.end) for claim in won} == wanted
+        for claim in won:
+            self._see("planned range taken over" if claim.plan_end is not None else "range claimed")
+            assert max_attempts is None or claim.attempts <= max_attempts
+        if plans and not member._tenure.left:
+            member.plan({claim.partition: claim.end for claim in won})
+
+    @rule(which=which_ones, number=partitions, start=st.integers(0, TOPIC_END), size=sizes, fault=faults)
+    def claim(self, which: int, number: int, start: int, size: int, fault: Fault | None) -> None:
+        """A member asks for anything; what it wins it was free to."""
+        member = self._member(which)
+        try:
+            with self._failing(member, fault):
+                won = member.claim({number: (start, start + size)})
+        except GroupPaused:
+            return
+        self._see("range asked for" if won else "range not won")
+
+    @rule(which=which_ones, fault=faults)
+    def beat(self, which: int, fault: Fault | None) -> None:
+        """A member's heartbeat renews all that it holds; it is told when one is not its own any more."""
+        member = self._member(which)
+        try:
+            with self._failing(member, fault):
+                member.beat()
+        except ClaimLost:
+            self._see("lost at a heartbeat")
+            assert self._may_lose(member)
+        except NotCommitted:
+            assert fault is not None
+
+    @rule(passed_ms=steps_ms, size=sizes)
+    def succeed(self, passed_ms: int, size: int) -> None:
+        """Time passes, and a new member comes and works; the oldest may not be heard of again."""
+        self.site.clock.advance(passed_ms)
+        self.members = [*self.members[1 - MOST_MEMBERS :], self.site.range_claimer()]
+        self.take_advice(len(self.members) - 1, size, None, plans=True)
+
+    @rule(which=which_ones, length=sizes, fault=faults)
+    def plan(self, which: int, length: int, fault: Fault | None) -> None:
+        """A range that was planned is so in the log, and ends where it was planned to."""
+        member = self._member(which)
+        if not member.claims:
+            return
+        number = sorted(member.claims)[which % len(member.claims)]
+        claim = member.claims[number]
+        end, before = claim.start + length, (claim.end, claim.plan_end)
+        try:
+            with self._failing(member, fault):
+                member.plan({number: end})
+        except ClaimLost:
+            assert self._may_lose(member)
+            return
+        except PlanRejected:
+            allowed = end == before[1] if before[1] is not None else end <= before[0]
+            assert fault is not None or self._is_paused or claim.is_done or not allowed
+            return
+        self._see("range planned")
+        held = self._held(claim)
+        assert held is not None
+        assert (held.start, held.end, held.phase) == (claim.start, end, "planned")
+
+    @rule(which=which_ones, fault=faults)
+    def commit(self, which: int, fault: Fault | None) -> None:
+        """A commit that succeeds is in the log."""
+        member = self._member(which)
+        planned = [claim for claim in member.claims.values() if claim.plan_end is not None and not claim.is_done]
+        if not planned:
+            return
+        claim = planned[which % len(planned)]
+        try:
+            with self._failing(member, fault):
+                member.commit({claim.partition: claim.end})
+        except ClaimLost:
+            self._see("commit refused")
+            assert self._may_lose(member)
+            assert claim.epoch not in self.done_epochs or not claim.lease.holds(self.site.clock.lease_ms())
+            return
+        self._see("commit" if fault is None else "commit after a fault")
+        assert claim.is_done
+
+    @rule(which=which_ones, some=st.none() | st.sets(partitions, min_size=1), fault=faults)
+    def release(self, which: int, some: set[int] | None, fault: Fault | None) -> None:
+        """A member gives up some or all."""
+        member = self._member(which)
+        with self._failing(member, fault):
+            member.release(some)
+        assert not member.claims.keys() & (range(PARTITIONS) if some is None else some)
+
+    @rule(which=which_ones, number=partitions, nth=st.integers(0, 3))
+    def revoke(self, which: int, number: int, nth: int) -> None:
+        """A range is taken from its owner by its epoch."""
+        epochs = [each.owner.epoch for each in self._key(number).ranges if each.owner is not None]
+        if not epochs:
+            return
+        epoch = epochs[nth % len(epochs)] or 0
+        assert self._member(which).revoke([(number, epoch)]) == {(number, epoch)}
+        self._see("range revoked")
+        self.revoked.add(epoch)
+        self._read_log()
+        assert epoch not in [each.owner.epoch for each in self._key(number).ranges if each.owner is not None]
+
+    # What holds after each step
+
+    @invariant()
+    def readers_agree(self) -> None:
+        """The library and the plain reader make the same of the log, and the offset passes only what was done."""
+        if not hasattr(self, "site"):
+            return
+        self._read_log()
+        home = self.site.home
+        assert state_of(self.world.partitions[home]) == state_of_plain(self.plain.logs[home])
+        for number in range(PARTITIONS):
+            assert self.done[number] >= set(range(self._key(number).offset or 0))
+
+    @invariant()
+    def nobody_believes_in_what_is_anothers(self) -> None:
+        """What members hold under leases is theirs by the log and shared with nobody; what they call done is done."""
+        if not hasattr(self, "members"):
+            return
+        self._read_log()
+        believed: dict[int, list[tuple[int, int]]] = {n: [] for n in range(PARTITIONS)}
+        for member in self.members:
+            for claim in member.claims.values():
+                key = self._key(claim.partition)
+                if claim.is_done:
+                    assert self.done[claim.partition] >= set(range(claim.start, claim.end))
+                elif claim.lease.holds(self.site.clock.lease_ms()) and claim.epoch not in self.revoked:
+                    held = self._held(claim)
+                    assert claim.may_be_done or held is not None
+                    assert held is None or (held.start == claim.start and claim.end <= held.end)
+                    believed[claim.partition].append((claim.start, claim.end))
+                    assert key.offset is not None
+        for bounds in believed.values():
+            ordered = sorted(bounds)
+            assert all(one[1] <= other[0] for one, other in pairwise(ordered))
+
+    # What the steps need
+
+    @property
+    def _now_ms(self) -> int:
+        return self.site.clock.wall_ms()
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._now_ms < self.paused_until_ms
+
+    def _see(self, what: str) -> None:
+        self.seen[what] += 1
+
+    def _member(self, which: int) -> RangeClaimer:
+        return self.members[which % len(self.members)]
+
+    @contextmanager
+    def _failing(self, member: RangeClaimer, fault: Fault | None) -> Iterator[None]:
+        """Let `fault` befall the first record of a step."""
+        log = faulty(member)
+        if fault is not None:
+            log.fail(fault, every, times=1)
+        try:
+            yield
+        finally:
+            log.recover()
+            self._read_log()
+
+    def _key(self, number: int) -> Key:
+        return self.world.key(GROUP, TOPIC, number)
+
+    def _held(self, claim: RangeClaim) -> Range | None:
+        ranges = self._key(claim.partition).ranges
+        return next((each for each in ranges if each.owner is not None and each.owner.epoch == claim.epoch), None)
+
+    def _may_lose(self, member: RangeClaimer) -> bool:
+        """Tell whether a member has lost something, or is about to."""
+        now_ms = self.site.clock.lease_ms()
+        return bool(member._tenure.left) or any(
+            not claim.is_done and (not claim.lease.may_send(now_ms) or self._held(claim) is None)
+            for claim in member.claims.values()
+        )
+
+    def _read_log(self) -> None:
+        home = self.site.home
+        for offset, timestamp_ms, value in self.site.broker.records(home, self.read):
+            message = parse(value)
+            assert isinstance(message, Message)
+            before = self._key(message.partition)
+            ranges = {each.owner.epoch: each for each in before.ranges if each.owner is not None}
+            self.plain.read(home, offset, timestamp_ms, value)
+            verdict = self.world.apply(home, offset, timestamp_ms, value)
+            self.read = offset + 1
+            if isinstance(message, RangeDone) and verdict.reason is None:
+                done = ranges[message.epoch]
+                self.done[message.partition] |= set(range(done.start, done.end))
+                self.done_epochs.add(message.epoch)
+            if isinstance(message, ClaimingRange):
+                self.asked[message.instance, message.partition] += 1
+                assert self.asked[message.instance, message.partition] == 1
