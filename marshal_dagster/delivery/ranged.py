@@ -83,7 +83,7 @@ class RangeClaims:
         extents = ground.extents(keys)
         ground.check_incarnation(keys, extents)
         worn = self._worn(keys)
-        if worn != self._told:
+        if worn and worn != self._told:
             logger.error("%s", ground.given_up(worn))
             self._told = worn
         chosen = self.claimer.choose(
