@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from marshal_dagster.coordination import base_claimer, claimer, range_claimer, sending, tenure
+from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.delivery import ClaimedBatch, IdleReason, RangeOptions, batch, ranged, whole
 from marshal_dagster.errors import ClaimLost, DataTopicChanged
-from marshal_dagster.protocol.messages import ClaimingMessages, ClaimingPartition, DeliveryMode
+from marshal_dagster.protocol.messages import ClaimingMessages, ClaimingPartition, DeliveryMode, RevokingRange
 from marshal_dagster.testing import ManualClock
 from tests.delivering import HI_MS, Place, Scene
 from tests.faulty_log import Interrupted
@@ -33,9 +34,15 @@ def scene() -> Scene:
     return scene
 
 
-def ranged_batch(scene: Scene, mode: DeliveryMode = AT_LEAST_ONCE, **limits: Any) -> ClaimedBatch:  # noqa: ANN401
+def ranged_batch(
+    scene: Scene,
+    mode: DeliveryMode = AT_LEAST_ONCE,
+    *,
+    log: CoordinationLog | None = None,
+    **limits: Any,  # noqa: ANN401
+) -> ClaimedBatch:
     """Give a batch of a new member that claims ranges."""
-    return scene.batch(scene.delivery(mode, ranges=True), **{"ranges": TEN, **limits})
+    return scene.batch(scene.delivery(mode, ranges=True, log=log), **{"ranges": TEN, **limits})
 
 
 def bounds(of: ClaimedBatch) -> list[tuple[int, int, int]]:
@@ -227,6 +234,30 @@ def test_a_whole_plan_that_is_left_alone_is_told_as_such(scene: Scene, caplog: p
     assert "set the position past" in caplog.text
     again = scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,), one_more_attempt=True)
     assert bounds(again) == [(0, 10, 12)]
+
+
+# At most once
+
+
+def test_at_most_once_processes_nothing_whose_commit_was_refused(scene: Scene) -> None:
+    """Its range was taken from it just before: whoever has it now is the one to process it."""
+    log = scene.meddled(Side.BEFORE, "RangeDone", lambda: revoke(scene, 0))
+
+    with ranged_batch(scene, AT_MOST_ONCE, log=log) as it:
+        scene.process(it)
+
+    assert [one.partition for one in it.ranges] == [1]
+    assert it.dropped == ()
+    assert [report.state for report in it.report()] == ["not committed", "committed"]
+    scene.drain(scene.delivery(AT_MOST_ONCE, ranges=True), ranges=TEN)
+    assert scene.processed == Counter(scene.data.all_messages())
+
+
+def revoke(scene: Scene, partition: int) -> None:
+    """Take the lowest range of a partition from its owner."""
+    owner = scene.key(partition).ranges[0].owner
+    assert owner is not None
+    scene.about(RevokingRange, "ops.1", partition, epoch=owner.epoch)
 
 
 # Claimed ahead
