@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from marshal_dagster.coordination.base_claimer import listed
 from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
 from marshal_dagster.delivery.ground import Ground
 from marshal_dagster.delivery.requests import Idle, IdleReason, RangeOptions
@@ -179,7 +180,7 @@ class RangeClaims:
         return ground.drained()
 
     def _held(self, owners: Sequence[tuple[Owner, int]]) -> Idle:
-        clients = ", ".join(sorted({owner.client for owner, _ in owners}))
+        clients = listed(sorted({owner.client for owner, _ in owners}), separator=", ")
         text = f"no range of topic {self._ground.request.topic!r} that has something to read can be claimed"
         return self._ground.held(f"{text}: what is left is held by {clients}" if owners else text, owners)
 
@@ -206,7 +207,7 @@ class RangeClaims:
         return [(each.owner, each.last_beat_ms) for each in held if each.owner is not None and self._is_heard(each)]
 
     def _is_heard(self, held: Key | Range) -> bool:
-        return held.owner is not None and self._ground.stale_in_s([held.last_beat_ms]) > 0
+        return held.owner is not None and self._ground.live_for_ms([held.last_beat_ms]) >= 0
 
 
 def _has_position(key: Key) -> bool:

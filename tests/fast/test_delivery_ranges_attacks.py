@@ -4,7 +4,7 @@ import linecache
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 
 from marshal_dagster.coordination import base_claimer, claimer, range_claimer, sending, tenure
 from marshal_dagster.coordination.log import CoordinationLog
-from marshal_dagster.delivery import ClaimedBatch, IdleReason, RangeOptions, batch, ranged, whole
+from marshal_dagster.delivery import ClaimedBatch, Idle, IdleReason, RangeOptions, batch, ranged, whole
 from marshal_dagster.errors import ClaimLost, DataTopicChanged
 from marshal_dagster.protocol.messages import ClaimingMessages, ClaimingPartition, DeliveryMode, RevokingRange
 from marshal_dagster.testing import ManualClock
@@ -23,6 +23,7 @@ from tests.real.killing import Side
 AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
 ALL_MODES = list(DeliveryMode)
 TEN = RangeOptions(size=10)
+IDLE = Idle(IdleReason.DRAINED, "")
 AHEAD = RangeOptions(size=10, ahead=10, wait_s=0.5)
 
 
@@ -234,6 +235,33 @@ def test_a_whole_plan_that_is_left_alone_is_told_as_such(scene: Scene, caplog: p
     assert "set the position past" in caplog.text
     again = scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,), one_more_attempt=True)
     assert bounds(again) == [(0, 10, 12)]
+
+
+def test_an_owner_is_waited_for_until_it_is_stale(scene: Scene) -> None:
+    """To the millisecond: a run that finds its own dead process's range held at the very end waits a moment more."""
+    mine = scene.delivery(ranges=True)
+    with scene.batch(mine, ranges=RangeOptions(size=100)) as dead:
+        dead._claims.claimer.release = lambda _=None: None  # type: ignore[method-assign, assignment]
+        dead.begin_processing()
+        dead.idle = IDLE
+    scene.clock.advance(2 * HI_MS)
+    last = scene.work(mine, ranges=TEN).idle
+    scene.clock.advance(1)
+
+    assert last is not None
+    assert (last.reason, last.stale_in_s) == (IdleReason.HELD, 0.0)
+    assert bounds(scene.work(mine, ranges=TEN)) == [(0, 0, 12), (1, 0, 12)]
+
+
+def test_of_many_who_hold_ranges_some_are_named(scene: Scene) -> None:
+    """A partition may be held by 256 members."""
+    with ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(ranged_batch(scene, AT_MOST_ONCE, ranges=RangeOptions(size=2)))
+        idle = scene.work(scene.delivery(AT_MOST_ONCE, ranges=True), ranges=TEN).idle
+
+    assert idle is not None
+    assert "is held by client1, client2, client3 and 3 more" in idle.text
 
 
 # At most once
