@@ -264,6 +264,26 @@ def test_of_many_who_hold_ranges_some_are_named(scene: Scene) -> None:
     assert "is held by client1, client2, client3 and 3 more" in idle.text
 
 
+# Retention
+
+
+@pytest.mark.parametrize("size", [10, 1_000])
+def test_what_retention_has_deleted_takes_no_batches_of_its_own(scene: Scene, size: int) -> None:
+    """However far a group was behind: limits count what is left to read."""
+    scene.work(scene.delivery(ranges=True), ranges=TEN)
+    for partition in (0, 1):
+        scene.data.append(partition, 988)
+        scene.data.retain_from(partition, 990)
+    scene.data.retain_from(1, 1_000)
+
+    it = scene.work(scene.delivery(ranges=True), ranges=RangeOptions(size=size), max_records=4)
+
+    assert bounds(it) == [(0, 10, 994), (1, 10, 1_000)]
+    assert [one.lost for one in it.ranges] == [(10, 990), (10, 1_000)]
+    scene.drain(scene.delivery(ranges=True), ranges=RangeOptions(size=size))
+    assert [scene.key(n).offset for n in (0, 1)] == [1_000, 1_000]
+
+
 # At most once
 
 
