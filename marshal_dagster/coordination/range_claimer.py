@@ -4,6 +4,7 @@ What each step must be is in docs/range-claims.md 4.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from marshal_dagster.coordination.base_claimer import BaseClaimer, nobody_is_dead, reason
@@ -66,21 +67,29 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         ends: Mapping[int, int],
         size: int,
         *,
+        readable: Mapping[int, int] = MappingProxyType({}),
         is_dead: Callable[[Owner], bool] = nobody_is_dead,
         max_attempts: int | None = None,
     ) -> dict[int, Bounds]:
         """Give what had better be claimed of the partitions in `ends`, where anything is free: advice, not a promise.
 
-        `ends` says up to where each may be claimed anew, `size` how many offsets at most. A planned range that nobody
-        alive holds comes first, exactly as it is, also beyond that; one that has had `max_attempts` attempts is left
-        alone. `is_dead` is asked once for each owner, and may take its time.
+        `ends` says up to where each may be claimed anew, `size` how many offsets at most, not counting those below
+        what is `readable`. A planned range that nobody alive holds comes first, exactly as it is, also beyond that;
+        one that has had `max_attempts` attempts is left alone. `is_dead` is asked once for each owner, and may take
+        its time.
         """
         dead = self._dead_owners(ends, is_dead)
         with self.rationalizer.lock:
             look = Look(self._advised_time_ms(), dead)
             chosen = {
                 number: choose_range(
-                    self.group, self.key(number), look, until=end, size=size, max_attempts=max_attempts
+                    self.group,
+                    self.key(number),
+                    look,
+                    until=end,
+                    size=size,
+                    readable=readable.get(number, 0),
+                    max_attempts=max_attempts,
                 )
                 for number, end in ends.items()
                 if number not in self._tenure.asked

@@ -106,7 +106,7 @@ class ClaimedBatch:
     @property
     def ranges(self) -> tuple[ClaimedRange, ...]:
         """The ranges to process, by partition."""
-        return tuple(one for one in self._to_do if not self._is_dropped(one))
+        return tuple(one for one in self._to_do if not self._is_dropped(one) and not self._is_refused(one))
 
     @property
     def dropped(self) -> tuple[ClaimedRange, ...]:
@@ -131,6 +131,7 @@ class ClaimedBatch:
     def report(self) -> list[PartitionReport]:
         """Tell what each partition's part came to, by partition."""
         states = dict.fromkeys(self.skipped, "skipped") | {one: self._how_dropped(one) for one in self.dropped}
+        states |= dict.fromkeys(filter(self._is_refused, set(self._to_do) - states.keys()), "not committed")
         done = "committed" if self.committed else "not committed"
         topic_ends = {number: at.end for number, at in self._claims.positions.items()}
         return [
@@ -325,6 +326,10 @@ class ClaimedBatch:
         self._permitted = self._claimer.commit_before_processing(ends)
         self.committed = bool(self._permitted)
         self._tell_dropped()
+
+    def _is_refused(self, one: ClaimedRange) -> bool:
+        """At most once: tell whether commits were tried and this one gave no permission; another may have it by now."""
+        return self._may_process and bool(self._committing) and one.partition not in self._permitted
 
     def _is_dropped(self, one: ClaimedRange) -> bool:
         claim = self._committing.get(one.partition)

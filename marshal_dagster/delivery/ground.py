@@ -172,12 +172,16 @@ class Ground:
 
     def stale_in_s(self, last_beats_ms: Iterable[int]) -> float:
         """Give the seconds until owners last heard of then are stale if they send nothing more."""
+        return max(0.0, self.live_for_ms(last_beats_ms)) / 1_000
+
+    def live_for_ms(self, last_beats_ms: Iterable[int]) -> float:
+        """Give for how long the youngest of owners last heard of then is not stale; negative once all of them are."""
         with self.rationalizer.lock:
             log_time_ms = self.rationalizer.world.partition_of(self.request.topic).log_time_ms or 0
             settings = self.rationalizer.world.group_of(self.group, self.request.topic).settings
         patience_ms = GO_EXTRA_PATIENCE_MS if settings.rule_set is RuleSet.GO else 0
         now_ms = max(log_time_ms, self.clock.wall_ms()) - patience_ms
-        return max(0.0, max(last_beats_ms) + 2 * settings.heartbeat_interval_ms - now_ms) / 1_000
+        return max(last_beats_ms) + 2 * settings.heartbeat_interval_ms - now_ms
 
 
 def _run_of(owner: Owner) -> str:

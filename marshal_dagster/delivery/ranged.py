@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from marshal_dagster.coordination.base_claimer import listed
 from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
 from marshal_dagster.delivery.ground import Ground
 from marshal_dagster.delivery.requests import Idle, IdleReason, RangeOptions
@@ -89,18 +90,26 @@ class RangeClaims:
         chosen = self.claimer.choose(
             {number: extents[number].end + ahead for number in keys},
             self._options.size,
+            readable={number: extents[number].start for number in keys},
             is_dead=ground.is_dead,
             max_attempts=None if ground.request.one_more_attempt else ground.request.max_attempts,
         )
-        return self._limited(chosen, keys)
+        return self._limited(chosen, keys, extents)
 
-    def _limited(self, chosen: Mapping[int, tuple[int, int]], keys: Mapping[int, Key]) -> dict[int, tuple[int, int]]:
-        """Keep to the limits of the request: what is planned already comes first, and stays as it is."""
+    def _limited(
+        self, chosen: Mapping[int, tuple[int, int]], keys: Mapping[int, Key], extents: Mapping[int, Extent]
+    ) -> dict[int, tuple[int, int]]:
+        """Keep to the limits of the request: what is planned already comes first, and stays as it is.
+
+        What retention has deleted costs nothing.
+        """
         request = self._ground.request
         planned = {n: bounds for n, bounds in chosen.items() if bounds[0] in _planned_starts(keys[n])}
         fresh = {n: bounds for n, bounds in chosen.items() if n not in planned}
         spent = sum(end - start for start, end in planned.values())
-        ends = plan_ends(fresh, None if request.max_records is None else max(0, request.max_records - spent))
+        readable = {n: (min(end, max(start, extents[n].start)), end) for n, (start, end) in fresh.items()}
+        ends = plan_ends(readable, None if request.max_records is None else max(0, request.max_records - spent))
+        ends |= {n: end for n, (start, end) in readable.items() if start == end}
         limited = planned | {n: (fresh[n][0], end) for n, end in ends.items()}
         order = sorted(limited, key=lambda n: (n not in planned, limited[n][0] - limited[n][1], n))
         return {n: limited[n] for n in order[: request.max_claims]}
@@ -179,7 +188,7 @@ class RangeClaims:
         return ground.drained()
 
     def _held(self, owners: Sequence[tuple[Owner, int]]) -> Idle:
-        clients = ", ".join(sorted({owner.client for owner, _ in owners}))
+        clients = listed(sorted({owner.client for owner, _ in owners}), separator=", ")
         text = f"no range of topic {self._ground.request.topic!r} that has something to read can be claimed"
         return self._ground.held(f"{text}: what is left is held by {clients}" if owners else text, owners)
 
@@ -206,7 +215,7 @@ class RangeClaims:
         return [(each.owner, each.last_beat_ms) for each in held if each.owner is not None and self._is_heard(each)]
 
     def _is_heard(self, held: Key | Range) -> bool:
-        return held.owner is not None and self._ground.stale_in_s([held.last_beat_ms]) > 0
+        return held.owner is not None and self._ground.live_for_ms([held.last_beat_ms]) >= 0
 
 
 def _has_position(key: Key) -> bool:

@@ -37,8 +37,9 @@ class Idle:
 class RangeOptions:
     """How a batch claims ranges of partitions, in a group whose settings name the feature `ranges`.
 
-    It takes one range of each partition, of `size` offsets at most. Where there is nothing to read it may claim up to
-    `ahead` offsets that have no message yet, and waits up to `wait_s` seconds for them.
+    It takes one range of each partition, of `size` offsets at most, not counting what retention has deleted. Where
+    there is nothing to read it may claim up to `ahead` offsets that have no message yet, and waits up to `wait_s`
+    seconds for them.
     """
 
     size: int = 1_000_000

@@ -19,12 +19,13 @@ class Look:
 
 
 def choose_range(
-    group: Group, key: Key, look: Look, *, until: int, size: int, max_attempts: int | None = None
+    group: Group, key: Key, look: Look, *, until: int, size: int, readable: int = 0, max_attempts: int | None = None
 ) -> Bounds | None:
     """Choose what to claim of `key`, or None where nothing is free or ranges cannot be claimed.
 
     First the lowest planned range that nobody alive holds and that had fewer than `max_attempts` attempts, exactly as
-    it is; else at most `size` offsets of the lowest gap, none at or beyond `until`.
+    it is; else at most `size` offsets of the lowest gap, none at or beyond `until`; those below `readable`, which
+    retention has deleted, do not count.
     """
     if not _may_be_claimed(group, key, look):
         return None
@@ -36,7 +37,7 @@ def choose_range(
     gap = _lowest_gap(kept, key.offset or 0, until)
     if gap is None:
         return None
-    start, end = gap[0], min(gap[1], gap[0] + size)
+    start, end = gap[0], min(gap[1], max(gap[0], readable) + size)
     others = len(counted) - len(in_the_way(counted, start, end, look.dead))
     return (start, end) if start < end and others < MOST_RANGES else None
 

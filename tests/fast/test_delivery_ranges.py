@@ -269,7 +269,7 @@ def test_retention_has_taken_part_of_a_range(scene: Scene) -> None:
     with scene.batch(member(scene), ranges=TEN) as batch:
         assert [one.lost for one in batch.ranges] == [(10, 14)]
         scene.process(batch)
-    assert scene.key().offset == 20
+    assert scene.key().offset == 24
     scene.data.retain_from(0, 25)
     with pytest.raises(DataLoss), scene.batch(member(scene), ranges=TEN, accept_data_loss=False):
         pytest.fail("entered")

@@ -4,16 +4,17 @@ import linecache
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
 import pytest
 
 from marshal_dagster.coordination import base_claimer, claimer, range_claimer, sending, tenure
-from marshal_dagster.delivery import ClaimedBatch, IdleReason, RangeOptions, batch, ranged, whole
+from marshal_dagster.coordination.log import CoordinationLog
+from marshal_dagster.delivery import ClaimedBatch, Idle, IdleReason, RangeOptions, batch, ranged, whole
 from marshal_dagster.errors import ClaimLost, DataTopicChanged
-from marshal_dagster.protocol.messages import ClaimingMessages, ClaimingPartition, DeliveryMode
+from marshal_dagster.protocol.messages import ClaimingMessages, ClaimingPartition, DeliveryMode, RevokingRange
 from marshal_dagster.testing import ManualClock
 from tests.delivering import HI_MS, Place, Scene
 from tests.faulty_log import Interrupted
@@ -22,6 +23,7 @@ from tests.real.killing import Side
 AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
 ALL_MODES = list(DeliveryMode)
 TEN = RangeOptions(size=10)
+IDLE = Idle(IdleReason.DRAINED, "")
 AHEAD = RangeOptions(size=10, ahead=10, wait_s=0.5)
 
 
@@ -33,9 +35,15 @@ def scene() -> Scene:
     return scene
 
 
-def ranged_batch(scene: Scene, mode: DeliveryMode = AT_LEAST_ONCE, **limits: Any) -> ClaimedBatch:  # noqa: ANN401
+def ranged_batch(
+    scene: Scene,
+    mode: DeliveryMode = AT_LEAST_ONCE,
+    *,
+    log: CoordinationLog | None = None,
+    **limits: Any,  # noqa: ANN401
+) -> ClaimedBatch:
     """Give a batch of a new member that claims ranges."""
-    return scene.batch(scene.delivery(mode, ranges=True), **{"ranges": TEN, **limits})
+    return scene.batch(scene.delivery(mode, ranges=True, log=log), **{"ranges": TEN, **limits})
 
 
 def bounds(of: ClaimedBatch) -> list[tuple[int, int, int]]:
@@ -227,6 +235,77 @@ def test_a_whole_plan_that_is_left_alone_is_told_as_such(scene: Scene, caplog: p
     assert "set the position past" in caplog.text
     again = scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,), one_more_attempt=True)
     assert bounds(again) == [(0, 10, 12)]
+
+
+def test_an_owner_is_waited_for_until_it_is_stale(scene: Scene) -> None:
+    """To the millisecond: a run that finds its own dead process's range held at the very end waits a moment more."""
+    mine = scene.delivery(ranges=True)
+    with scene.batch(mine, ranges=RangeOptions(size=100)) as dead:
+        dead._claims.claimer.release = lambda _=None: None  # type: ignore[method-assign, assignment]
+        dead.begin_processing()
+        dead.idle = IDLE
+    scene.clock.advance(2 * HI_MS)
+    last = scene.work(mine, ranges=TEN).idle
+    scene.clock.advance(1)
+
+    assert last is not None
+    assert (last.reason, last.stale_in_s) == (IdleReason.HELD, 0.0)
+    assert bounds(scene.work(mine, ranges=TEN)) == [(0, 0, 12), (1, 0, 12)]
+
+
+def test_of_many_who_hold_ranges_some_are_named(scene: Scene) -> None:
+    """A partition may be held by 256 members."""
+    with ExitStack() as stack:
+        for _ in range(6):
+            stack.enter_context(ranged_batch(scene, AT_MOST_ONCE, ranges=RangeOptions(size=2)))
+        idle = scene.work(scene.delivery(AT_MOST_ONCE, ranges=True), ranges=TEN).idle
+
+    assert idle is not None
+    assert "is held by client1, client2, client3 and 3 more" in idle.text
+
+
+# Retention
+
+
+@pytest.mark.parametrize("size", [10, 1_000])
+def test_what_retention_has_deleted_takes_no_batches_of_its_own(scene: Scene, size: int) -> None:
+    """However far a group was behind: limits count what is left to read."""
+    scene.work(scene.delivery(ranges=True), ranges=TEN)
+    for partition in (0, 1):
+        scene.data.append(partition, 988)
+        scene.data.retain_from(partition, 990)
+    scene.data.retain_from(1, 1_000)
+
+    it = scene.work(scene.delivery(ranges=True), ranges=RangeOptions(size=size), max_records=4)
+
+    assert bounds(it) == [(0, 10, 994), (1, 10, 1_000)]
+    assert [one.lost for one in it.ranges] == [(10, 990), (10, 1_000)]
+    scene.drain(scene.delivery(ranges=True), ranges=RangeOptions(size=size))
+    assert [scene.key(n).offset for n in (0, 1)] == [1_000, 1_000]
+
+
+# At most once
+
+
+def test_at_most_once_processes_nothing_whose_commit_was_refused(scene: Scene) -> None:
+    """Its range was taken from it just before: whoever has it now is the one to process it."""
+    log = scene.meddled(Side.BEFORE, "RangeDone", lambda: revoke(scene, 0))
+
+    with ranged_batch(scene, AT_MOST_ONCE, log=log) as it:
+        scene.process(it)
+
+    assert [one.partition for one in it.ranges] == [1]
+    assert it.dropped == ()
+    assert [report.state for report in it.report()] == ["not committed", "committed"]
+    scene.drain(scene.delivery(AT_MOST_ONCE, ranges=True), ranges=TEN)
+    assert scene.processed == Counter(scene.data.all_messages())
+
+
+def revoke(scene: Scene, partition: int) -> None:
+    """Take the lowest range of a partition from its owner."""
+    owner = scene.key(partition).ranges[0].owner
+    assert owner is not None
+    scene.about(RevokingRange, "ops.1", partition, epoch=owner.epoch)
 
 
 # Claimed ahead
