@@ -362,6 +362,12 @@ MUTANTS: Final = (
         "for message, outcome in sent if outcome is None or outcome.accepted)",
     ),
     Mutant(
+        "at most once processes a range whose end was refused",
+        BATCH,
+        " and not self._is_refused(one)",
+        "",
+    ),
+    Mutant(
         "what another generation has done counts as the range's commit",
         RANGE_CLAIMER,
         "            is_same = key.generation == claim.generation\n",
