@@ -7,7 +7,6 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from marshal_dagster.coordination.base_claimer import BaseClaimer
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.tenure import Tenure
 from marshal_dagster.errors import MarshalError
@@ -57,14 +56,13 @@ def nothing(*_: object) -> None:
     ("of", "name", "instead"),
     [
         (Lease, "holds", lambda *_: True),
-        (BaseClaimer, "_fence_what_ended", nothing),
         (Tenure, "give_up", lambda *_: []),
         (RangeClaimer, "_note_sending", nothing),
         (RangeClaimer, "revoke", lambda _, held: frozenset(held)),
         (RangeClaimer, "_require_fitting", nothing),
         (range_choice, "_lowest_gap", lambda _, offset, until: (offset, until)),
     ],
-    ids=["endless-lease", "no-fencing", "stays", "forgets", "revokes-nothing", "plans-more", "any-gap"],
+    ids=["endless-lease", "stays", "forgets", "revokes-nothing", "plans-more", "any-gap"],
 )
 def test_a_broken_member_is_found(
     monkeypatch: pytest.MonkeyPatch,
