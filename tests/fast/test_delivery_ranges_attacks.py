@@ -123,6 +123,7 @@ def prepared(case: str, mode: DeliveryMode) -> tuple[Scene, ClaimedBatch]:
     return scene, ranged_batch(scene, mode)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("case", "mode", "work"),
     [

@@ -37,6 +37,7 @@ HAPPENS = {
 }
 
 
+@pytest.mark.thorough
 def test_any_steps_leave_every_offset_with_one_holder() -> None:
     """Members claim, plan, commit, release, revoke and die, while records are lost or late; and all of it happens."""
     RangeMachine.seen.clear()

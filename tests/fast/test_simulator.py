@@ -27,6 +27,7 @@ def test_a_seed_keeps_every_promise_and_is_the_same_each_time(seed: int) -> None
     assert first.records == len(first.transcript) > 10
 
 
+@pytest.mark.thorough
 def test_seeds_are_of_the_agreed_size() -> None:
     """At least 3 members, and on average about 100 records."""
     assert all(len(scenario(seed).members) >= 3 for seed in range(200))
