@@ -37,6 +37,7 @@ RETRY_PART: Final = 0.02
 """Part of the heartbeat interval to wait before something that failed is tried again."""
 
 _MOST_NAMED: Final = 3
+_OBSERVED: Final = "retention has overtaken this reader of the coordination log, which can only be observed now"
 
 
 def nobody_is_dead(_: Owner) -> bool:
@@ -184,7 +185,17 @@ class BaseClaimer(ABC, Generic[H]):
         self._is_settled = False
         sent = self._sender.send(messages)
         self._is_settled = None not in sent.outcomes
+        self._require_certain_still(partitions)
         return sent
+
+    def _require_certain_still(self, partitions: Sequence[int]) -> None:
+        """Lose all where retention has overtaken the reader: to one that only observes everything looks accepted."""
+        if not self._is_certain():
+            self._tenure.lose_all(_OBSERVED)
+            raise ClaimLost(self._why_lost(sorted(partitions)))
+
+    def _is_certain(self) -> bool:
+        return self.rationalizer.world.partition_of(self.topic).certain
 
     def _settle(self) -> None:
         """Read what became of records whose acknowledgement is missing: nothing else is sent before."""
@@ -309,7 +320,7 @@ class BaseClaimer(ABC, Generic[H]):
         self._require_running()
 
     def _require_certain(self) -> None:
-        if not self.rationalizer.world.partition_of(self.topic).certain:
+        if not self._is_certain():
             raise NotCertain(
                 f"the coordination partition of topic {self.topic!r} no longer begins at offset 0 and has no snapshot: "
                 "its state can only be observed. Stop all members of the group, then see `marshal-dagster recover`"
@@ -370,6 +381,9 @@ class BaseClaimer(ABC, Generic[H]):
 
     def _refresh(self) -> None:
         """Take over from the state what it says of each claim, and lose those that are another's now."""
+        if not self._is_certain():
+            self._tenure.lose_all(_OBSERVED)
+            return
         for claim in tuple(self._tenure.claims.values()):
             if not self._copy_state(claim):
                 self._tenure.lose(claim.partition, "it is no longer this instance's")

@@ -6,6 +6,7 @@ On a log in memory whose faults a test chooses.
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -983,3 +984,20 @@ def test_no_permission_from_a_log_that_changed(once: Site) -> None:
 
     with pytest.raises(LogChanged, match="made anew"):
         member.commit_before_processing({0: 10})
+
+
+# A log that can only be observed
+
+
+@pytest.mark.parametrize("mode", [DeliveryMode.AT_LEAST_ONCE, DeliveryMode.AT_MOST_ONCE])
+def test_what_is_only_observed_is_no_answer(mode: DeliveryMode) -> None:
+    """Retention overtakes a member: it reads on in the middle, where everything looks accepted."""
+    site, settings = Site(), replace(RANGES, delivery=mode)
+    site.begin(0, settings=settings, at=5)
+    member = site.holder_of({0: (5, 8)}, settings=settings, plans=True)
+    site.pause(0)
+    site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
+
+    with pytest.raises(ClaimLost, match="can only be observed"):
+        (member.commit if mode is DeliveryMode.AT_LEAST_ONCE else member.commit_before_processing)({0: 8})
+    assert not member.claims

@@ -214,13 +214,16 @@ class Simulation:
 
     def _dagster(self, number: int, member: Member) -> None:
         """Start run after run; one that ends badly is tried again, as a re-execution or in the same run."""
-        scheduler, count = self.scheduler, 0
+        scheduler, count, attempt = self.scheduler, 1, 0
         while True:
-            count += 1
             run_id = f"run{'0' if member.is_twin else number}x{count}"
-            run = self.start(run_id, number, member)
+            run = self.start(run_id, number, member, attempt)
             self.finish(run)
-            if run.process.is_dead:
+            is_retried = run.process.is_dead and run_id not in self.over and self.chance.random() < 0.4
+            count, attempt = (count, attempt + 1) if is_retried else (count + 1, 0)
+            if is_retried:
+                self.befallen["step tried again in the same run"] += 1
+            elif run.process.is_dead:
                 if scheduler.now_ms < self.scenario.calm_ms and self.chance.random() < 0.5:
                     scheduler.sleep(self.chance.random() * self.hi_ms)
                     self.over.add(run_id)
@@ -228,9 +231,9 @@ class Simulation:
                 self.over.add(run_id)
             scheduler.sleep(self.hi_ms * (0.05 + 0.3 * self.chance.random()))
 
-    def start(self, run_id: str, number: int, member: Member) -> Run:
-        """Start a run of a member, for what the sensor asked for, if anything."""
-        process = Process(self.scheduler, run_id)
+    def start(self, run_id: str, number: int, member: Member, attempt: int = 0) -> Run:
+        """Start a run of a member, or its step again, for what the sensor asked for, if anything."""
+        process = Process(self.scheduler, f"{run_id}, attempt {attempt}")
         clock = SimulatedClock(self.scheduler, member.clock_rate, member.clock_off_ms)
         run = Run(run_id, number, process, clock)
         self.runs.append(run)
