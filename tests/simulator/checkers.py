@@ -288,7 +288,8 @@ def check_beliefs(judge: LogJudge, beliefs: Iterable[Belief], heard_by_ms: float
         if judge.revoked_ms.get((belief.place, belief.epoch), 0) > heard_by_ms:
             continue
         for other in holders[belief.place]:
-            if other.process != belief.process and other.start < belief.end and belief.start < other.end:
+            shared = max(other.start, belief.start) < min(other.end, belief.end)
+            if shared and other.process != belief.process:
                 judge.fail("one owner at a time", f"{belief} and {other}")
         holders[belief.place].append(belief)
 
