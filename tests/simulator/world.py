@@ -274,7 +274,7 @@ class Simulation:
             run_id=run.run_id,
             settings=settings,
             is_dead=self.is_dead,
-            announce=lambda _: wait(),
+            announce=lambda _: self._announce(chance),
             reasons_to_stop=[lambda: "Dagster says that it is over" if run.run_id in self.over else None],
             clock=run.clock,
             snapshots=self.snapshots(run.process, wait),
@@ -293,6 +293,11 @@ class Simulation:
         finally:
             if delivery._followed is not None and not run.process.is_dead:
                 self._check_reader(delivery._followed)
+
+    def _announce(self, chance: random.Random) -> None:
+        """Take a while, sometimes, between the plan and the commit of at most once."""
+        is_long = chance.random() < 0.3 and self.scheduler.now_ms < self.scenario.faulty_ms
+        self.scheduler.sleep(chance.random() * (1.2 * self.hi_ms if is_long else 4))
 
     def _hesitate(self, run: Run, chance: random.Random) -> None:
         """Stop a process, rarely, between the last look at its lease and its output's commit."""
