@@ -28,7 +28,7 @@ from marshal_dagster.errors import (
     UnavailableError,
 )
 from marshal_dagster.protocol.leases import Lease
-from marshal_dagster.protocol.messages import Message, RevokingClaim, RevokingRange, Settings, is_topic
+from marshal_dagster.protocol.messages import DeliveryMode, Message, RevokingClaim, RevokingRange, Settings, is_topic
 from marshal_dagster.protocol.state import Group, Key, Owner, Range
 
 logger = logging.getLogger(__name__)
@@ -227,8 +227,12 @@ class BaseClaimer(ABC, Generic[H]):
                 f"no acknowledgement for the heartbeats of {self._named(beats.unheard)}; the lease runs on"
             )
 
-    def _require_planned(self, ends: Mapping[int, int], sent: Sent) -> None:
-        """Refuse plans that were not seen accepted, nor found by reading."""
+    def _see_planned(self, ends: Mapping[int, int], sent: Sent) -> None:
+        """Read what became of the plans that were `sent`; refuse those not seen accepted, nor found by reading."""
+        self._settle()
+        self._refresh()
+        self._check_log()
+        self.check(ends.keys())
         claims, numbered = self._tenure.claims, [(message.partition, outcome) for message, outcome in sent]
         refused = [
             f"{self.topic}/{number}: {reason(outcome)}"
@@ -237,6 +241,10 @@ class BaseClaimer(ABC, Generic[H]):
         ]
         if refused:
             raise PlanRejected(f"plans of group {self.member.group!r} were not accepted: {listed(refused)}")
+
+    def _require_commit_after(self) -> None:
+        if self.settings.delivery is DeliveryMode.AT_MOST_ONCE:
+            raise ConfigurationError("delivery is at_most_once: it commits before it processes, never after")
 
     def _commit_while_held(self, missing: Mapping[int, int]) -> None:
         """Try to commit, and settle what was tried, until nothing is `missing`, for as long as the leases last."""

@@ -6,13 +6,12 @@ from typing import Any, Final
 from marshal_dagster.coordination.base_claimer import BaseClaimer, nobody_is_dead
 from marshal_dagster.coordination.sending import Sent
 from marshal_dagster.coordination.tenure import Claim, Member, is_held, new_instance_id
-from marshal_dagster.errors import ConfigurationError, NotCommitted, PlanRejected
+from marshal_dagster.errors import NotCommitted, PlanRejected
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
     DataTopic,
-    DeliveryMode,
     Heartbeat,
     Message,
     ReleasingPartition,
@@ -147,11 +146,7 @@ class Claimer(BaseClaimer[Claim]):
             self.check(ends.keys())
             signed = self._sender.signed(self.member)
             sent = self._send_owned([ClaimingMessages(partition=n, plan_end=end, **signed) for n, end in ends.items()])
-            self._settle()
-            self._refresh()
-            self._check_log()
-            self.check(ends.keys())
-            self._require_planned(ends, sent)
+            self._see_planned(ends, sent)
 
     def commit(self, offsets: Mapping[int, int]) -> None:
         """Commit `offsets` (next to read) and see them in the log, trying for as long as the leases last.
@@ -160,8 +155,7 @@ class Claimer(BaseClaimer[Claim]):
         Raises `ClaimLost` naming who holds a lost key now, `NotCommitted` otherwise; what was seen stays committed.
         Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
         """
-        if self.settings.delivery is DeliveryMode.AT_MOST_ONCE:
-            raise ConfigurationError("delivery is at_most_once: it commits before it processes, never after")
+        self._require_commit_after()
         with self._step():
             self.check(offsets.keys())
             self._require_forward(offsets)

@@ -17,7 +17,6 @@ from marshal_dagster.protocol.key_ranges import is_done, of_epoch
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (
     ClaimingRange,
-    DeliveryMode,
     Message,
     PlanningRange,
     RangeDone,
@@ -169,11 +168,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
             sent = self._send_owned(
                 [PlanningRange(partition=n, epoch=claims[n].epoch, end=end, **signed) for n, end in new.items()]
             )
-            self._settle()
-            self._refresh()
-            self._check_log()
-            self.check(ends.keys())
-            self._require_planned(new, sent)
+            self._see_planned(ends, sent)
 
     def commit(self, ends: Mapping[int, int]) -> None:
         """Say that the planned ranges, which end at `ends`, are done; see it in the log, trying while the leases last.
@@ -184,8 +179,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         stays committed.
         Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
         """
-        if self.settings.delivery is DeliveryMode.AT_MOST_ONCE:
-            raise ConfigurationError("delivery is at_most_once: it commits before it processes, never after")
+        self._require_commit_after()
         with self._step():
             self.check(ends.keys())
             unplanned = self._without_plan_to(ends)

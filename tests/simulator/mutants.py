@@ -346,7 +346,8 @@ MUTANTS: Final = (
     Mutant(
         "the plan of a range is not read back",
         RANGE_CLAIMER,
-        "            self._require_planned(new, sent)\n",
+        "            self._see_planned(ends, sent)\n",
+        "            self._settle()\n            self._refresh()\n            self.check(ends.keys())\n"
         "            for number, end in new.items():\n                claims[number].plan_end = end\n",
     ),
     Mutant(
