@@ -1,11 +1,8 @@
 """Batches of ranges under attack: interrupts at any line, rivals and leases at the worst moment."""
 
-import linecache
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from types import FrameType
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -19,6 +16,7 @@ from marshal_dagster.testing import ManualClock
 from tests.delivering import HI_MS, Place, Scene
 from tests.faulty_log import Interrupted
 from tests.real.killing import Side
+from tests.watched_lines import watched
 
 AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
 ALL_MODES = list(DeliveryMode)
@@ -65,32 +63,9 @@ def after_looks(scene: Scene, count: int, act: Callable[[], object]) -> None:
 
 # Interrupts
 
-CODE = {
-    str(module.__file__) for module in (base_claimer, batch, claimer, range_claimer, ranged, sending, tenure, whole)
-}
+CODE = (base_claimer, batch, claimer, range_claimer, ranged, sending, tenure, whole)
 UNINTERRUPTED = ("with ", "try:", "pass\n", "return self\n")
 """Before these lines no signal is handled, while a trace is: they call nothing and jump nowhere."""
-
-
-@contextmanager
-def watched(at_line: Callable[[tuple[str, int]], None]) -> Iterator[None]:
-    """Call `at_line` before each line of a batch's code, in this thread."""
-
-    def within(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ANN401 - as `sys.settrace` has it
-        place = (frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and not linecache.getline(*place).lstrip().startswith(UNINTERRUPTED):
-            at_line(place)
-        return within
-
-    def entered(frame: FrameType, _event: str, _: Any) -> Any:  # noqa: ANN401
-        return within if frame.f_code.co_filename in CODE else None
-
-    before = sys.gettrace()
-    sys.settrace(entered)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
 
 
 def finish(scene: Scene, it: ClaimedBatch) -> None:
@@ -138,7 +113,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_held(
     """Others go on at once, each mode keeps its promise, and at most once tells all that it drops."""
     scene, it = prepared(case, mode)
     seen: list[tuple[str, int]] = []
-    with suppress(ZeroDivisionError), watched(seen.append), it:
+    with suppress(ZeroDivisionError), watched(CODE, seen.append, but=UNINTERRUPTED), it:
         work(scene, it)
     last_visits = {place: index for index, place in enumerate(seen)}
     assert len(last_visits) > 200
@@ -151,7 +126,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_held(
             if next(lines, None) is None:
                 raise Interrupted
 
-        with suppress(ZeroDivisionError, Interrupted), watched(interrupt), it:
+        with suppress(ZeroDivisionError, Interrupted), watched(CODE, interrupt, but=UNINTERRUPTED), it:
             work(scene, it)
         assert_left(scene, it, mode, place)
 

@@ -1,14 +1,11 @@
 """The file sink when it is interrupted, when power is lost, and when a host's file system answers from a cache."""
 
 import errno
-import linecache
 import os
 import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,9 +15,7 @@ from marshal_dagster.protocol.ranges import Verdict
 from marshal_dagster.spark.sinks import FileSink, commits, files
 from tests.sink_conformance import deliver, intervals, part, rows_of
 from tests.sink_outputs import FileOutput, StandInFileSink, hook
-
-Place = tuple[str, int]
-"""A line of the sink's code."""
+from tests.watched_lines import Place, watched
 
 
 @pytest.fixture
@@ -35,33 +30,6 @@ def commits_of(output: FileOutput) -> Path:
 
 
 # Interrupts
-
-SINK = {str(files.__file__), str(commits.__file__)}
-
-
-@contextmanager
-def watched(at_line: Callable[[Place], None]) -> Iterator[None]:
-    """Call `at_line` before each line of the sink's code.
-
-    Not at a `with`: a signal is not handled between a block's end and its clearing up, a trace would be.
-    """
-
-    def within(frame: FrameType, event: str, _: Any) -> Any:  # noqa: ANN401 - as `sys.settrace` has it
-        place = (frame.f_code.co_filename, frame.f_lineno)
-        if event == "line" and not linecache.getline(*place).lstrip().startswith("with "):
-            at_line(place)
-        return within
-
-    def entered(frame: FrameType, _event: str, _: Any) -> Any:  # noqa: ANN401
-        return within if frame.f_code.co_filename in SINK else None
-
-    before = sys.gettrace()
-    sys.settrace(entered)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
-
 
 OLD = [part(0, 0, 6), part(1, 0, 6)]
 NEW = [part(0, 2, 4, generation=20, epoch=21), part(1, 6, 8)]
@@ -82,7 +50,7 @@ def written_until(output: FileOutput, sink: FileSink, count: int | None) -> list
                 raise KeyboardInterrupt
 
     hook(sink, steps.append)
-    with watched(at_line):
+    with watched((files, commits), at_line, but=("with ",)):
         sink.write(output.frame(read), NEW, lambda: intervals(read))  # type: ignore[arg-type]
     return passed
 
