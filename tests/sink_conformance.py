@@ -941,7 +941,7 @@ class HistoryConformance:
         """So it has when the ranges come in any order, some of them never planned."""
         self.play(output, seed, RangesModel())
 
-    def play(self, output: Output, seed: int, model: "Model | RangesModel") -> None:
+    def play(self, output: Output, seed: int, model: "Rows") -> None:
         """Write what the model says, dying now and then, and compare after each step."""
         dice = Random(seed)
         for step in range(25):
@@ -988,11 +988,49 @@ class HistoryConformance:
         output.sink(reached).write(output.frame(written), ranges, lambda: intervals(read))
 
 
-class Model:
-    """What an output of one group and topic should hold: rows by message, and where each partition stands."""
+Taken = tuple[set[int], list[Row], list[Row]]
+"""The partitions of which a range was taken, with what was read and written of them."""
+
+
+class Rows(ABC):
+    """The rows that an output of one group and topic should hold, by message."""
 
     def __init__(self) -> None:
         self.rows: dict[tuple[int, int], Row] = {}
+
+    @abstractmethod
+    def some_ranges(self, dice: Random) -> list[ClaimedRange]:
+        """Return ranges of one batch: mostly what a correct member would have, sometimes not."""
+
+    @abstractmethod
+    def outcome(self, ranges: Sequence[ClaimedRange], read: Sequence[Row], written: Sequence[Row]) -> Taken | None:
+        """Return what is taken, or None if it must be refused."""
+
+    def apply(self, ranges: Sequence[ClaimedRange], outcome: Taken) -> None:
+        """Take it."""
+        taken, read, written = outcome
+        for partition, offset, _ in read:
+            self.rows.pop((partition, offset), None)
+        self.rows |= {(partition, offset): (partition, offset, value) for partition, offset, value in written}
+        for each in ranges:
+            if each.partition in taken:
+                self._note(each)
+
+    @abstractmethod
+    def _note(self, taken: ClaimedRange) -> None:
+        """Remember that a range was taken."""
+
+
+def of_partitions(taken: set[int], read: Sequence[Row], written: Sequence[Row]) -> Taken:
+    """Keep the rows of the partitions that were taken."""
+    return taken, [row for row in read if row[0] in taken], [row for row in written if row[0] in taken]
+
+
+class Model(Rows):
+    """What an output should hold when ranges come in order: where each partition stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._stands: dict[int, tuple[int, int, int]] = {}
 
     def some_ranges(self, dice: Random) -> list[ClaimedRange]:
@@ -1024,9 +1062,7 @@ class Model:
             )
         return found
 
-    def outcome(
-        self, ranges: Sequence[ClaimedRange], read: Sequence[Row], written: Sequence[Row]
-    ) -> tuple[set[int], list[Row], list[Row]] | None:
+    def outcome(self, ranges: Sequence[ClaimedRange], read: Sequence[Row], written: Sequence[Row]) -> Taken | None:
         """Return the partitions taken with what was read and written of them, or None if it must be refused."""
         taken = set()
         for each in ranges:
@@ -1039,28 +1075,17 @@ class Model:
                 if each.generation == generation and each.start != position:
                     return None
             taken.add(each.partition)
-        return (
-            taken,
-            [row for row in read if row[0] in taken],
-            [row for row in written if row[0] in taken],
-        )
+        return of_partitions(taken, read, written)
 
-    def apply(self, ranges: Sequence[ClaimedRange], outcome: tuple[set[int], list[Row], list[Row]]) -> None:
-        """Take it."""
-        taken, read, written = outcome
-        for partition, offset, _ in read:
-            self.rows.pop((partition, offset), None)
-        self.rows |= {(partition, offset): (partition, offset, value) for partition, offset, value in written}
-        for each in ranges:
-            if each.partition in taken:
-                self._stands[each.partition] = (each.generation, each.epoch, each.end)
+    def _note(self, taken: ClaimedRange) -> None:
+        self._stands[taken.partition] = (taken.generation, taken.epoch, taken.end)
 
 
-class RangesModel:
-    """What an output of one group and topic should hold when ranges come in any order: each offset's row and range."""
+class RangesModel(Rows):
+    """What an output should hold when ranges come in any order: the range of each offset."""
 
     def __init__(self) -> None:
-        self.rows: dict[tuple[int, int], Row] = {}
+        super().__init__()
         self._held: dict[int, tuple[int, dict[int, tuple[int, int]]]] = {}
 
     def some_ranges(self, dice: Random) -> list[ClaimedRange]:
@@ -1078,9 +1103,7 @@ class RangesModel:
             found.append(ahead(partition, start, end, generation=generation, epoch=epoch, readable=readable))
         return found
 
-    def outcome(
-        self, ranges: Sequence[ClaimedRange], read: Sequence[Row], written: Sequence[Row]
-    ) -> tuple[set[int], list[Row], list[Row]] | None:
+    def outcome(self, ranges: Sequence[ClaimedRange], read: Sequence[Row], written: Sequence[Row]) -> Taken | None:
         """Return the partitions taken with what was read and written of them, or None if it must be refused."""
         taken = set()
         for each in ranges:
@@ -1093,21 +1116,10 @@ class RangesModel:
             if each.generation == generation and met != {None}:
                 return None
             taken.add(each.partition)
-        return (
-            taken,
-            [row for row in read if row[0] in taken],
-            [row for row in written if row[0] in taken],
-        )
+        return of_partitions(taken, read, written)
 
-    def apply(self, ranges: Sequence[ClaimedRange], outcome: tuple[set[int], list[Row], list[Row]]) -> None:
-        """Take it."""
-        taken, read, written = outcome
-        for partition, offset, _ in read:
-            self.rows.pop((partition, offset), None)
-        self.rows |= {(partition, offset): (partition, offset, value) for partition, offset, value in written}
-        for each in ranges:
-            if each.partition in taken:
-                generation, ground = self._held.get(each.partition, (-1, {}))
-                kept = ground if generation == each.generation else {}
-                added = dict.fromkeys(range(each.start, each.end), (each.start, each.end))
-                self._held[each.partition] = each.generation, kept | added
+    def _note(self, taken: ClaimedRange) -> None:
+        generation, ground = self._held.get(taken.partition, (-1, {}))
+        kept = ground if generation == taken.generation else {}
+        added = dict.fromkeys(range(taken.start, taken.end), (taken.start, taken.end))
+        self._held[taken.partition] = taken.generation, kept | added

@@ -86,6 +86,7 @@ class Site:
 
     def drain(self, output: Output, spark: "SparkSession") -> list[ClaimedBatch]:
         """Take over in this process: wait until what is held is stale, and work until the topic is drained."""
+        self.wait_until_claimable(output)
         delivery = self.delivery()
         done: list[ClaimedBatch] = []
         deadline = time.monotonic() + DEADLINE_S
@@ -280,6 +281,7 @@ def test_a_member_stopped_before_its_write(site: Site, output: Output, step: str
     claimed = stopped.wait_until_said("claimed")
     stopped.wait_until_said(f"halted {step}")
     stopped.signal(signal.SIGSTOP)
+    site.wait_until_claimable(output)
 
     successor = site.start(output, with_spark=False)
     assert successor.wait_until_said("claimed") == claimed, "it takes over that very plan"

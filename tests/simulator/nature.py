@@ -1,6 +1,7 @@
 """What befalls a simulated group at times of its own: crashes, clocks, garbage, operators, the log's own mishaps."""
 
 import random
+from collections import Counter, defaultdict
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,16 @@ from tests.simulator.scheduling import Process
 if TYPE_CHECKING:
     from tests.simulator.world import Run, Simulation
 
+_PAUSES_FIRST = (EventKind.POSITION, EventKind.SWITCH_OFF)
+
 
 class Nature:
     """Lets events befall one simulation."""
 
     def __init__(self, world: "Simulation") -> None:
         self._world = world
+        self._under_way: Counter[EventKind] = Counter()
+        self._ended_ms: defaultdict[EventKind, float] = defaultdict(float)
         self._acts = {
             EventKind.CRASH: self._crash,
             EventKind.STOP: self._stop,
@@ -48,8 +53,15 @@ class Nature:
         """Let `event` happen when its time has come; an operator's error is the operator's."""
         self._world.scheduler.sleep(event.at_ms)
         self._world.befallen[event.kind] += 1
+        self._under_way[event.kind] += 1
         with suppress(MarshalError):
             self._acts[event.kind](random.Random(event.chance))
+        self._under_way[event.kind] -= 1
+        self._ended_ms[event.kind] = self._world.scheduler.now_ms
+
+    def has_paused_since(self, at_ms: float) -> bool:
+        """Tell whether somebody who pauses the group for what they do was still at it after `at_ms`."""
+        return any(self._under_way[kind] or self._ended_ms[kind] > at_ms for kind in _PAUSES_FIRST)
 
     def end(self) -> None:
         """From now on nothing goes wrong: who was stopped goes on, the broker's clock is right, no one is paused."""

@@ -17,6 +17,8 @@ HI_MS = 1_000
 GO_HI_MS = 60_000
 LOOK_LEAST, LOOK_MOST = 0.5, 0.8
 """How often members look for work once faults are over, in heartbeat intervals."""
+SMALL_PART = 0.75
+"""Part of the worlds that have few members, partitions and messages: most faults show there, for less."""
 RANGES_PART = 0.2
 """Part of the groups of native rule set whose members claim ranges."""
 MOST_APPENDS = 60
@@ -87,13 +89,15 @@ class Scenario:
     """How long one message may take to process, in heartbeat intervals."""
     has_snapshots: bool
     members: tuple[Member, ...]
+    faulty_intervals: int
+    """How many heartbeat intervals faults begin in."""
     append_faults: tuple[tuple[int, AppendFault], ...]
     events: tuple[Event, ...]
     go_members: int = 0
     """Members that do as the Go library does, in a group with rule set `go`."""
     snapshot_faults: tuple[tuple[int, SnapshotFault], ...] = ()
     ranges: RangeOptions | None = None
-    """How members claim ranges, in a group that does."""
+    """How members claim ranges, in a group that does: each of sizes up to this."""
 
     @property
     def hi_ms(self) -> int:
@@ -103,7 +107,7 @@ class Scenario:
     @property
     def faulty_ms(self) -> int:
         """Faults begin before that."""
-        return 4 * self.hi_ms
+        return self.faulty_intervals * self.hi_ms
 
     @property
     def calm_ms(self) -> int:
@@ -164,7 +168,7 @@ _MODES = list(DeliveryMode)
 def scenario(seed: int) -> Scenario:
     """Draw the scenario of `seed`."""
     chance = random.Random(seed)
-    many = chance.random() < 0.3
+    is_small, many = chance.random() < SMALL_PART, chance.random() < 0.3
     append_faults = {
         chance.randint(1, MOST_APPENDS): chance.choice(_APPEND_FAULTS)
         for _ in range(chance.randint(0, 8 if many else 3))
@@ -178,19 +182,22 @@ def scenario(seed: int) -> Scenario:
     has_snapshots = chance.random() < 0.5
     if has_snapshots:
         kinds += chance.choices(sorted(_WITH_SNAPSHOTS), k=chance.randint(0, 3))
-    events = [Event(kind, chance.random() * 4 * hi_ms, chance.getrandbits(32)) for kind in kinds]
-    members = tuple(_member(number, chance) for number in range(chance.randint(3, 4)))
+    faulty_intervals = 3 if is_small else 4
+    events = [Event(kind, chance.random() * faulty_intervals * hi_ms, chance.getrandbits(32)) for kind in kinds]
+    member_count = chance.randint(2, 3) if is_small else chance.randint(3, 4)
+    members = tuple(_member(number, chance) for number in range(member_count))
     drawn = Scenario(
         seed=seed,
         mode=DeliveryMode.AT_LEAST_ONCE if is_go else chance.choice(_MODES),
         rule_set=RuleSet.GO if is_go else RuleSet.NATIVE,
         coordination_partitions=chance.randint(1, 2),
-        data_partitions=chance.randint(1, 4),
-        messages=chance.randint(2, 12),
-        max_records=chance.randint(3, 12),
+        data_partitions=chance.randint(1, 2 if is_small else 4),
+        messages=chance.randint(2, 6 if is_small else 12),
+        max_records=chance.randint(3, 6 if is_small else 12),
         slow=chance.choice((0.005, 0.1, 0.4)),
         has_snapshots=has_snapshots,
         members=tuple(replace(member, is_twin=False) for member in members) if is_go else members,
+        faulty_intervals=faulty_intervals,
         append_faults=tuple(sorted(append_faults.items())),
         events=tuple(sorted(events, key=lambda event: event.at_ms)),
         go_members=chance.randint(1, 2) if is_go else 0,
@@ -204,7 +211,7 @@ def _with_ranges(drawn: Scenario, chance: random.Random) -> Scenario:
     ranges = RangeOptions(size=chance.randint(2, 9), ahead=chance.choice((0, 0, 6, 20)), wait_s=wait_s)
     if chance.random() < 0.85:
         return replace(drawn, ranges=ranges)
-    off = Event(EventKind.SWITCH_OFF, chance.random() * 4 * HI_MS, chance.getrandbits(32))
+    off = Event(EventKind.SWITCH_OFF, chance.random() * drawn.faulty_ms, chance.getrandbits(32))
     return replace(drawn, ranges=ranges, events=tuple(sorted([*drawn.events, off], key=lambda event: event.at_ms)))
 
 

@@ -176,7 +176,8 @@ class Simulation:
             scheduler.run(self.scenario.calm_ms)
             nature.end()
             self._run_until_drained(self.scenario.taken_up_ms)
-            self._check_taken_up()
+            if not nature.has_paused_since(self.scenario.calm_ms):
+                self._check_taken_up()
             self._run_until_drained(self._ends_ms())
             self._check_end()
             scheduler.kill_all()
@@ -260,7 +261,9 @@ class Simulation:
         """Work in rounds, as the steps of a process do; one that fails is sometimes followed by another."""
         chance = random.Random(run.process.random.getrandbits(32) + run.number)
         settings = self.settings(member)
-        request = replace(request, ranges=self.scenario.ranges if settings.features else None)
+        if self.scenario.ranges and settings.features:
+            size = chance.randint(2, self.scenario.ranges.size)
+            request = replace(request, ranges=replace(self.scenario.ranges, size=size))
 
         def wait() -> None:
             self.scheduler.sleep(chance.random() * 4 * member.slowness)
@@ -310,7 +313,7 @@ class Simulation:
     def _until_next(self, chance: random.Random) -> float:
         """Say how long a process waits before it looks again: often enough, once faults are over."""
         now_ms = self.scheduler.now_ms
-        soon_ms, later_ms = self.hi_ms * chance.uniform(LOOK_LEAST, LOOK_MOST), self.hi_ms * chance.uniform(0.7, 3)
+        soon_ms, later_ms = self.hi_ms * chance.uniform(LOOK_LEAST, LOOK_MOST), self.hi_ms * chance.uniform(1, 4)
         if now_ms < self.scenario.calm_ms:
             return min(later_ms, self.scenario.calm_ms - now_ms + soon_ms)
         return soon_ms if now_ms < self.scenario.taken_up_ms else later_ms
