@@ -346,10 +346,11 @@ class BaseClaimer(ABC, Generic[H]):
             )
 
     def _require_unchanged(self, won: Collection[H]) -> None:
-        """Settings that changed while the claim was under way: release it unused."""
+        """Settings that changed, or a log that retention cut, while the claim was under way: release it unused."""
         try:
+            self._require_certain()
             self._require_settings()
-        except SettingsDiffer:
+        except (NotCertain, SettingsDiffer):
             self.release([claim.partition for claim in won])
             raise
 

@@ -131,12 +131,6 @@ class Operator:
         offset, when owners do not leave within `wait_ms`, or others pause and resume in between: it can be tried again.
         Raises `NotCertain`, `UnavailableError`, `LogChanged`.
         """
-        unsure = [number for number, one in self._rationalizer.follow_all().partitions.items() if not one.certain]
-        if unsure:
-            raise NotCertain(
-                f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: whether ranges "
-                "are enabled there is not known. Stop all members of the group, then see `marshal-dagster recover`"
-            )
         for topic in sorted({topic for number in self._with_ranges() for topic, _ in self._places(number)}):
             self._warn_of_ahead(topic)
         setting = _Setting("all topics", "", self._clock.lease_ms() + wait_ms, is_dead)
@@ -196,9 +190,8 @@ class Operator:
         """Let more than 2 heartbeat intervals of log time pass since `begun`, by marks where the log is silent."""
         world = self._rationalizer.world
         interval_ms = max(
-            group.settings.heartbeat_interval_ms
-            for partition in world.partitions.values()
-            if (group := partition.groups.get(self._member.group)) is not None
+            world.partitions[number].groups[self._member.group].settings.heartbeat_interval_ms
+            for number in self._with_ranges()
         )
         deadline_ms = self._clock.lease_ms() + 4 * interval_ms
         while True:
@@ -241,8 +234,16 @@ class Operator:
             self._sender.send(messages, numbers)
 
     def _with_ranges(self) -> list[int]:
-        """Read on, and give the coordination partitions where the group's settings name ranges."""
+        """Read on, and give the coordination partitions where the group's settings name ranges.
+
+        Raises `NotCertain` where that is not known, as after retention has overtaken the reader.
+        """
         partitions = self._rationalizer.follow_all().partitions.items()
+        if unsure := [number for number, one in partitions if not one.certain]:
+            raise NotCertain(
+                f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: whether ranges "
+                "are enabled there is not known. Stop all members of the group, then see `marshal-dagster recover`"
+            )
         groups = {number: partition.groups.get(self._member.group) for number, partition in partitions}
         return [number for number, group in groups.items() if group is not None and RANGES in group.settings.features]
 
@@ -321,9 +322,14 @@ class Operator:
             self._rationalizer.catch_up()
 
     def _note_pauses(self, setting: "_Setting") -> list[int]:
-        """Note what is to be put back; give the coordination partitions where another has paused or resumed since."""
+        """Note what is to be put back; give the coordination partitions where another has paused or resumed since.
+
+        Where retention has overtaken the reader since, what was in force before still is what is known.
+        """
         changed: list[int] = []
         for number, partition in self._rationalizer.follow_all().partitions.items():
+            if number in setting.before and not partition.certain:
+                continue
             pause = _Pause.of(partition.groups.get(self._member.group))
             before = setting.before.setdefault(number, _NO_PAUSE if pause.is_for_a_setting else pause)
             if not pause.is_for_a_setting and pause != before:

@@ -104,6 +104,24 @@ def test_a_log_cut_by_retention_ends_the_claims_of_a_reader_left_behind(site: Si
         site.claimer().claim([0])
 
 
+@pytest.mark.parametrize("settings", [SETTINGS, Settings()], ids=["own settings", "defaults"])
+def test_a_claim_that_retention_overtakes_is_none(site: Site, settings: Settings) -> None:
+    """Who can only observe by the time that its claim is read back has won nothing, whatever looks accepted."""
+    site.begin(0, settings=settings)
+    log = site.log()
+    member = site.claimer(settings=settings, log=log)
+    member.agree_on_settings()
+
+    def retention_overtakes() -> None:
+        site.pause(-1)
+        site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
+
+    log.before_append = retention_overtakes
+    with pytest.raises(NotCertain):
+        member.claim([0])
+    assert not member.claims
+
+
 # A group shared with Go consumers
 
 

@@ -545,6 +545,45 @@ def test_a_log_of_which_not_even_the_settings_are_known_is_left_alone(site: Site
         operator_on(site).switch_ranges_off(wait_ms=0)
 
 
+def overtaken_at(site: Site, number: int) -> FaultyLog:
+    """Open a log whose reader retention overtakes just before an append, counted from 0."""
+    log = site.log()
+    turns = iter(range(number))
+
+    def retention_overtakes() -> None:
+        if next(turns, None) is None:
+            log.before_append = lambda: None
+            site.say(about(Heartbeat, "late.1", offset=50))
+            site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
+
+    log.before_append = retention_overtakes
+    return log
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+@pytest.mark.parametrize("number", range(20))
+def test_who_is_overtaken_by_retention_switches_nothing_off(site: Site, number: int, *, is_paused: bool) -> None:
+    """Whoever can only observe from some append on says so; a pause that was in force is put back."""
+    site.begin(0, settings=RANGES, at=50)
+    if is_paused:
+        site.pause(3_000, "boss.1")
+    with pytest.raises(NotCertain):
+        operator_on(site, overtaken_at(site, number)).switch_ranges_off(wait_ms=10 * HI_MS)
+    assert is_paused_everywhere(site) == {is_paused}
+
+
+@pytest.mark.parametrize("is_paused", [False, True])
+@pytest.mark.parametrize("number", range(3))
+def test_who_is_overtaken_by_retention_sets_no_position(site: Site, number: int, *, is_paused: bool) -> None:
+    """Whoever can only observe says that positions were not set; a pause that was in force is put back."""
+    site.begin(0, at=50)
+    if is_paused:
+        site.pause(3_000, "boss.1")
+    with pytest.raises((NotCertain, PositionNotSet)):
+        operator_on(site, overtaken_at(site, number)).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
+    assert is_paused_everywhere(site) == {is_paused}
+
+
 def test_a_log_that_is_only_observed_is_left_alone(site: Site) -> None:
     """Where retention has cut the log nothing is switched off."""
     site.begin(0, settings=RANGES)

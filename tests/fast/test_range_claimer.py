@@ -989,6 +989,21 @@ def test_no_permission_from_a_log_that_changed(once: Site) -> None:
 # A log that can only be observed
 
 
+def test_a_range_that_retention_overtakes_is_none(site: Site) -> None:
+    """Who can only observe by the time that its claim is read back has won nothing."""
+    log = site.log()
+    member = site.range_claimer(log=log)
+
+    def retention_overtakes() -> None:
+        site.pause(-1)
+        site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
+
+    log.before_append = retention_overtakes
+    with pytest.raises(NotCertain):
+        member.claim({0: (5, 9)})
+    assert not member.claims
+
+
 @pytest.mark.parametrize("mode", [DeliveryMode.AT_LEAST_ONCE, DeliveryMode.AT_MOST_ONCE])
 def test_what_is_only_observed_is_no_answer(mode: DeliveryMode) -> None:
     """Retention overtakes a member: it reads on in the middle, where everything looks accepted."""

@@ -14,11 +14,12 @@ from tests.simulator.snapshots import SnapshotFault
 T = TypeVar("T")
 GROUP, TOPIC = "etl", "orders"
 HI_MS = 1_000
-GO_HI_MS = 60_000
+DEFAULT_HI_MS = 60_000
+"""Of groups with rule set `go`, and of those that keep the defaults, which hold in a log without settings too."""
 LOOK_LEAST, LOOK_MOST = 0.5, 0.8
 """How often members look for work once faults are over, in heartbeat intervals."""
-SMALL_PART = 0.75
-"""Part of the worlds that have few members, partitions and messages: most faults show there, for less."""
+DEFAULTS_PART = 0.2
+"""Part of the groups of native rule set, at least once, that keep the default settings."""
 RANGES_PART = 0.2
 """Part of the groups of native rule set whose members claim ranges."""
 MOST_APPENDS = 60
@@ -79,6 +80,8 @@ class Scenario:
     """One seed's world; `append_faults` and `snapshot_faults` by the number of the append that they befall."""
 
     seed: int
+    hi_ms: int
+    """The group's heartbeat interval."""
     mode: DeliveryMode
     rule_set: RuleSet
     coordination_partitions: int
@@ -98,11 +101,6 @@ class Scenario:
     snapshot_faults: tuple[tuple[int, SnapshotFault], ...] = ()
     ranges: RangeOptions | None = None
     """How members claim ranges, in a group that does: each of sizes up to this."""
-
-    @property
-    def hi_ms(self) -> int:
-        """The group's heartbeat interval."""
-        return GO_HI_MS if self.rule_set is RuleSet.GO else HI_MS
 
     @property
     def faulty_ms(self) -> int:
@@ -168,13 +166,15 @@ _MODES = list(DeliveryMode)
 def scenario(seed: int) -> Scenario:
     """Draw the scenario of `seed`."""
     chance = random.Random(seed)
-    is_small, many = chance.random() < SMALL_PART, chance.random() < 0.3
+    many = chance.random() < 0.3
     append_faults = {
         chance.randint(1, MOST_APPENDS): chance.choice(_APPEND_FAULTS)
         for _ in range(chance.randint(0, 8 if many else 3))
     }
     is_go = chance.random() < 0.08
-    hi_ms = GO_HI_MS if is_go else HI_MS
+    mode = DeliveryMode.AT_LEAST_ONCE if is_go else chance.choice(_MODES)
+    is_default = is_go or (mode is DeliveryMode.AT_LEAST_ONCE and chance.random() < DEFAULTS_PART)
+    hi_ms = DEFAULT_HI_MS if is_default else HI_MS
     common = _UNDER_GO if is_go else _COMMON_EVENTS
     kinds = [chance.choice(common) for _ in range(chance.randint(0, 5 if many else 2))]
     if chance.random() < 0.06:
@@ -182,18 +182,18 @@ def scenario(seed: int) -> Scenario:
     has_snapshots = chance.random() < 0.5
     if has_snapshots:
         kinds += chance.choices(sorted(_WITH_SNAPSHOTS), k=chance.randint(0, 3))
-    faulty_intervals = 3 if is_small else 4
+    faulty_intervals = chance.choice((3, 3, 3, 4))
     events = [Event(kind, chance.random() * faulty_intervals * hi_ms, chance.getrandbits(32)) for kind in kinds]
-    member_count = chance.randint(2, 3) if is_small else chance.randint(3, 4)
-    members = tuple(_member(number, chance) for number in range(member_count))
+    members = tuple(_member(number, chance) for number in range(chance.choice((3, 3, 3, 4))))
     drawn = Scenario(
         seed=seed,
-        mode=DeliveryMode.AT_LEAST_ONCE if is_go else chance.choice(_MODES),
+        hi_ms=hi_ms,
+        mode=mode,
         rule_set=RuleSet.GO if is_go else RuleSet.NATIVE,
         coordination_partitions=chance.randint(1, 2),
-        data_partitions=chance.randint(1, 2 if is_small else 4),
-        messages=chance.randint(2, 6 if is_small else 12),
-        max_records=chance.randint(3, 6 if is_small else 12),
+        data_partitions=chance.choice((1, 2, 2, 3, 3, 4, 4, 5)),
+        messages=chance.randint(2, 12),
+        max_records=chance.randint(3, 12),
         slow=chance.choice((0.005, 0.1, 0.4)),
         has_snapshots=has_snapshots,
         members=tuple(replace(member, is_twin=False) for member in members) if is_go else members,
@@ -207,7 +207,7 @@ def scenario(seed: int) -> Scenario:
 
 
 def _with_ranges(drawn: Scenario, chance: random.Random) -> Scenario:
-    wait_s = chance.uniform(0, 1.5) * HI_MS / 1_000
+    wait_s = chance.uniform(0, 1.5) * drawn.hi_ms / 1_000
     ranges = RangeOptions(size=chance.randint(2, 9), ahead=chance.choice((0, 0, 6, 20)), wait_s=wait_s)
     if chance.random() < 0.85:
         return replace(drawn, ranges=ranges)
