@@ -493,8 +493,8 @@ class Simulation:
         for one in batch.all_ranges:
             if one in batch.dropped:
                 continue
-            by = self.judge.committed.get(((GROUP, TOPIC, one.partition), one.end))
-            if by is None:
+            place = (GROUP, TOPIC, one.partition)
+            if (place, one.generation, one.end, batch.batch_id) not in self.judge.committed:
                 self._fail("a commit that is believed in is in the log", f"{one} of {batch.batch_id}")
 
     def _check_reader(self, reader: Rationalizer) -> None:
