@@ -65,6 +65,8 @@ class Cluster:
         self.jump_ms = 0
         """How far the leader's clock is off."""
         self.broker = MemoryBroker(partitions, now_ms=lambda: EPOCH_MS + int(scheduler.now_ms) + self.jump_ms)
+        self.before_put: Callable[[int, bytes], None] = lambda *_: None
+        """Told coordination partition and value of each record just before it gets into the log."""
         self.appended: Callable[[int, int, int, bytes], None] = lambda *_: None
         """Told coordination partition, offset, timestamp and value of each record as it gets into the log."""
         self.work_of: Callable[[Process], object] = lambda _: None
@@ -84,6 +86,7 @@ class Cluster:
 
     def put(self, partition: int, value: bytes) -> int:
         """Let a record into the log."""
+        self.before_put(partition, value)
         timestamp_ms = self.broker.now_ms()
         offset = self.broker.append(partition, value, timestamp_ms)
         self.appended(partition, offset, timestamp_ms, value)

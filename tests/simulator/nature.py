@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -252,6 +253,9 @@ class Nature:
     def _set_positions(self, chance: random.Random) -> None:
         world = self._world
         _, operator = self._operator()
+        if world.scenario.ranges is not None and chance.random() < 0.5:
+            self._stop_at_the_next("RangeDone")
+            world.scheduler.sleep(chance.random() * world.hi_ms)
         described = world.data.describe(TOPIC)
         offsets = {n: self._earlier(n, at, chance) for n in described.partitions[:2] if (at := world.offset(n))}
         world.hesitates = chance.random() < 0.5
@@ -346,7 +350,40 @@ class Nature:
             if partition.certain and kept is not None:
                 kept.write(partition, reader.identity)
 
-    def _cut(self, _: random.Random) -> None:
+    def _cut(self, chance: random.Random) -> None:
+        """Let retention delete all there is: now, or while a claim is under way, whose sender it overtakes."""
+        if chance.random() < 0.5:
+            self._cut_now()
+        else:
+            self._at_the_next("Claiming", self._overtake)
+
+    def _overtake(self) -> None:
+        self._world.cluster.put(self._world.home, b"garbage")
+        self._cut_now()
+
+    def _cut_now(self) -> None:
         world = self._world
         world.is_cut = True
         world.cluster.broker.retain_from(world.home, world.cluster.broker.bounds(world.home).end)
+
+    def _stop_at_the_next(self, kind: str) -> None:
+        """Stop whoever sends the next record of a kind, just before it gets into the log, for as long as may be."""
+
+        def stop() -> None:
+            scheduler = self._world.scheduler
+            if scheduler.current is not None and scheduler.now_ms < self._world.scenario.faulty_ms:
+                scheduler.current.process.stop(self._world.scenario.calm_ms - scheduler.now_ms)
+                scheduler.sleep(0)
+
+        self._at_the_next(kind, stop)
+
+    def _at_the_next(self, kind: str, act: Callable[[], None]) -> None:
+        """Act just before the next record of a kind gets into the log."""
+        cluster, home = self._world.cluster, self._world.home
+
+        def look(partition: int, value: bytes) -> None:
+            if partition == home and value.startswith(kind.encode()):
+                cluster.before_put = lambda *_: None
+                act()
+
+        cluster.before_put = look
