@@ -67,6 +67,8 @@ class Cluster:
         self.broker = MemoryBroker(partitions, now_ms=lambda: EPOCH_MS + int(scheduler.now_ms) + self.jump_ms)
         self.before_put: Callable[[int, bytes], None] = lambda *_: None
         """Told coordination partition and value of each record just before it gets into the log."""
+        self.fault_of: Callable[[Sequence[Append]], AppendFault | None] = lambda _: None
+        """Tells what befalls an append, if it is to be another fault than of its number."""
         self.appended: Callable[[int, int, int, bytes], None] = lambda *_: None
         """Told coordination partition, offset, timestamp and value of each record as it gets into the log."""
         self.work_of: Callable[[Process], object] = lambda _: None
@@ -141,7 +143,7 @@ class SimulatedLog:
         cluster = self._cluster
         if cluster.scheduler.now_ms < self._is_out_until_ms:
             return self._fail_to_send(records)
-        fault = cluster.next_fault()
+        fault = cluster.fault_of(records) or cluster.next_fault()
         if fault is not None and fault is not AppendFault.RETRIED:
             return self._append_with(fault, records)
         self._wait()

@@ -393,12 +393,6 @@ MUTANTS: Final = (
         "            end = claim.end\n",
     ),
     Mutant(
-        "a claim counts that retention has overtaken",
-        BASE_CLAIMER,
-        "        try:\n            self._require_certain()\n            self._require_settings()\n",
-        "        try:\n            self._require_settings()\n",
-    ),
-    Mutant(
         "a snapshot leaves out the pause",
         SNAPSHOTS,
         '"paused_until_s": group.paused_until_s,',

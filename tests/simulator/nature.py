@@ -2,16 +2,17 @@
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from marshal_dagster.coordination.log import Append
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.messages import DeliveryMode, settings_text
 from marshal_dagster.protocol.ranges import ClaimedRange
-from tests.simulator.broker import EPOCH_MS, SimulatedClock
+from tests.simulator.broker import EPOCH_MS, AppendFault, SimulatedClock
 from tests.simulator.checkers import KeyState, RangeState, ranges_of
 from tests.simulator.data import Attempt
 from tests.simulator.scenario import GROUP, TOPIC, Event, EventKind, Member
@@ -254,7 +255,7 @@ class Nature:
         world = self._world
         _, operator = self._operator()
         if world.scenario.ranges is not None and chance.random() < 0.5:
-            self._stop_at_the_next("RangeDone")
+            self._lose_the_next_done()
             world.scheduler.sleep(chance.random() * world.hi_ms)
         described = world.data.describe(TOPIC)
         offsets = {n: self._earlier(n, at, chance) for n in described.partitions[:2] if (at := world.offset(n))}
@@ -366,16 +367,20 @@ class Nature:
         world.is_cut = True
         world.cluster.broker.retain_from(world.home, world.cluster.broker.bounds(world.home).end)
 
-    def _stop_at_the_next(self, kind: str) -> None:
-        """Stop whoever sends the next record of a kind, just before it gets into the log, for as long as may be."""
+    def _lose_the_next_done(self) -> None:
+        """Stop whoever says next that a range is done, for as long as may be, and let it never hear what came of it."""
+        world = self._world
 
-        def stop() -> None:
-            scheduler = self._world.scheduler
-            if scheduler.current is not None and scheduler.now_ms < self._world.scenario.faulty_ms:
-                scheduler.current.process.stop(self._world.scenario.calm_ms - scheduler.now_ms)
-                scheduler.sleep(0)
+        def stop(records: Sequence[Append]) -> AppendFault | None:
+            task = world.scheduler.current
+            is_it = any(record.value.startswith(b"RangeDone") for record in records)
+            if task is None or not is_it or world.scheduler.now_ms > world.scenario.faulty_ms:
+                return None
+            world.cluster.fault_of = lambda _: None
+            task.process.stop(world.scenario.calm_ms - world.scheduler.now_ms)
+            return AppendFault.LOST
 
-        self._at_the_next(kind, stop)
+        world.cluster.fault_of = stop
 
     def _at_the_next(self, kind: str, act: Callable[[], None]) -> None:
         """Act just before the next record of a kind gets into the log."""
