@@ -76,8 +76,8 @@ class LogJudge:
     groups: dict[int, dict[str, list[tuple[int, GroupState]]]] = field(init=False)
     log_times: dict[int, list[tuple[int, int]]] = field(init=False)
     highest_epoch: dict[Place, int] = field(default_factory=dict)
-    committed: set[tuple[Place, int, int, str]] = field(default_factory=set)
-    """Place, generation, offset, and who moved the key, or ended a range, there."""
+    committed: defaultdict[tuple[Place, int, int], set[str]] = field(default_factory=lambda: defaultdict(set))
+    """By place, generation and offset: who moved the key, or ended a range, there."""
     revoked_ms: dict[tuple[Place, int], int] = field(default_factory=dict)
     """By place and epoch: the timestamp of the revocation."""
     owned_at: dict[Place, int] = field(default_factory=dict)
@@ -151,7 +151,7 @@ class LogJudge:
         if kind == "Heartbeat" and before[4] != after[4]:
             if (after if is_go else before)[0] != sender:
                 self.fail("a commit is only ever by the owner", f"{place}: {sender} committed, {before[0]} owned")
-            self.committed.add((place, int(str(after[7])), int(str(after[4])), sender))
+            self.committed[place, int(str(after[7])), int(str(after[4]))].add(sender)
         if before[9] != after[9]:
             self._judge_ranges(record, place, before, after, offset)
 
@@ -180,7 +180,7 @@ class LogJudge:
         if [(one[2], one[3]) for one in done] != [("planned", record["instance"])]:
             self.fail("a commit is only ever by the owner", f"{place}: {record['instance']} ended {done}")
             return
-        self.committed.add((place, int(str(before[7])), done[0][1], record["instance"]))
+        self.committed[place, int(str(before[7])), done[0][1]].add(record["instance"])
         at = int(str(before[4]))
         for one in sorted([*done, *(one for one in ranges_of(before) if one[2] == "done")]):
             at = one[1] if one[0] == at else at
