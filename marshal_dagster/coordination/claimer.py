@@ -76,9 +76,11 @@ class Claimer(BaseClaimer[Claim]):
                 return []
             signed = self._sender.signed(self.member)
             claims = [ClaimingPartition(partition=number, **signed) for number in wanted]
-            revocations = [
-                each for number in wanted for each in self._revocations(number, dead, self.key(number).ranges)
-            ]
+            revocations: list[Message] = []
+            if dead:
+                revocations = [
+                    each for number in wanted for each in self._revocations(number, dead, self.key(number).ranges)
+                ]
             self._tenure.ask(wanted)
             won = self._note_wins(self._sender.send([*revocations, *claims]), ClaimingPartition)
             self._require_unchanged(won)
