@@ -204,10 +204,11 @@ class Trial:
         """A commit that is believed in is in the log; at most once it is there before anything is processed."""
         for left in self.evidence.lines(Left):
             for part in left.committed:
-                by = self.log.committed.get((self.evidence.place(part.partition), part.end))
-                if by != left.instance and not self._is_done_by_another(part, left):
+                by = self.log.committed[self.evidence.place(part.partition), part.generation, part.end]
+                if left.instance not in by and not self._is_done_by_another(part, left):
                     self._fail(
-                        "a commit that is believed in is in the log", f"{part} of {left.instance} is of {by} there"
+                        "a commit that is believed in is in the log",
+                        f"{part} of {left.instance} is of {sorted(by) or 'nobody'} there",
                     )
         if self.evidence.mode is not DeliveryMode.AT_MOST_ONCE:
             return
