@@ -393,6 +393,12 @@ MUTANTS: Final = (
         "            end = claim.end\n",
     ),
     Mutant(
+        "ranges are off wherever none are known",
+        "coordination/operator.py",
+        "        if unsure := [number for number, one in partitions if not one.certain]:\n",
+        "        if unsure := []:\n",
+    ),
+    Mutant(
         "a snapshot leaves out the pause",
         SNAPSHOTS,
         '"paused_until_s": group.paused_until_s,',
