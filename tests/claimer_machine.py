@@ -9,25 +9,18 @@ from collections import Counter
 from typing import Any, ClassVar, NamedTuple
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant, rule
 
 from marshal_dagster.coordination.claimer import Claimer
 from marshal_dagster.errors import ClaimLost, GroupPaused, PlanRejected
-from marshal_dagster.protocol.leases import delivery_timeout_ms
 from marshal_dagster.protocol.messages import Message, parse
-from marshal_dagster.protocol.world import World
 from tests.fuzz.world import state_of, state_of_plain
-from tests.members import GROUP, HI_MS, TOPIC, TOPIC_ID, Site
-from tests.plain_reader import PlainReader, new_group, new_key
+from tests.member_machine import MemberMachine, steps_ms, which_ones
+from tests.members import GROUP, HI_MS, TOPIC, TOPIC_ID
+from tests.plain_reader import new_group, new_key
 
 PARTITIONS = 3
-MOST_MEMBERS = 4
-LEASE_MS = 2 * HI_MS - HI_MS // 10
 partitions = st.integers(0, PARTITIONS - 1)
-steps_ms = st.sampled_from(
-    [1, HI_MS // 2, HI_MS, LEASE_MS - delivery_timeout_ms(HI_MS), LEASE_MS - 1, LEASE_MS, 2 * HI_MS, 2 * HI_MS + 1]
-)
-which_ones = st.integers(0, 11)
 
 
 class Holder(NamedTuple):
@@ -37,55 +30,20 @@ class Holder(NamedTuple):
     epoch: int
 
 
-class ClaimerMachine(RuleBasedStateMachine):
+class ClaimerMachine(MemberMachine[Claimer]):
     """The steps of the members."""
 
     seen: ClassVar[Counter[str]] = Counter()
     """What has happened in any run, for a test to see that all does."""
 
-    @initialize()
-    def begin(self) -> None:
-        """A first member gives the group its settings."""
-        self.site = Site()
-        self.plain = PlainReader(self.site.partitions)
-        self.world = World(self.site.partitions)
-        self.read = 0
+    def _prepare(self) -> None:
         self.holders: dict[int, Holder] = {}
         self.revoked: set[Holder] = set()
         self.asked: set[tuple[str, int]] = set()
         self.left: set[tuple[str, int]] = set()
-        self.paused_until_ms = 0
-        self.members = [self.site.member()]
-        self._read_log()
 
-    @rule()
-    @precondition(lambda self: len(self.members) < MOST_MEMBERS)
-    def join(self) -> None:
-        """A new member comes."""
-        self.members.append(self.site.member())
-
-    @rule(which=which_ones)
-    @precondition(lambda self: len(self.members) > 1)
-    def vanish(self, which: int) -> None:
-        """A member dies where it stands."""
-        self.members.remove(self._member(which))
-
-    @rule(passed_ms=steps_ms)
-    def wait(self, passed_ms: int) -> None:
-        """Time passes."""
-        self.site.clock.advance(passed_ms)
-
-    @rule(seconds=st.integers(1, 60))
-    def pause(self, seconds: int) -> None:
-        """A person pauses the group."""
-        self.site.pause(seconds)
-        self.paused_until_ms = (self._now_ms // 1_000 + seconds) * 1_000
-
-    @rule()
-    def resume(self) -> None:
-        """A person resumes the group."""
-        self.site.pause(0)
-        self.paused_until_ms = self._now_ms // 1_000 * 1_000
+    def _new_member(self) -> Claimer:
+        return self.site.member()
 
     @rule(which=which_ones, wanted=st.sets(partitions, min_size=1), looks=st.booleans())
     def claim(self, which: int, wanted: set[int], *, looks: bool) -> None:
@@ -114,9 +72,7 @@ class ClaimerMachine(RuleBasedStateMachine):
     @rule(passed_ms=steps_ms, starts=st.booleans())
     def succeed(self, passed_ms: int, *, starts: bool) -> None:
         """Time passes, and a new member comes for all there is; the oldest may not be heard of again."""
-        self.site.clock.advance(passed_ms)
-        self.members = [*self.members[1 - MOST_MEMBERS :], self.site.member()]
-        newest = len(self.members) - 1
+        newest = self._succeed(passed_ms)
         self.claim(newest, set(range(PARTITIONS)), looks=True)
         if starts:
             self.start(newest)
@@ -255,20 +211,6 @@ class ClaimerMachine(RuleBasedStateMachine):
                     assert self.holders.get(number) == believed
 
     # What the steps need
-
-    @property
-    def _now_ms(self) -> int:
-        return self.site.clock.wall_ms()
-
-    @property
-    def _is_paused(self) -> bool:
-        return self._now_ms < self.paused_until_ms
-
-    def _see(self, what: str) -> None:
-        self.seen[what] += 1
-
-    def _member(self, which: int) -> Claimer:
-        return self.members[which % len(self.members)]
 
     @staticmethod
     def _one_of(member: Claimer, which: int) -> int | None:

@@ -11,72 +11,39 @@ from itertools import pairwise
 from typing import ClassVar
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import invariant, rule
 
 from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
 from marshal_dagster.errors import ClaimLost, GroupPaused, NotCommitted, PlanRejected
 from marshal_dagster.protocol.messages import ClaimingRange, Message, RangeDone, parse
 from marshal_dagster.protocol.state import Key, Range
-from marshal_dagster.protocol.world import World
 from tests.faulty_log import Fault, every
 from tests.fuzz.world import state_of, state_of_plain
-from tests.members import GROUP, HI_MS, TOPIC, Site, faulty
-from tests.plain_reader import PlainReader
+from tests.member_machine import MemberMachine, steps_ms, which_ones
+from tests.members import GROUP, TOPIC, faulty
 
 PARTITIONS = 2
-MOST_MEMBERS = 4
 TOPIC_END = 30
-LEASE_MS = 2 * HI_MS - HI_MS // 10
 partitions = st.integers(0, PARTITIONS - 1)
-which_ones = st.integers(0, 11)
-steps_ms = st.sampled_from([1, HI_MS // 2, HI_MS, LEASE_MS - 1, LEASE_MS, 2 * HI_MS, 2 * HI_MS + 1])
 faults = st.sampled_from([None, None, None, *Fault])
 sizes = st.integers(1, 8)
 
 
-class RangeMachine(RuleBasedStateMachine):
+class RangeMachine(MemberMachine[RangeClaimer]):
     """The steps of the members."""
 
     seen: ClassVar[Counter[str]] = Counter()
     """What has happened in any run, for a test to see that all does."""
 
-    @initialize()
-    def begin(self) -> None:
-        """A first member gives the group its settings, and the partitions their offset and topic."""
-        self.site = Site()
-        self.plain, self.world, self.read = PlainReader(self.site.partitions), World(self.site.partitions), 0
-        self.world.start(self.site.home, 0)
+    def _prepare(self) -> None:
         self.revoked: set[int] = set()
         self.winners: set[tuple[str, int]] = set()
         self.done: dict[int, set[int]] = {n: set() for n in range(PARTITIONS)}
         self.done_epochs: set[int] = set()
-        self.paused_until_ms = 0
         self.site.begin(*range(PARTITIONS))
-        self.members = [self.site.range_claimer()]
-        self._read_log()
 
-    @rule()
-    @precondition(lambda self: len(self.members) < MOST_MEMBERS)
-    def join(self) -> None:
-        """A new member comes."""
-        self.members.append(self.site.range_claimer())
-
-    @rule(which=which_ones)
-    @precondition(lambda self: len(self.members) > 1)
-    def vanish(self, which: int) -> None:
-        """A member dies where it stands."""
-        self.members.remove(self._member(which))
-
-    @rule(passed_ms=steps_ms)
-    def wait(self, passed_ms: int) -> None:
-        """Time passes."""
-        self.site.clock.advance(passed_ms)
-
-    @rule(seconds=st.sampled_from([0, 5, 60]))
-    def pause(self, seconds: int) -> None:
-        """A person pauses the group, or resumes it."""
-        self.site.pause(seconds)
-        self.paused_until_ms = (self._now_ms // 1_000 + seconds) * 1_000
+    def _new_member(self) -> RangeClaimer:
+        return self.site.range_claimer()
 
     @rule(which=which_ones)
     def arrive(self, which: int) -> None:
@@ -127,9 +94,7 @@ class RangeMachine(RuleBasedStateMachine):
     @rule(passed_ms=steps_ms, size=sizes)
     def succeed(self, passed_ms: int, size: int) -> None:
         """Time passes, and a new member comes and works; the oldest may not be heard of again."""
-        self.site.clock.advance(passed_ms)
-        self.members = [*self.members[1 - MOST_MEMBERS :], self.site.range_claimer()]
-        self.take_advice(len(self.members) - 1, size, None, plans=True)
+        self.take_advice(self._succeed(passed_ms), size, None, plans=True)
 
     @rule(which=which_ones, length=sizes, fault=faults)
     def plan(self, which: int, length: int, fault: Fault | None) -> None:
@@ -235,20 +200,6 @@ class RangeMachine(RuleBasedStateMachine):
             assert all(one[1] <= other[0] for one, other in pairwise(ordered))
 
     # What the steps need
-
-    @property
-    def _now_ms(self) -> int:
-        return self.site.clock.wall_ms()
-
-    @property
-    def _is_paused(self) -> bool:
-        return self._now_ms < self.paused_until_ms
-
-    def _see(self, what: str) -> None:
-        self.seen[what] += 1
-
-    def _member(self, which: int) -> RangeClaimer:
-        return self.members[which % len(self.members)]
 
     @contextmanager
     def _failing(self, member: RangeClaimer, fault: Fault | None) -> Iterator[None]:

@@ -1,0 +1,105 @@
+"""What machines of members have in common: members come and die, time passes, people pause the group.
+
+The members write one log in memory; the library's world and the plain reader read it after each step.
+"""
+
+from abc import abstractmethod
+from collections import Counter
+from typing import ClassVar, Generic, TypeVar
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from marshal_dagster.coordination.base_claimer import BaseClaimer
+from marshal_dagster.protocol.leases import delivery_timeout_ms
+from marshal_dagster.protocol.world import World
+from tests.members import HI_MS, Site
+from tests.plain_reader import PlainReader
+
+MOST_MEMBERS = 4
+LEASE_MS = 2 * HI_MS - HI_MS // 10
+steps_ms = st.sampled_from(
+    [1, HI_MS // 2, HI_MS, LEASE_MS - delivery_timeout_ms(HI_MS), LEASE_MS - 1, LEASE_MS, 2 * HI_MS, 2 * HI_MS + 1]
+)
+which_ones = st.integers(0, 11)
+
+M = TypeVar("M", bound=BaseClaimer)  # type: ignore[type-arg]
+
+
+class MemberMachine(RuleBasedStateMachine, Generic[M]):
+    """Members of one group, told apart by where they stand in a list."""
+
+    seen: ClassVar[Counter[str]]
+    """What has happened in any run, for a test to see that all does."""
+
+    @initialize()
+    def begin(self) -> None:
+        """A first member gives the group its settings."""
+        self.site = Site()
+        self.plain, self.world, self.read = PlainReader(self.site.partitions), World(self.site.partitions), 0
+        self.world.start(self.site.home, 0)
+        self.paused_until_ms = 0
+        self._prepare()
+        self.members: list[M] = [self._new_member()]
+        self._read_log()
+
+    @rule()
+    @precondition(lambda self: len(self.members) < MOST_MEMBERS)
+    def join(self) -> None:
+        """A new member comes."""
+        self.members.append(self._new_member())
+
+    @rule(which=which_ones)
+    @precondition(lambda self: len(self.members) > 1)
+    def vanish(self, which: int) -> None:
+        """A member dies where it stands."""
+        self.members.remove(self._member(which))
+
+    @rule(passed_ms=steps_ms)
+    def wait(self, passed_ms: int) -> None:
+        """Time passes."""
+        self.site.clock.advance(passed_ms)
+
+    @rule(seconds=st.integers(1, 60))
+    def pause(self, seconds: int) -> None:
+        """A person pauses the group."""
+        self.site.pause(seconds)
+        self.paused_until_ms = (self._now_ms // 1_000 + seconds) * 1_000
+
+    @rule()
+    def resume(self) -> None:
+        """A person resumes the group."""
+        self.site.pause(0)
+        self.paused_until_ms = self._now_ms // 1_000 * 1_000
+
+    @abstractmethod
+    def _prepare(self) -> None:
+        """Begin what only this machine keeps."""
+
+    @abstractmethod
+    def _new_member(self) -> M:
+        """Open a member that has agreed on the settings."""
+
+    @abstractmethod
+    def _read_log(self) -> None:
+        """Let both readers read on."""
+
+    def _succeed(self, passed_ms: int) -> int:
+        """Let time pass and a new member come, after whom the oldest may not be heard of again; give its number."""
+        self.site.clock.advance(passed_ms)
+        self.members = [*self.members[1 - MOST_MEMBERS :], self._new_member()]
+        return len(self.members) - 1
+
+    @property
+    def _now_ms(self) -> int:
+        return self.site.clock.wall_ms()
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._now_ms < self.paused_until_ms
+
+    def _see(self, what: str) -> None:
+        self.seen[what] += 1
+
+    def _member(self, which: int) -> M:
+        return self.members[which % len(self.members)]
