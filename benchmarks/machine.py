@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import confluent_kafka
 import psutil
 
-from marshal_dagster.devkafka import KAFKA_VERSION, JavaMissing, JavaTooOld, find_java
+from marshal_dagster.devkafka import KAFKA_VERSION
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.java import find_java
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -54,7 +56,7 @@ def _versions() -> Mapping[str, str]:
 def _java() -> str:
     try:
         return find_java().version
-    except (JavaMissing, JavaTooOld):
+    except ConfigurationError:
         return "none"
 
 

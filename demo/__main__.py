@@ -26,7 +26,7 @@ from demo.logbook import Logbook, Plan
 from demo.runs import Runs
 from jobs.flights import GROUP, carrier_totals
 from marshal_dagster.devkafka.jars import ensure_jars
-from marshal_dagster.devkafka.java import find_java
+from marshal_dagster.java import find_java
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.sinks import FileSink

@@ -24,8 +24,8 @@ from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationalizer
 from marshal_dagster.coordination.snapshots import Head, Snapshots, snapshot_topic_of
-from marshal_dagster.devkafka import DevKafkaError, find_java
 from marshal_dagster.errors import ConfigurationError, MarshalError, TopicMissing, UnavailableError
+from marshal_dagster.java import find_java
 from marshal_dagster.kafka.clients import check_reachable
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
@@ -169,7 +169,7 @@ def _versions() -> Finding:
 def _java(environ: Mapping[str, str]) -> Finding:
     try:
         java = find_java(environ)
-    except DevKafkaError as error:
+    except ConfigurationError as error:
         return Finding(
             "java",
             State.PROBLEM,

@@ -1,9 +1,9 @@
 """A real Apache Kafka for one machine: one broker or three, in KRaft mode, on 127.0.0.1 only.
 
-The jars come by Maven coordinates through the Ivy that PySpark ships (`jars`), a Java 17 or newer runs them
-(`java`), and `KafkaCluster` starts, looks at and stops the broker processes of one directory. Imports the
-standard library and psutil, and of this package the exceptions alone. All that is said to Kafka from here is
-the metadata request of `probe`.
+The jars come by Maven coordinates through the Ivy that PySpark ships (`jars`), a Java 17 or newer runs them, and
+`KafkaCluster` starts, looks at and stops the broker processes of one directory. Imports the standard library and
+psutil, and of this package the exceptions and `java` alone. All that is said to Kafka from here is the metadata
+request of `probe`.
 """
 
 from .cluster import KafkaCluster, running_kafka
@@ -13,12 +13,9 @@ from .errors import (
     ClusterDiffers,
     DevKafkaError,
     DownloadFailed,
-    JavaMissing,
-    JavaTooOld,
     PortInUse,
 )
 from .jars import KAFKA_VERSION, ensure_jars
-from .java import Java, find_java
 from .places import cache_directory, default_directory
 from .status import BrokerStatus, KafkaStatus
 
@@ -30,15 +27,11 @@ __all__ = [
     "ClusterDiffers",
     "DevKafkaError",
     "DownloadFailed",
-    "Java",
-    "JavaMissing",
-    "JavaTooOld",
     "KafkaCluster",
     "KafkaStatus",
     "PortInUse",
     "cache_directory",
     "default_directory",
     "ensure_jars",
-    "find_java",
     "running_kafka",
 ]

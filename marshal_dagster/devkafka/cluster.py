@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.java import find_java
 
 from . import processes
 from .archive import with_archive
 from .errors import BrokerFailed, ClusterBusy, ClusterDiffers, DevKafkaError
 from .jars import Report, ensure_jars
-from .java import find_java
 from .launch import BrokerFolder, Launcher
 from .locks import locked
 from .places import default_directory
@@ -83,7 +83,7 @@ class KafkaCluster:
         this call started are stopped again.
 
         Raises:
-            JavaMissing, JavaTooOld, DownloadFailed: what a broker needs is not there.
+            ConfigurationError, DownloadFailed: what a broker needs, a Java or the jars, is not there.
             PortInUse: a port is another process's.
             ClusterDiffers: the directory holds another number of brokers, or they run on other ports.
             BrokerFailed: a broker ended, or was not ready within `timeout_s` (without the download).

@@ -7,14 +7,6 @@ class DevKafkaError(MarshalError):
     """Root of the errors of the Kafka for one machine."""
 
 
-class JavaMissing(DevKafkaError):
-    """No usable `java` was found where JAVA_HOME or PATH point."""
-
-
-class JavaTooOld(DevKafkaError):
-    """The `java` that was found is older than Kafka and Spark need."""
-
-
 class DownloadFailed(DevKafkaError):
     """Kafka's jars could not be fetched, or what was fetched is not whole."""
 

@@ -15,8 +15,9 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from marshal_dagster.java import Java, java_environment
+
 from .errors import DownloadFailed
-from .java import Java, java_environment
 from .locks import locked
 from .places import cache_directory
 

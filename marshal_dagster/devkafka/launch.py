@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from marshal_dagster.java import Java, java_environment
+
 from .errors import BrokerFailed
-from .java import Java, java_environment
 from .processes import ProcessMark, spawn
 from .properties import Node, logging_configuration, render_properties, server_properties
 

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.spark.java import find_java
+from marshal_dagster.java import find_java
 
 CONNECTOR = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 """Maven coordinates of the connector. Its version need not equal Spark's own within 4.0."""
@@ -117,7 +117,7 @@ def _run_ivy(connector: str, partial: Path, timeout_s: float) -> None:
     settings = os.environ.get(_SETTINGS_VARIABLE)
     work = partial / "ivy"
     command = [
-        str(find_java()),
+        str(find_java().executable),
         f"-Divy.default.ivy.user.dir={work}",
         "-jar",
         str(_ivy()),

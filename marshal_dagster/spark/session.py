@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.java import find_java
 from marshal_dagster.spark.connector import CONNECTOR, EXCLUDES, cache_folder, connector_jars, fetch_connector
-from marshal_dagster.spark.java import check_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,7 +90,7 @@ def start_session(settings: Mapping[str, str]) -> "SparkSession":
     """
     from pyspark.sql import SparkSession
 
-    check_java()
+    find_java()
     settings = _with_connector(settings)
     if is_local(settings.get("spark.master", "")):
         bind_to_loopback()

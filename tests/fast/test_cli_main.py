@@ -17,7 +17,7 @@ from marshal_dagster.cli.exits import ExitCode, code_of
 from marshal_dagster.cli.main import run
 from marshal_dagster.cli.options import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination import admin
-from marshal_dagster.devkafka import JavaMissing, PortInUse
+from marshal_dagster.devkafka import PortInUse
 from marshal_dagster.protocol.replay import MalformedLog
 from tests.cli import COMMAND, REPOSITORY, call, environ, start, stored
 
@@ -151,7 +151,6 @@ def test_the_environment_is_named_where_it_is_wrong(
         (errors.ConfigurationError("x"), 2),
         (errors.UnavailableError("x"), 3),
         (PortInUse("x"), 3),
-        (JavaMissing("x"), 3),
         (MalformedLog("x"), 4),
         (errors.TopicMissing("x"), 5),
         (errors.RightMissing("x"), 6),

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.devkafka import KAFKA_VERSION, DownloadFailed, Java, cache_directory, ensure_jars
+from marshal_dagster.devkafka import KAFKA_VERSION, DownloadFailed, cache_directory, ensure_jars
+from marshal_dagster.java import Java
 
 NAMES = (
     f"kafka-clients-{KAFKA_VERSION}.jar",
@@ -212,7 +213,8 @@ def test_many_at_once_fetch_once(ivy: FakeIvy) -> None:
     """Callers at the same time wait for the one that downloads, in this process and in others."""
     ivy.does("sleep 0.3" + ivy.fetching())
     program = (
-        "import sys; from pathlib import Path; from marshal_dagster.devkafka import Java, ensure_jars\n"
+        "import sys; from pathlib import Path\n"
+        "from marshal_dagster.devkafka import ensure_jars; from marshal_dagster.java import Java\n"
         "print(len(ensure_jars(Java(Path(sys.argv[1]), '17', 17))))"
     )
     others = [

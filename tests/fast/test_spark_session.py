@@ -2,7 +2,6 @@
 
 import fcntl
 import json
-import os
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,6 @@ import pytest
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.spark import session
 from marshal_dagster.spark.connector import CONNECTOR, cache_folder, connector_jars, fetch_connector
-from marshal_dagster.spark.java import check_java
 from marshal_dagster.spark.session import (
     SINGLE_EXECUTION,
     bind_to_loopback,
@@ -190,46 +188,6 @@ def test_loopback_is_a_default() -> None:
     environ = {"SPARK_LOCAL_IP": "10.0.0.1"}
     bind_to_loopback(environ)
     assert environ == {"SPARK_LOCAL_IP": "10.0.0.1"}
-
-
-def java(folder: Path, says: str, *, code: int = 0) -> dict[str, str]:
-    """An environment whose Java says this."""
-    launcher = folder / "bin" / "java"
-    launcher.parent.mkdir(parents=True)
-    launcher.write_text(f"#!/bin/sh\necho '{says}' >&2\nexit {code}\n")
-    launcher.chmod(0o755)
-    return {"JAVA_HOME": str(folder)}
-
-
-@pytest.mark.parametrize("version", ["17.0.15", "21", "17-ea", "25.0.1"])
-def test_a_fitting_java(tmp_path: Path, version: str) -> None:
-    """17 and newer are fine, from JAVA_HOME or the PATH."""
-    environ = java(tmp_path, f'openjdk version "{version}" 2025-04-15')
-    check_java(environ)
-    check_java({"PATH": str(tmp_path / "bin")})
-
-
-@pytest.mark.parametrize(
-    ("says", "why"),
-    [
-        ('openjdk version "11.0.2" 2019-01-15', "is Java 11, too old for Spark 4.0"),
-        ('java version "1.8.0_292"', "is Java 8, too old"),
-        ("Unable to locate a Java Runtime", "does not tell its version"),
-    ],
-)
-def test_a_java_that_does_not_fit(tmp_path: Path, says: str, why: str) -> None:
-    """An old or broken one is told in one line, with what to do."""
-    with pytest.raises(ConfigurationError, match=rf"{why}.*install Java 17") as raised:
-        check_java(java(tmp_path, says))
-    assert "\n" not in str(raised.value)
-
-
-def test_no_java_at_all(tmp_path: Path) -> None:
-    """Neither variable leads to one: the error names both."""
-    with pytest.raises(ConfigurationError, match="JAVA_HOME is not set and PATH has no `java`"):
-        check_java({"PATH": str(tmp_path)})
-    with pytest.raises(ConfigurationError, match=r"JAVA_HOME is .*, but there is no .*bin/java to run"):
-        check_java({"JAVA_HOME": str(tmp_path), "PATH": os.environ["PATH"]})
 
 
 def test_without_java_a_session_is_not_tried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

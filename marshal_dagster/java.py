@@ -1,4 +1,4 @@
-"""Finding a Java that both Kafka 4 and Spark 4 run on."""
+"""The Java that Spark 4, and a Kafka 4 for this machine, run on."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from .errors import JavaMissing, JavaTooOld
+from marshal_dagster.errors import ConfigurationError
 
 OLDEST_JAVA = 17
 _ADVICE = f"install Java {OLDEST_JAVA} or newer and put it on PATH, or set JAVA_HOME to it"
@@ -31,19 +31,17 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
 
     A JAVA_HOME without `bin/java` is an error and not passed over: Spark would start that very one and fail.
 
-    Raises:
-        JavaMissing: there is none, or it does not run.
-        JavaTooOld: it is older than 17.
+    Raises `ConfigurationError`: there is none, it does not run, or it is older than 17.
     """
     executable = _locate(environ)
     told = _ask_version(executable)
     match = _VERSION.search(told)
     if match is None:
         said = told.strip().partition("\n")[0] or "nothing"
-        raise JavaMissing(f"{executable} does not tell a Java version (it said: {said}); {_ADVICE}")
+        raise ConfigurationError(f"{executable} does not tell a Java version (it said: {said}); {_ADVICE}")
     java = Java(executable, match["version"], int(match["major"]))
     if java.major < OLDEST_JAVA:
-        raise JavaTooOld(
+        raise ConfigurationError(
             f"{executable} is Java {java.version}, but Kafka and Spark need {OLDEST_JAVA} or newer; {_ADVICE}"
         )
     return java
@@ -60,10 +58,10 @@ def _locate(environ: Mapping[str, str]) -> Path:
         executable = Path(home) / "bin" / "java"
         if os.access(executable, os.X_OK):
             return executable
-        raise JavaMissing(f"JAVA_HOME is {home}, but {executable} is nothing that can be run; {_ADVICE}")
+        raise ConfigurationError(f"JAVA_HOME is {home}, but {executable} is nothing that can be run; {_ADVICE}")
     found = shutil.which("java", path=environ.get("PATH", ""))
     if found is None:
-        raise JavaMissing(f"no Java found (JAVA_HOME is not set and PATH has no `java`); {_ADVICE}")
+        raise ConfigurationError(f"no Java found (JAVA_HOME is not set and PATH has no `java`); {_ADVICE}")
     return Path(found)
 
 
@@ -79,5 +77,5 @@ def _ask_version(executable: Path) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise JavaMissing(f"{executable} does not run ({error}); {_ADVICE}") from error
+        raise ConfigurationError(f"{executable} does not run ({error}); {_ADVICE}") from error
     return done.stderr + done.stdout

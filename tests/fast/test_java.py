@@ -1,11 +1,11 @@
-"""Which Java is found for Kafka, and what is said when there is none that fits."""
+"""Which Java is found for Spark and Kafka, and what is said when there is none that fits."""
 
 from pathlib import Path
 
 import pytest
 
-from marshal_dagster.devkafka import JavaMissing, JavaTooOld, find_java
-from marshal_dagster.devkafka.java import java_environment
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.java import find_java, java_environment
 
 
 def fake_java(home: Path, says: str) -> Path:
@@ -51,7 +51,7 @@ def test_path_is_searched_without_java_home(tmp_path: Path, environ: dict[str, s
 def test_an_old_java_is_refused_by_version_and_path(tmp_path: Path, version: str, told: str) -> None:
     """What is too old is named: version found, where, what is needed and how to give it."""
     launcher = fake_java(tmp_path, f'java version "{version}"')
-    with pytest.raises(JavaTooOld) as refused:
+    with pytest.raises(ConfigurationError) as refused:
         find_java({"JAVA_HOME": str(tmp_path)})
     assert str(refused.value) == (
         f"{launcher} is Java {told}, but Kafka and Spark need 17 or newer; "
@@ -61,21 +61,25 @@ def test_an_old_java_is_refused_by_version_and_path(tmp_path: Path, version: str
 
 def test_no_java_at_all_is_one_line_with_the_cure(tmp_path: Path) -> None:
     """Without JAVA_HOME and without `java` on PATH the message says both, and what to install."""
-    with pytest.raises(JavaMissing, match=r"^no Java found \(JAVA_HOME is not set .*; install Java 17 or newer .*$"):
+    with pytest.raises(
+        ConfigurationError, match=r"^no Java found \(JAVA_HOME is not set .*; install Java 17 or newer "
+    ):
         find_java({"PATH": str(tmp_path)})
 
 
 def test_a_java_home_without_java_is_named_and_not_passed_over(tmp_path: Path) -> None:
     """A wrong JAVA_HOME is an error even when PATH has a Java, as Spark would use the former."""
     good = fake_java(tmp_path / "good", 'openjdk version "17.0.1"')
-    with pytest.raises(JavaMissing, match=f"^JAVA_HOME is {tmp_path}, but {tmp_path}/bin/java is nothing that can"):
+    with pytest.raises(
+        ConfigurationError, match=f"^JAVA_HOME is {tmp_path}, but {tmp_path}/bin/java is nothing that can"
+    ):
         find_java({"JAVA_HOME": str(tmp_path), "PATH": str(good.parent)})
 
 
 def test_a_java_that_is_something_else_is_refused_with_its_words(tmp_path: Path) -> None:
     """A launcher that answers without a version is refused, and what it said is shown."""
     fake_java(tmp_path, "The operation couldn't be completed. Unable to locate a Java Runtime.")
-    with pytest.raises(JavaMissing, match=r"it said: The operation couldn't be completed\."):
+    with pytest.raises(ConfigurationError, match=r"it said: The operation couldn't be completed\."):
         find_java({"JAVA_HOME": str(tmp_path)})
 
 
@@ -83,7 +87,7 @@ def test_a_java_that_cannot_be_executed_is_refused(tmp_path: Path) -> None:
     """A launcher that the system cannot run is an error of its own, not a traceback."""
     launcher = fake_java(tmp_path, "")
     launcher.write_bytes(b"\x7fELF broken")
-    with pytest.raises(JavaMissing, match=r"bin/java does not run \("):
+    with pytest.raises(ConfigurationError, match=r"bin/java does not run \("):
         find_java({"JAVA_HOME": str(tmp_path)})
 
 
