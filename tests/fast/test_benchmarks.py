@@ -280,6 +280,7 @@ def test_a_log_that_was_not_written_whole_is_an_error(monkeypatch: pytest.Monkey
         services.load(CONNECTION, "log", [(0, b"a"), (1, None)])
 
 
+@pytest.mark.thorough
 def test_importing_is_timed_in_one_process_and_heavy_modules_are_told() -> None:
     """The time of both imports contains that of Dagster alone, and a module loaded too early is named."""
     found = start_up.import_once("import psycopg", os.environ)

@@ -25,6 +25,7 @@ UNTIL_FOUND = settings(
 )
 
 
+@pytest.mark.thorough
 def test_any_steps_leave_every_claim_with_one_holder() -> None:
     """Members claim, plan, commit, release, revoke and die, under pauses, while leases end; and all of it happens."""
     ClaimerMachine.seen.clear()

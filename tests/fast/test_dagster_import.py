@@ -31,6 +31,7 @@ def test_a_process_that_only_claims_never_imports_dagster() -> None:
     assert _loaded_by("from marshal_dagster import Delivery, BatchRequest, FileSink") == set()
 
 
+@pytest.mark.thorough
 def test_the_dagster_floor_brings_no_kafka_client_and_no_spark() -> None:
     """Building ops, jobs, sensors and resources imports Dagster alone."""
     assert _loaded_by("from marshal_dagster import ClaimerResource, build_stale_claim_sensor") == {"dagster"}

@@ -30,12 +30,14 @@ def run_corpus(target: str) -> int:
     return sum(TARGETS[target](path.read_bytes()) for path in sorted((CORPUS / target).iterdir()))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("target", TARGETS)
 def test_the_corpus_keeps_every_promise(target: str) -> None:
     """All that fuzzing has kept, and each input that broke a promise once, is run again."""
     assert run_corpus(target) > 100
 
 
+@pytest.mark.thorough
 def test_the_corpus_reaches_every_verdict() -> None:
     """The logs of the corpus lead to every refusal, every note, and every way to be invalid."""
     seen: Counter[object] = Counter()

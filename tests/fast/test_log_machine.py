@@ -17,6 +17,7 @@ from tests.log_machine import MemoryLogMachine
 SETTINGS = settings(max_examples=150, stateful_step_count=30, deadline=None)
 
 
+@pytest.mark.thorough
 def test_any_steps_leave_the_log_as_the_lists_say() -> None:
     """Members that append, read, begin elsewhere and go away, and a broker that loses records, in any order."""
     run_state_machine_as_test(MemoryLogMachine, settings=SETTINGS)

@@ -68,6 +68,7 @@ def without_the_dead(key: Key, start: int, end: int, look: Look) -> Key:
     return after
 
 
+@pytest.mark.thorough
 @settings(max_examples=400)
 @given(keys(), looks, st.integers(0, 40), st.integers(1, 6), st.sampled_from([None, 1, 2]))
 def test_what_is_chosen_is_accepted_and_the_lowest(

@@ -176,6 +176,7 @@ def test_a_checkpoint_knows_each_range(output: FileOutput, monkeypatch: pytest.M
         output.sink().verdicts([ahead(0, 4, 12)])
 
 
+@pytest.mark.thorough
 def test_an_attempt_on_a_gap_is_not_swept(output: FileOutput) -> None:
     """What is done behind a range says nothing of it: its attempt goes when it is done, or never can be."""
     deliver(output, "a", ahead(0, 0, 5))

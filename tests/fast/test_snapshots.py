@@ -96,6 +96,7 @@ def test_a_snapshot_and_the_rest_of_the_log_are_the_whole_log(profile: Profile, 
     assert compared > 8
 
 
+@pytest.mark.thorough
 def test_many_keys_are_several_parts_each_under_the_limit() -> None:
     """50,000 keys of one topic are a few MB in parts that brokers take by default, and come back equal."""
     world = world_of(records=10)
