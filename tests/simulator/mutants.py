@@ -153,10 +153,17 @@ MUTANTS: Final = (
         '    return f"{run_id}.0"',
     ),
     Mutant(
-        "a lost claim is not noticed",
+        "claims are kept in a log that is only observed",
         BASE_CLAIMER,
-        '                self._tenure.lose(claim.partition, "it is no longer this instance\'s")',
-        "                pass",
+        "            self._tenure.lose_all(_OBSERVED)\n            return\n",
+        "            return\n",
+        (
+            (
+                BASE_CLAIMER,
+                "        if not self._is_certain():\n            self._tenure.lose_all(_OBSERVED)\n            raise",
+                "        if False:\n            raise",
+            ),
+        ),
     ),
     Mutant(
         "delivering without the lease",

@@ -16,7 +16,7 @@ from marshal_dagster.coordination import heartbeats, keeping, rationalizer, snap
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.coordination.tenure import Claim, RangeClaim
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, RangeOptions
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol import messages, world
@@ -262,8 +262,7 @@ class Simulation:
         chance = random.Random(run.process.random.getrandbits(32) + run.number)
         settings = self.settings(member)
         if self.scenario.ranges and settings.features:
-            size = chance.randint(2, self.scenario.ranges.size)
-            request = replace(request, ranges=replace(self.scenario.ranges, size=size))
+            request = replace(request, ranges=self._ranges(self.scenario.ranges, chance))
 
         def wait() -> None:
             self.scheduler.sleep(chance.random() * 4 * member.slowness)
@@ -296,6 +295,11 @@ class Simulation:
         finally:
             if delivery._followed is not None and not run.process.is_dead:
                 self._check_reader(delivery._followed)
+
+    def _ranges(self, most: RangeOptions, chance: random.Random) -> RangeOptions:
+        """Say how a process claims ranges: later ones are configured for smaller ones than those left behind."""
+        is_early = self.scheduler.now_ms < self.scenario.faulty_ms / 2
+        return replace(most, size=chance.randint(2, most.size if is_early else min(most.size, 3)))
 
     def _announce(self, chance: random.Random) -> None:
         """Take a while, sometimes, between the plan and the commit of at most once."""
