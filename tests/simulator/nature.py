@@ -269,8 +269,9 @@ class Nature:
 
     def _switch_ranges_off(self, _: random.Random) -> None:
         world = self._world
+        had_settings = world.judge.has_settings(world.home, GROUP)
         self._operator()[1].switch_ranges_off(wait_ms=6 * world.hi_ms, is_dead=world.is_dead)
-        if not world.is_truncated:
+        if had_settings and not world.is_truncated:  # else a first member may have given the group ranges since
             world.check_ranges_off()
 
     def _earlier(self, partition: int, at: int, chance: random.Random) -> int:
