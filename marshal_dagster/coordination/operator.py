@@ -189,10 +189,7 @@ class Operator:
     def _wait_out(self, member: Member, begun: Mapping[int, int]) -> None:
         """Let more than 2 heartbeat intervals of log time pass since `begun`, by marks where the log is silent."""
         world = self._rationalizer.world
-        interval_ms = max(
-            world.partitions[number].groups[self._member.group].settings.heartbeat_interval_ms
-            for number in self._with_ranges()
-        )
+        interval_ms = max(group.settings.heartbeat_interval_ms for group in self._groups().values())
         deadline_ms = self._clock.lease_ms() + 4 * interval_ms
         while True:
             with self._rationalizer.lock:
@@ -233,8 +230,8 @@ class Operator:
             ]
             self._sender.send(messages, numbers)
 
-    def _with_ranges(self) -> list[int]:
-        """Read on, and give the coordination partitions where the group's settings name ranges.
+    def _groups(self) -> dict[int, Group]:
+        """Read on, and give the group as each coordination partition knows it, if it does.
 
         Raises `NotCertain` where that is not known, as after retention has overtaken the reader.
         """
@@ -244,8 +241,11 @@ class Operator:
                 f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: whether ranges "
                 "are enabled there is not known. Stop all members of the group, then see `marshal-dagster recover`"
             )
-        groups = {number: partition.groups.get(self._member.group) for number, partition in partitions}
-        return [number for number, group in groups.items() if group is not None and RANGES in group.settings.features]
+        return {n: group for n, one in partitions if (group := one.groups.get(self._member.group)) is not None}
+
+    def _with_ranges(self) -> list[int]:
+        """Give the coordination partitions where the group's settings name ranges. Raises as `_groups`."""
+        return [number for number, group in self._groups().items() if RANGES in group.settings.features]
 
     def _places(self, number: int) -> Collection[Place]:
         return self._rationalizer.world.partitions[number].groups[self._member.group].keys.keys()

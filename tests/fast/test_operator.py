@@ -545,6 +545,20 @@ def test_a_log_of_which_not_even_the_settings_are_known_is_left_alone(site: Site
         operator_on(site).switch_ranges_off(wait_ms=0)
 
 
+def test_what_another_operator_switched_off_meanwhile_is_off(site: Site) -> None:
+    """Two operators at once: who comes second finds nothing left to do, and lets the group go on all the same."""
+    site.begin(0, settings=RANGES, at=50)
+    log = site.log()
+
+    def another_switches_off() -> None:
+        log.before_append = lambda: None
+        operator_on(site).switch_ranges_off(wait_ms=0)
+
+    log.before_append = another_switches_off
+    operator_on(site, log).switch_ranges_off(wait_ms=0)
+    assert_all_see_ranges_off(site)
+
+
 def overtaken_at(site: Site, number: int) -> FaultyLog:
     """Open a log whose reader retention overtakes just before an append, counted from 0."""
     log = site.log()
