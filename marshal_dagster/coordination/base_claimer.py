@@ -375,8 +375,18 @@ class BaseClaimer(ABC, Generic[H]):
         key = self.key(partition)
         return [owner for owner in (key.owner, *(each.owner for each in key.ranges)) if owner is not None]
 
-    def _revocations(self, partition: int, dead: Collection[Owner], ranges: Iterable[Range]) -> list[Message]:
-        """Make the records that take the key, and those of its `ranges`, from owners that are dead."""
+    def _revocations(
+        self, partitions: Iterable[int], dead: Collection[Owner], ranges_of: Callable[[int], Iterable[Range]]
+    ) -> list[Message]:
+        """Make the records that take keys, and those of their ranges that `ranges_of` gives, from owners that are dead.
+
+        Nothing is looked at where nobody is: a claim of a thousand partitions is the faster for it.
+        """
+        if not dead:
+            return []
+        return [each for number in partitions for each in self._revocations_of(number, dead, ranges_of(number))]
+
+    def _revocations_of(self, partition: int, dead: Collection[Owner], ranges: Iterable[Range]) -> list[Message]:
         signed, whole = self._sender.signed(self.member), self.key(partition).owner
         parts = [each.owner for each in ranges if each.owner is not None and each.owner in dead]
         revocations: list[Message] = [

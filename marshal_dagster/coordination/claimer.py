@@ -76,11 +76,7 @@ class Claimer(BaseClaimer[Claim]):
                 return []
             signed = self._sender.signed(self.member)
             claims = [ClaimingPartition(partition=number, **signed) for number in wanted]
-            revocations: list[Message] = []
-            if dead:
-                revocations = [
-                    each for number in wanted for each in self._revocations(number, dead, self.key(number).ranges)
-                ]
+            revocations = self._revocations(wanted, dead, lambda number: self.key(number).ranges)
             self._tenure.ask(wanted)
             won = self._note_wins(self._sender.send([*revocations, *claims]), ClaimingPartition)
             self._require_unchanged(won)

@@ -113,11 +113,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
                 return []
             signed = self._sender.signed(self.member)
             claims = [ClaimingRange(partition=n, start=start, end=end, **signed) for n, (start, end) in asked.items()]
-            revocations = [
-                each
-                for n, bounds in asked.items()
-                for each in self._revocations(n, dead, in_the_way(self.key(n).ranges, *bounds, dead))
-            ]
+            revocations = self._revocations(asked, dead, lambda n: in_the_way(self.key(n).ranges, *asked[n], dead))
             self._tenure.ask(asked)
             self._wanted.update(asked)
             sent = self._sender.send([*revocations, *claims])
