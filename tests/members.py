@@ -101,6 +101,11 @@ class Site:
         """Read start, end and phase of a key's ranges anew."""
         return [(each.start, each.end, each.phase.value) for each in self.key(partition).ranges]
 
+    def overtake(self) -> None:
+        """Let retention delete all there is, with a record more: who has not read it can only observe from now on."""
+        self.broker.append(self.home, b"anything")
+        self.broker.retain_from(self.home, self.broker.bounds(self.home).end)
+
     def world(self) -> World:
         """Read the whole log anew."""
         return Rationalizer(MemoryLog(self.broker), clock=self.clock).catch_up()

@@ -131,11 +131,12 @@ class Operator:
         offset, when owners do not leave within `wait_ms`, or others pause and resume in between: it can be tried again.
         Raises `NotCertain`, `UnavailableError`, `LogChanged`.
         """
-        for topic in sorted({topic for number in self._with_ranges() for topic, _ in self._places(number)}):
+        numbers = self._with_ranges()
+        if not numbers:
+            return
+        for topic in sorted({topic for number in numbers for topic, _ in self._places(number)}):
             self._warn_of_ahead(topic)
         setting = _Setting("all topics", "", self._clock.lease_ms() + wait_ms, is_dead)
-        if not self._with_ranges():
-            return
         try:
             for _ in range(TRIES):
                 self._note_pauses(setting)

@@ -10,6 +10,7 @@ from marshal_dagster.delivery.ground import Ground
 from marshal_dagster.delivery.requests import Idle, IdleReason, RangeOptions
 from marshal_dagster.errors import GroupPaused
 from marshal_dagster.protocol.positions import Extent, Position
+from marshal_dagster.protocol.range_choice import Bounds
 from marshal_dagster.protocol.ranges import ClaimedRange, plan_ends
 from marshal_dagster.protocol.state import Key, Owner, Phase, Range
 
@@ -78,7 +79,7 @@ class RangeClaims:
             refused = starts
         return []
 
-    def _choose(self, wanted: Sequence[int], *, ahead: int) -> dict[int, tuple[int, int]]:
+    def _choose(self, wanted: Sequence[int], *, ahead: int) -> dict[int, Bounds]:
         ground = self._ground
         keys = {number: key for number, key in ground.keys(wanted).items() if _has_position(key)}
         extents = ground.extents(keys)
@@ -87,34 +88,36 @@ class RangeClaims:
         if worn and worn != self._told:
             logger.error("%s", ground.given_up(worn))
             self._told = worn
+        until = {number: extents[number].end + ahead for number in keys}
         chosen = self.claimer.choose(
-            {number: extents[number].end + ahead for number in keys},
+            until,
             self._options.size,
             readable={number: extents[number].start for number in keys},
             is_dead=ground.is_dead,
             max_attempts=None if ground.request.one_more_attempt else ground.request.max_attempts,
         )
-        return self._limited(chosen, keys, extents)
+        planned = {number for number, (start, _) in chosen.items() if start in _planned_starts(keys[number])}
+        behind = {number: until[number] - start for number, (start, _) in chosen.items()}
+        first = sorted(chosen, key=lambda number: (number not in planned, -behind[number], number))
+        most = {number: chosen[number] for number in first[: ground.request.max_claims]}
+        return self._limited(most, planned, {number: extents[number].start for number in most}, until)
 
     def _limited(
-        self, chosen: Mapping[int, tuple[int, int]], keys: Mapping[int, Key], extents: Mapping[int, Extent]
-    ) -> dict[int, tuple[int, int]]:
-        """Keep to the limits of the request: what is planned already comes first, and stays as it is.
+        self, chosen: Mapping[int, Bounds], planned: set[int], readable: Mapping[int, int], until: Mapping[int, int]
+    ) -> dict[int, Bounds]:
+        """Keep to `max_records`: what is `planned` stays as it is, of the rest those furthest behind come first.
 
         What retention has deleted costs nothing.
         """
-        request = self._ground.request
-        planned = {n: bounds for n, bounds in chosen.items() if bounds[0] in _planned_starts(keys[n])}
-        fresh = {n: bounds for n, bounds in chosen.items() if n not in planned}
-        spent = sum(end - start for start, end in planned.values())
-        readable = {n: (min(end, max(start, extents[n].start)), end) for n, (start, end) in fresh.items()}
-        ends = plan_ends(readable, None if request.max_records is None else max(0, request.max_records - spent))
-        ends |= {n: end for n, (start, end) in readable.items() if start == end}
-        limited = planned | {n: (fresh[n][0], end) for n, end in ends.items()}
-        order = sorted(limited, key=lambda n: (n not in planned, limited[n][0] - limited[n][1], n))
-        return {n: limited[n] for n in order[: request.max_claims]}
+        offered = {n: (min(end, max(start, readable[n])), end) for n, (start, end) in chosen.items()}
+        fresh = {n: bounds for n, bounds in offered.items() if n not in planned}
+        spent = sum(end - start for n, (start, end) in offered.items() if n in planned)
+        most = self._ground.request.max_records
+        ends = plan_ends(fresh, None if most is None else max(0, most - spent), until)
+        ends |= {n: end for n, (start, end) in offered.items() if n in planned or start == end}
+        return {n: (start, ends[n]) for n, (start, _) in chosen.items() if n in ends}
 
-    def _claim(self, chosen: Mapping[int, tuple[int, int]]) -> list[RangeClaim]:
+    def _claim(self, chosen: Mapping[int, Bounds]) -> list[RangeClaim]:
         if not chosen:
             return []
         try:

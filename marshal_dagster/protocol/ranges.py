@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 from marshal_dagster.errors import SinkRefused
 
@@ -258,36 +259,32 @@ def _is_of_newer_generation(stored: StoredPosition | StoredRanges, wanted: Claim
     return False
 
 
-def plan_ends(available: Mapping[int, tuple[int, int]], max_records: int | None) -> dict[int, int]:
+def plan_ends(
+    available: Mapping[int, tuple[int, int]],
+    max_records: int | None,
+    log_ends: Mapping[int, int] = MappingProxyType({}),
+) -> dict[int, int]:
     """Choose how far each partition's plan goes.
 
     `available` gives (position, end offset) for each partition; the answer holds the plan's end for those that get
-    anything. At most `max_records` offsets in all; the largest lags are levelled first.
+    anything. At most `max_records` offsets in all; the largest lags are levelled first: a lag is what is left up to
+    the end of the partition's log, which `log_ends` gives where that is beyond what is available.
     """
-    lags = {partition: end - position for partition, (position, end) in available.items() if end > position}
-    if max_records is None or sum(lags.values()) <= max_records:
-        return {partition: available[partition][1] for partition in lags}
-    level, spare = _level(sorted(lags.values(), reverse=True), max_records)
-    ends: dict[int, int] = {}
-    for partition in sorted(lags):
-        share = lags[partition] - level
-        if share < 0:
-            continue
-        extra = 1 if spare else 0
-        spare -= extra
-        if share + extra:
-            ends[partition] = available[partition][0] + share + extra
-    return ends
+    widths = {partition: end - position for partition, (position, end) in available.items() if end > position}
+    if max_records is not None and sum(widths.values()) > max_records:
+        lags = {n: max(width, log_ends.get(n, 0) - available[n][0]) for n, width in widths.items()}
+        widths = _levelled(widths, lags, max_records)
+    return {partition: available[partition][0] + width for partition, width in widths.items() if width}
 
 
-def _level(lags: list[int], budget: int) -> tuple[int, int]:
-    """Find the level to which the largest of `lags` (falling) can be brought, and what then is left of `budget`."""
-    spent = 0
-    for count, lag in enumerate(lags, start=1):
-        below = lags[count] if count < len(lags) else 0
-        cost = (lag - below) * count
-        if spent + cost > budget:
-            lowered, spare = divmod(budget - spent, count)
-            return lag - lowered, spare
-        spent += cost
-    return 0, 0
+def _levelled(widths: Mapping[int, int], lags: Mapping[int, int], budget: int) -> dict[int, int]:
+    """Share out less than the sum of `widths`, so that the largest of `lags` becomes as small as can be."""
+
+    def taken(level: int) -> dict[int, int]:
+        return {number: min(width, max(0, lags[number] - level)) for number, width in widths.items()}
+
+    level = bisect_left(range(max(lags.values())), x=True, key=lambda level: sum(taken(level).values()) <= budget)
+    shares, one_more = taken(level), taken(level - 1)
+    spare = budget - sum(shares.values())
+    growing = sorted(number for number in widths if one_more[number] > shares[number])
+    return shares | {number: one_more[number] for number in growing[:spare]}

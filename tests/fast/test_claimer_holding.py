@@ -636,8 +636,7 @@ def test_claims_are_told_apart_by_group_and_topic(site: Site) -> None:
 def test_what_is_only_observed_renews_nothing(site: Site) -> None:
     """Retention overtakes a member: it reads on in the middle, where everything looks accepted."""
     owner = site.owner_of(0, at=5)
-    site.pause(0)
-    site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
+    site.overtake()
     with pytest.raises(ClaimLost, match="can only be observed"):
         owner.beat()
     assert not owner.claims

@@ -93,9 +93,7 @@ def test_another_member_of_the_process_hears_of_it(site: Site) -> None:
 def test_a_log_cut_by_retention_ends_the_claims_of_a_reader_left_behind(site: Site) -> None:
     """A member whose reader was overtaken by retention holds nothing any more: it can only observe."""
     member = site.owner_of(0)
-    for _ in range(10):
-        site.broker.append(site.home, b"anything")
-    site.broker.retain_from(site.home, site.broker.bounds(site.home).end - 1)
+    site.overtake()
 
     with pytest.raises((ClaimLost, LogChanged)):
         member.beat()
@@ -111,12 +109,7 @@ def test_a_claim_that_retention_overtakes_is_none(site: Site, settings: Settings
     log = site.log()
     member = site.claimer(settings=settings, log=log)
     member.agree_on_settings()
-
-    def retention_overtakes() -> None:
-        site.pause(-1)
-        site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
-
-    log.before_append = retention_overtakes
+    log.before_append = site.overtake
     with pytest.raises(NotCertain):
         member.claim([0])
     assert not member.claims

@@ -166,6 +166,33 @@ def test_partitions_get_a_range_each(scene: Scene) -> None:
         assert [one.partition for one in batch.ranges] == [2]
 
 
+@pytest.mark.parametrize("limits", [{"max_records": 2}, {"max_claims": 1}], ids=str)
+def test_what_is_left_behind_comes_first(scene: Scene, limits: dict[str, int]) -> None:
+    """A small range below what is done holds the group's offset back: no wider one elsewhere passes it over."""
+    scene.data.make(partitions=2, messages=10)
+    scene.data.append(1, 4)
+    with scene.batch(member(scene, AT_MOST_ONCE), ranges=RangeOptions(size=2), partitions=(1,)):
+        scene.work(member(scene, AT_MOST_ONCE), ranges=RangeOptions(size=12), partitions=(1,))
+
+    with one_batch(scene, **limits) as batch:
+        assert [(one.partition, one.start, one.end) for one in batch.ranges] == [(1, 0, 2)]
+
+
+def test_what_retention_took_of_a_plan_is_not_counted(scene: Scene) -> None:
+    """Neither of what is planned already nor of what is claimed anew counts toward the most records."""
+    scene.data.make(partitions=2, messages=14)
+    dying = member(scene, log=KillableLog(scene.log(), KillPoint(Side.BEFORE, "RangeDone")))
+    with pytest.raises(Killed), scene.batch(dying, ranges=TEN, partitions=(0,)) as batch:
+        scene.process(batch)
+    for partition in range(2):
+        scene.data.retain_from(partition, 8)
+    scene.wait_until_stale()
+
+    batch = scene.work(member(scene), ranges=RangeOptions(size=4), max_records=5)
+
+    assert bounds(batch) == [(0, 10), (0, 11)]
+
+
 def test_a_plan_of_a_whole_partition_is_carried_out_whole_first(scene: Scene) -> None:
     """It was written before the group claimed ranges."""
     scene.work(member(scene), ranges=TEN)

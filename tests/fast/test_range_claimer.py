@@ -993,12 +993,7 @@ def test_a_range_that_retention_overtakes_is_none(site: Site) -> None:
     """Who can only observe by the time that its claim is read back has won nothing."""
     log = site.log()
     member = site.range_claimer(log=log)
-
-    def retention_overtakes() -> None:
-        site.pause(-1)
-        site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
-
-    log.before_append = retention_overtakes
+    log.before_append = site.overtake
     with pytest.raises(NotCertain):
         member.claim({0: (5, 9)})
     assert not member.claims
@@ -1010,8 +1005,7 @@ def test_what_is_only_observed_is_no_answer(mode: DeliveryMode) -> None:
     site, settings = Site(), replace(RANGES, delivery=mode)
     site.begin(0, settings=settings, at=5)
     member = site.holder_of({0: (5, 8)}, settings=settings, plans=True)
-    site.pause(0)
-    site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
+    site.overtake()
 
     with pytest.raises(ClaimLost, match="can only be observed"):
         (member.commit if mode is DeliveryMode.AT_LEAST_ONCE else member.commit_before_processing)({0: 8})

@@ -65,10 +65,8 @@ class Cluster:
         self.jump_ms = 0
         """How far the leader's clock is off."""
         self.broker = MemoryBroker(partitions, now_ms=lambda: EPOCH_MS + int(scheduler.now_ms) + self.jump_ms)
-        self.before_put: Callable[[int, bytes], None] = lambda *_: None
-        """Told coordination partition and value of each record just before it gets into the log."""
-        self.fault_of: Callable[[Sequence[Append]], AppendFault | None] = lambda _: None
-        """Tells what befalls an append, if it is to be another fault than of its number."""
+        self.before_append: Callable[[Sequence[Append]], AppendFault | None] = lambda _: None
+        """Told the records of each append; tells what befalls it, if it is to be another fault than of its number."""
         self.appended: Callable[[int, int, int, bytes], None] = lambda *_: None
         """Told coordination partition, offset, timestamp and value of each record as it gets into the log."""
         self.work_of: Callable[[Process], object] = lambda _: None
@@ -88,7 +86,6 @@ class Cluster:
 
     def put(self, partition: int, value: bytes) -> int:
         """Let a record into the log."""
-        self.before_put(partition, value)
         timestamp_ms = self.broker.now_ms()
         offset = self.broker.append(partition, value, timestamp_ms)
         self.appended(partition, offset, timestamp_ms, value)
@@ -143,7 +140,7 @@ class SimulatedLog:
         cluster = self._cluster
         if cluster.scheduler.now_ms < self._is_out_until_ms:
             return self._fail_to_send(records)
-        fault = cluster.fault_of(records) or cluster.next_fault()
+        fault = cluster.before_append(records) or cluster.next_fault()
         if fault is not None and fault is not AppendFault.RETRIED:
             return self._append_with(fault, records)
         self._wait()

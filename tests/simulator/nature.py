@@ -1,9 +1,9 @@
 """What befalls a simulated group at times of its own: crashes, clocks, garbage, operators, the log's own mishaps."""
 
 import random
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING
 
 from marshal_dagster.coordination.log import Append
@@ -29,8 +29,8 @@ class Nature:
 
     def __init__(self, world: "Simulation") -> None:
         self._world = world
-        self._under_way: Counter[EventKind] = Counter()
-        self._ended_ms: defaultdict[EventKind, float] = defaultdict(float)
+        self._pausing_until_ms: dict[Event, float] = {}
+        """When those ended who paused the group for what they did; infinite while they are at it."""
         self._acts = {
             EventKind.CRASH: self._crash,
             EventKind.STOP: self._stop,
@@ -55,15 +55,16 @@ class Nature:
         """Let `event` happen when its time has come; an operator's error is the operator's."""
         self._world.scheduler.sleep(event.at_ms)
         self._world.befallen[event.kind] += 1
-        self._under_way[event.kind] += 1
+        if event.kind in _PAUSES_FIRST:
+            self._pausing_until_ms[event] = inf
         with suppress(MarshalError):
             self._acts[event.kind](random.Random(event.chance))
-        self._under_way[event.kind] -= 1
-        self._ended_ms[event.kind] = self._world.scheduler.now_ms
+        if event.kind in _PAUSES_FIRST:
+            self._pausing_until_ms[event] = self._world.scheduler.now_ms
 
     def has_paused_since(self, at_ms: float) -> bool:
         """Tell whether somebody who pauses the group for what they do was still at it after `at_ms`."""
-        return any(self._under_way[kind] or self._ended_ms[kind] > at_ms for kind in _PAUSES_FIRST)
+        return any(until_ms > at_ms for until_ms in self._pausing_until_ms.values())
 
     def end(self) -> None:
         """From now on nothing goes wrong: who was stopped goes on, the broker's clock is right, no one is paused."""
@@ -255,7 +256,7 @@ class Nature:
         world = self._world
         _, operator = self._operator()
         if world.scenario.ranges is not None and chance.random() < 0.5:
-            self._lose_the_next_done()
+            self._at_the_next("RangeDone", self._stop_without_answer)
             world.scheduler.sleep(chance.random() * world.hi_ms)
         described = world.data.describe(TOPIC)
         offsets = {n: self._earlier(n, at, chance) for n in described.partitions[:2] if (at := world.offset(n))}
@@ -368,28 +369,22 @@ class Nature:
         world.is_cut = True
         world.cluster.broker.retain_from(world.home, world.cluster.broker.bounds(world.home).end)
 
-    def _lose_the_next_done(self) -> None:
-        """Stop whoever says next that a range is done, for as long as may be, and let it never hear what came of it."""
-        world = self._world
+    def _stop_without_answer(self) -> AppendFault | None:
+        """Stop whoever is at an append for as long as may be, and let it never hear what came of it."""
+        world, task = self._world, self._world.scheduler.current
+        if task is None or world.scheduler.now_ms > world.scenario.faulty_ms:
+            return None
+        task.process.stop(world.scenario.calm_ms - world.scheduler.now_ms)
+        return AppendFault.LOST
 
-        def stop(records: Sequence[Append]) -> AppendFault | None:
-            task = world.scheduler.current
-            is_it = any(record.value.startswith(b"RangeDone") for record in records)
-            if task is None or not is_it or world.scheduler.now_ms > world.scenario.faulty_ms:
-                return None
-            world.cluster.fault_of = lambda _: None
-            task.process.stop(world.scenario.calm_ms - world.scheduler.now_ms)
-            return AppendFault.LOST
-
-        world.cluster.fault_of = stop
-
-    def _at_the_next(self, kind: str, act: Callable[[], None]) -> None:
-        """Act just before the next record of a kind gets into the log."""
+    def _at_the_next(self, kind: str, act: Callable[[], AppendFault | None]) -> None:
+        """Act just before the next record of a kind is appended; what that gives befalls the append."""
         cluster, home = self._world.cluster, self._world.home
 
-        def look(partition: int, value: bytes) -> None:
-            if partition == home and value.startswith(kind.encode()):
-                cluster.before_put = lambda *_: None
-                act()
+        def look(records: Sequence[Append]) -> AppendFault | None:
+            if not any(one.partition == home and one.value.startswith(kind.encode()) for one in records):
+                return None
+            cluster.before_append = lambda _: None
+            return act()
 
-        cluster.before_put = look
+        cluster.before_append = look
