@@ -67,15 +67,13 @@ class Nature:
         return any(until_ms > at_ms for until_ms in self._pausing_until_ms.values())
 
     def end(self) -> None:
-        """From now on nothing goes wrong: who was stopped goes on, the broker's clock is right, no one is paused."""
+        """From now on nothing goes wrong: the broker's clock is right, the group is not paused."""
         world = self._world
         world.cluster.faults.clear()
         world.snapshot_faults.clear()
         if world.cluster.jump_ms < 0:
             world.unsure_until_ms = world.scheduler.now_ms - world.cluster.jump_ms + 3 * world.hi_ms
         world.cluster.jump_ms = 0
-        for run in world.runs:
-            run.process.go_on()
 
         def resume() -> None:
             with suppress(MarshalError):
@@ -374,7 +372,7 @@ class Nature:
         world, task = self._world, self._world.scheduler.current
         if task is None or world.scheduler.now_ms > world.scenario.faulty_ms:
             return None
-        task.process.stop(world.scenario.calm_ms - world.scheduler.now_ms)
+        task.process.stop(inf)
         return AppendFault.LOST
 
     def _at_the_next(self, kind: str, act: Callable[[], AppendFault | None]) -> None:

@@ -9,6 +9,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from functools import cached_property
+from math import inf
 from typing import Any, Final
 
 from greenlet import getcurrent, greenlet
@@ -45,15 +46,8 @@ class Process:
 
     def stop(self, duration_ms: float) -> None:
         """Let none of its threads run for a while, beginning when the present one waits next."""
-        self.runs_from_ms = max(self.runs_from_ms, self._scheduler.now_ms + duration_ms)
-
-    def go_on(self) -> None:
-        """Let it run again now, if it was stopped."""
-        now_ms = self._scheduler.now_ms
-        if self.runs_from_ms > now_ms:
-            self.runs_from_ms = now_ms
-            for task in tuple(self.tasks):
-                self._scheduler.wake(task)
+        until_ms = min(self._scheduler.now_ms + duration_ms, self._scheduler.stops_end_ms)
+        self.runs_from_ms = max(self.runs_from_ms, until_ms)
 
     def kill(self) -> None:
         """End it, with all its threads; raises `Killed` in the one that calls."""
@@ -99,6 +93,8 @@ class Scheduler:
         self.failures: list[tuple[Process, BaseException]] = []
         """What ended tasks that should not have ended so."""
         self.after_step: Callable[[Process], None] = lambda _: None
+        self.stops_end_ms = inf
+        """Nobody is stopped for longer than until then."""
         self.is_stopped = False
         """Set to let nothing more happen."""
         self._tasks: dict[Task, None] = {}

@@ -132,6 +132,7 @@ class Simulation:
         """Set everything up."""
         seed, coordination_partitions = self.scenario.seed, self.scenario.coordination_partitions
         self.scheduler = Scheduler(seed)
+        self.scheduler.stops_end_ms = self.scenario.calm_ms
         self.chance = random.Random(seed * 7 + 1)
         self.cluster = Cluster(
             self.scheduler, coordination_partitions, self.hi_ms, dict(self.scenario.append_faults), seed * 7 + 2
