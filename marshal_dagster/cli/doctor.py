@@ -1,19 +1,20 @@
 """`doctor`: what a deployment needs, looked at one after the other; what is wrong, why it matters, what mends it."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from marshal_dagster.cli import output
 from marshal_dagster.cli.checks import brokers, rights
+from marshal_dagster.cli.checks.data import check_data_topics
 from marshal_dagster.cli.checks.finding import Finding, State
 from marshal_dagster.cli.checks.log import check_world, missing_topic, read_log
 from marshal_dagster.cli.checks.machine import check_machine
 from marshal_dagster.cli.checks.settings import check_topic_settings
 from marshal_dagster.cli.checks.snapshots import check_snapshots, retention_of
-from marshal_dagster.cli.connecting import check_topic, connection_of
+from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.clock import SystemClock
@@ -55,6 +56,7 @@ def check_kafka(request: DoctorRequest) -> Iterator[Finding]:
     """Check the connection, then the coordination topic, what its log says, and the data topics that it names."""
     try:
         connection = connection_of(request.connection)
+        data_connection = data_connection_of(request.data_connection, connection)
         check_reachable(connection, client_id="marshal-dagster-doctor")
     except (ConfigurationError, UnavailableError) as error:
         yield Finding(
@@ -68,24 +70,46 @@ def check_kafka(request: DoctorRequest) -> Iterator[Finding]:
         yield Finding("coordination topic", State.NOT_CHECKED, "there is no connection")
         return
     yield Finding("connection", State.OK, f"{connection.bootstrap_servers} answers ({connection.security_protocol})")
-    with Inspection(connection, client_id=CLIENT_ID) as cluster:  # the members' own, for quotas go by it
-        deployment = Deployment(connection, cluster, request.coordination_topic)
-        yield from deployment.check()
-        yield brokers.throttling(cluster.throttled_s, connection.bootstrap_servers)
+    with ExitStack() as stack:
+        # With the members' own client id: quotas go by it.
+        home = Asked(connection, stack.enter_context(Inspection(connection, client_id=CLIENT_ID)))
+        data = home
+        if data_connection != connection:
+            data = Asked(data_connection, stack.enter_context(Inspection(data_connection, client_id=CLIENT_ID)))
+        try:
+            yield from Deployment(request.coordination_topic, home, data).check()
+        except MarshalError as error:
+            yield Finding("coordination topic", State.NOT_CHECKED, str(error))
+        throttled_s = max(home.cluster.throttled_s, data.cluster.throttled_s)
+        yield brokers.throttling(throttled_s, connection.bootstrap_servers)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A cluster that answers, and as whom it is asked."""
+
+    connection: KafkaConnection
+    cluster: Inspection
+
+    @property
+    def asker(self) -> rights.Asker:
+        """Who asks, for a command that grants a right."""
+        return rights.Asker(self.connection.bootstrap_servers, self.connection.username)
 
 
 class Deployment:
     """One coordination topic, with all that its members rest on."""
 
-    def __init__(self, connection: KafkaConnection, cluster: Inspection, topic: str) -> None:
-        """Say which, and whom to ask."""
-        self._connection = connection
-        self._cluster = cluster
+    def __init__(self, topic: str, home: Asked, data: Asked) -> None:
+        """Say which it is, where it is, and where the data topics are."""
         self._topic = topic
-        self._asker = rights.Asker(connection.bootstrap_servers, connection.username)
+        self._connection = home.connection
+        self._cluster = home.cluster
+        self._asker = home.asker
+        self._data = data
 
     def check(self) -> Iterator[Finding]:
-        """Check everything; what cannot be seen is told, and the rest goes on."""
+        """Check everything; what may not be seen is told, and the rest goes on. Raises `MarshalError`."""
         try:
             standing = self._cluster.standing(self._topic)
         except RightMissing:
@@ -94,15 +118,12 @@ class Deployment:
         except TopicMissing as error:
             yield missing_topic(error, self._topic)
             return
-        except MarshalError as error:
-            yield Finding("coordination topic", State.NOT_CHECKED, str(error))
-            return
         yield brokers.versions(self._cluster.brokers(), standing.topic_id)
         yield rights.of_coordination_topic(standing, self._asker)
         yield from self._check_snapshot_rights(standing)
+        yield from self._check_settings(standing)
         if standing.rights is None or Right.READ in standing.rights:
             yield from self._check_log()
-        yield from self._check_settings(standing)
 
     def _check_snapshot_rights(self, beside: Standing) -> Iterator[Finding]:
         topic = snapshot_topic_of(self._topic)
@@ -126,6 +147,7 @@ class Deployment:
             at_ms = SystemClock().wall_ms()
             yield from check_world(read.identity, read.world, at_ms)
             yield from check_snapshots(log, snapshots, retention_of(self._cluster, self._topic), at_ms)
+        yield from check_data_topics(self._data.cluster, read.world, self._data.asker, at_ms)
 
     def _check_settings(self, standing: Standing) -> Iterator[Finding]:
         yield from check_topic_settings(self._cluster, self._topic, self._connection.bootstrap_servers)

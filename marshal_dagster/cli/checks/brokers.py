@@ -60,12 +60,12 @@ def throttling(throttled_s: float, servers: str) -> Finding:
 
     Quotas themselves cannot be looked up: the client library has no request for them.
     """
-    show = f"kafka-configs --bootstrap-server {servers} --describe --entity-type clients"
+    show = f"kafka-configs --bootstrap-server {servers} --describe --entity-type clients (and the same with users)"
     if throttled_s <= 0:
         return Finding(
             "quotas",
             State.OK,
-            f"no answer to doctor was held back; a quota on bytes shows only to who writes as much: {show} (and the same with users)",
+            f"no answer to doctor was held back; a quota on bytes shows only to who writes as much: {show}",
         )
     return Finding(
         "quotas",
@@ -73,5 +73,5 @@ def throttling(throttled_s: float, servers: str) -> Finding:
         f"a broker had doctor wait for {throttled_s:.3g} s because of a quota",
         "heartbeats and commits wait as well: past a quarter of the heartbeat interval they are given up, and a claim "
         "whose lease ends is lost with its work",
-        f"{show} (and the same with users); then raise request_percentage and producer_byte_rate for this user or client",
+        f"{show}; then raise request_percentage and producer_byte_rate for this user or client",
     )
