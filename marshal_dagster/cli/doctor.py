@@ -12,8 +12,8 @@ from marshal_dagster.cli.checks.data import check_data_topics
 from marshal_dagster.cli.checks.finding import Finding, State
 from marshal_dagster.cli.checks.log import check_world, missing_topic, read_log
 from marshal_dagster.cli.checks.machine import check_machine
-from marshal_dagster.cli.checks.settings import check_topic_settings
-from marshal_dagster.cli.checks.snapshots import check_snapshots, retention_of
+from marshal_dagster.cli.checks.settings import check_snapshot_topic, check_topic_settings
+from marshal_dagster.cli.checks.snapshots import Retention, check_snapshots, retention_of
 from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
@@ -150,12 +150,15 @@ class Deployment:
         yield from check_data_topics(self._data.cluster, read.world, self._data.asker, at_ms)
 
     def _check_settings(self, standing: Standing) -> Iterator[Finding]:
-        yield from check_topic_settings(self._cluster, self._topic, self._connection.bootstrap_servers)
+        servers = self._connection.bootstrap_servers
+        yield from check_topic_settings(self._cluster, self._topic, servers)
+        is_cut = retention_of(self._cluster, self._topic) != Retention()
+        yield from check_snapshot_topic(self._cluster, self._topic, servers, log_is_cut=is_cut)
         try:
             least = int(self._cluster.settings(self._topic).get("min.insync.replicas", "1"))
         except MarshalError:
             least = 1
-        yield brokers.replicas(standing, least, self._connection.bootstrap_servers)
+        yield brokers.replicas(standing, least, servers)
 
 
 _MARKS: Final[Mapping[State, tuple[str, str]]] = {
