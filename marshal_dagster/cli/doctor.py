@@ -12,6 +12,7 @@ from marshal_dagster.cli.checks.data import check_data_topics
 from marshal_dagster.cli.checks.finding import Finding, State
 from marshal_dagster.cli.checks.log import check_world, missing_topic, read_log
 from marshal_dagster.cli.checks.machine import check_machine
+from marshal_dagster.cli.checks.senders import check_senders, newest
 from marshal_dagster.cli.checks.settings import check_snapshot_topic, check_topic_settings
 from marshal_dagster.cli.checks.snapshots import Retention, check_snapshots, retention_of
 from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of
@@ -146,6 +147,7 @@ class Deployment:
                 return
             at_ms = SystemClock().wall_ms()
             yield from check_world(read.identity, read.world, at_ms)
+            yield from check_senders(newest(log, self._connection.timeout_s, at_ms), read.world)
             yield from check_snapshots(log, snapshots, retention_of(self._cluster, self._topic), at_ms)
         yield from check_data_topics(self._data.cluster, read.world, self._data.asker, at_ms)
 
