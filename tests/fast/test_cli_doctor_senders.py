@@ -1,11 +1,13 @@
 """`doctor` on who sent the newest records: clocks that disagree, settings and intervals other than the group's."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 
 from marshal_dagster.cli.checks.finding import Finding, State
 from marshal_dagster.cli.checks.senders import NEWEST, RECENT_MS, check_senders, newest
+from marshal_dagster.coordination.log import Chunk, PositionLost
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
@@ -193,6 +195,31 @@ def test_beats_of_different_tenures_are_not_compared(broker: MemoryBroker, clock
         send(broker, replace(BEAT, partition=number))
         send(broker, replace(RANGE_BEAT, epoch=number))
     assert states(broker, clock)[1] is State.OK
+
+
+def test_the_beats_of_two_ranges_do_not_fill_each_others_gaps(broker: MemoryBroker, clock: ManualClock) -> None:
+    """An instance that holds two ranges beats for each; in between says nothing of either."""
+    ask(broker, FAST)
+    for _ in range(3):
+        for epoch in (1, 2):
+            clock.advance(9_000)
+            send(broker, replace(RANGE_BEAT, epoch=epoch))
+    assert states(broker, clock)[1] is State.WARNING
+
+
+class CutLog(MemoryLog):
+    """A log that retention cuts while it is read."""
+
+    def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
+        """Give what there is, then be overtaken."""
+        yield from super().read_until(ends, timeout_s)
+        raise PositionLost(HOME)
+
+
+def test_what_retention_takes_meanwhile_is_left_out(broker: MemoryBroker, clock: ManualClock) -> None:
+    """What was read before is looked at all the same."""
+    send(broker, CLAIM)
+    assert len(newest(CutLog(broker), 1, clock.wall_ms())) == 1
 
 
 def test_a_few_of_many_are_shown(broker: MemoryBroker, clock: ManualClock) -> None:
