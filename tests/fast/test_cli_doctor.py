@@ -175,6 +175,14 @@ def test_log_time_ahead_of_the_clock_is_a_problem(
     assert is_complete(finding) == (state is State.PROBLEM)
 
 
+def test_records_that_lie_elsewhere_are_told(broker: MemoryBroker, clock: ManualClock) -> None:
+    """A topic that was given more partitions, or a writer that counts them otherwise, shows in where records lie."""
+    broker.append((HOME + 1) % 4, CLAIM)
+    finding = in_log(broker, clock)["partition count"]
+    assert (finding.state, bool(finding.why), bool(finding.mend)) == (State.WARNING, True, True)
+    assert finding.found.startswith("1 records lie in another coordination partition")
+
+
 def test_what_is_half_written_is_a_problem(broker: MemoryBroker, clock: ManualClock) -> None:
     """A pause that stands in one coordination partition of four is told with the group and where."""
     until_s = clock.wall_ms() // 1_000 + 60

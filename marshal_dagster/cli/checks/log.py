@@ -9,6 +9,7 @@ from marshal_dagster.coordination.log import CoordinationLog, LogIdentity
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import MarshalError, TopicMissing
+from marshal_dagster.protocol.messages import Invalid
 from marshal_dagster.protocol.world import World
 
 
@@ -46,6 +47,7 @@ def check_world(identity: LogIdentity, world: World, at_ms: int) -> Iterator[Fin
     """Check that the log is whole, its time right by the clock `at_ms` (unix ms), and nothing half written."""
     looked = survey.survey(world, at_ms=at_ms)
     yield _identity(identity)
+    yield _placement(looked, identity)
     yield _certainty(looked, identity)
     yield _clocks(looked)
     yield _groups(looked)
@@ -64,6 +66,23 @@ def _unreadable(error: MarshalError) -> Finding:
 def _identity(identity: LogIdentity) -> Finding:
     found = f"{identity.topic} has {identity.partitions} coordination partitions and the id {identity.topic_id}"
     return Finding("coordination topic", State.OK, found)
+
+
+def _placement(looked: survey.Survey, identity: LogIdentity) -> Finding:
+    """Tell by the records whether the topic was given more partitions: placement changes with their number."""
+    misplaced = looked.invalid.get(str(Invalid.MISPLACED), 0)
+    if not misplaced:
+        return Finding("partition count", State.OK, "each record lies in the coordination partition of its topic")
+    return Finding(
+        "partition count",
+        State.WARNING,
+        f"{misplaced} records lie in another coordination partition than that of their topic, which is one of "
+        f"{identity.partitions}",
+        "they count for nothing: the topic was given more partitions, and what was written before is not where members "
+        "look now; or somebody writes who goes by another number",
+        "marshal-dagster tail --from-start (shows which: invalid, misplaced); if partitions were added, stop all members "
+        "and have them use a new topic: marshal-dagster topic create --name NEW",
+    )
 
 
 def _certainty(looked: survey.Survey, identity: LogIdentity) -> Finding:
