@@ -80,7 +80,7 @@ def _placement(looked: survey.Survey, identity: LogIdentity) -> Finding:
         f"{identity.partitions}",
         "they count for nothing: the topic was given more partitions, and what was written before is not where members "
         "look now; or somebody writes who goes by another number",
-        "marshal-dagster tail --from-start (shows which: invalid, misplaced); if partitions were added, stop all members "
+        "marshal-dagster tail --from-start (shows which); if partitions were added, stop all members "
         "and have them use a new topic: marshal-dagster topic create --name NEW",
     )
 
