@@ -173,6 +173,7 @@ def test_log_time_ahead_of_the_clock_is_a_problem(
     finding = in_log(broker, clock)["log time"]
     assert finding.state is state
     assert is_complete(finding) == (state is State.PROBLEM)
+    assert ("(coordination partitions 0)" in finding.found) == (state is State.PROBLEM)
 
 
 def test_records_that_lie_elsewhere_are_told(broker: MemoryBroker, clock: ManualClock) -> None:

@@ -113,11 +113,21 @@ def _clocks(looked: survey.Survey) -> Finding:
     return Finding(
         "log time",
         State.PROBLEM,
-        f"log time {output.utc(log_time_ms)} is {output.duration(ahead_ms)} ahead of this machine's clock",
+        f"log time {output.utc(log_time_ms)} is {output.duration(ahead_ms)} ahead of this machine's clock (coordination "
+        f"partitions {survey.listed(_ahead(looked, at_ms))})",
         "a broker's clock has jumped, or this one is slow: owners may be taken for stale too early (fenced, they redo "
         "work) or too late",
-        "on the brokers and here: timedatectl status (the clock must be synchronised)",
+        "on the brokers that lead these and here: timedatectl status (the clock must be synchronised)",
     )
+
+
+def _ahead(looked: survey.Survey, at_ms: int) -> list[int]:
+    """Give the coordination partitions whose log time is too far ahead: each is that of the broker that leads it."""
+    return [
+        each.number
+        for each in looked.partitions
+        if each.log_time_ms is not None and each.log_time_ms - at_ms > LOG_TIME_AHEAD_MS
+    ]
 
 
 def _groups(looked: survey.Survey) -> Finding:
