@@ -147,7 +147,7 @@ class Deployment:
                 return
             at_ms = SystemClock().wall_ms()
             yield from check_world(read.identity, read.world, at_ms)
-            yield from check_senders(newest(log, self._connection.timeout_s, at_ms), read.world)
+            yield from check_senders(newest(log, self._connection.timeout_s, at_ms), read.world, at_ms)
             yield from check_snapshots(log, snapshots, retention_of(self._cluster, self._topic), at_ms)
         yield from check_data_topics(self._data.cluster, read.world, self._data.asker, at_ms)
 

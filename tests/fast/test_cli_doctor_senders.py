@@ -11,12 +11,15 @@ from marshal_dagster.coordination.log import Chunk, PositionLost
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
+    DataTopic,
     GroupSettings,
     Heartbeat,
     Mark,
     Message,
     RangeHeartbeat,
     ReleaseGroup,
+    ReleasingPartition,
+    RuleSet,
     Settings,
     render,
 )
@@ -29,6 +32,7 @@ OTHER = (HOME + 1) % PARTITIONS
 BEAT = Heartbeat(instance="i", client="c", group="g", topic="orders", partition=0, time_s=0, offset=1)
 RANGE_BEAT = RangeHeartbeat(instance="i", client="c", group="g", topic="orders", partition=0, time_s=0, epoch=0)
 CLAIM = ClaimingPartition(instance="i", client="c", group="g", topic="orders", partition=0, time_s=0)
+RELEASE = ReleasingPartition(instance="i", client="c", group="g", topic="orders", partition=0, time_s=0, offset=1)
 FAST = Settings(heartbeat_interval_ms=10_000)
 
 
@@ -60,7 +64,7 @@ def findings(broker: MemoryBroker, clock: ManualClock) -> dict[str, Finding]:
     """Give what the checks came to, by name; whatever is wrong says why and what to do."""
     log = MemoryLog(broker)
     world = Rationalizer(log, timeout_s=1, clock=clock).catch_up()
-    found = list(check_senders(newest(log, 1, clock.wall_ms()), world))
+    found = list(check_senders(newest(log, 1, clock.wall_ms()), world, clock.wall_ms()))
     assert all(each.state is State.OK or all((each.why, each.mend)) for each in found)
     return {each.name: each for each in found}
 
@@ -205,6 +209,49 @@ def test_the_beats_of_two_ranges_do_not_fill_each_others_gaps(broker: MemoryBrok
             clock.advance(9_000)
             send(broker, replace(RANGE_BEAT, epoch=epoch))
     assert states(broker, clock)[1] is State.WARNING
+
+
+GO = Settings(rule_set=RuleSet.GO)
+NAMED = DataTopic(instance="i", client="c", group="g", topic="orders", partition=0, time_s=0, topic_id="A" * 22)
+
+
+@pytest.mark.parametrize(
+    ("settings", "messages", "passed_ms", "is_told"),
+    [
+        (Settings(), [CLAIM, BEAT], 0, True),
+        (Settings(), [CLAIM, BEAT], RECENT_MS, True),
+        (Settings(), [CLAIM, BEAT], RECENT_MS + 1, False),
+        (Settings(), [CLAIM, NAMED, BEAT], 0, False),
+        (Settings(), [CLAIM], 0, False),
+        (Settings(), [CLAIM, BEAT, RELEASE], 0, False),
+        (GO, [CLAIM, BEAT], 0, False),
+    ],
+)
+def test_an_owner_that_names_no_data_topic_is_told(
+    broker: MemoryBroker,
+    clock: ManualClock,
+    settings: Settings,
+    messages: list[Message],
+    passed_ms: int,
+    *,
+    is_told: bool,
+) -> None:
+    """Only a Go consumer, or an older version, beats for a partition without having said which topic it is."""
+    ask(broker, settings)
+    for message in messages:
+        send(broker, message)
+    clock.advance(passed_ms)
+    finding = findings(broker, clock)["members"]
+    assert (finding.state is State.WARNING) == is_told
+    assert ("client c holds 1 partitions and names no data topic" in finding.found) == is_told
+
+
+def test_of_a_log_that_is_only_observed_no_owner_is_judged(broker: MemoryBroker, clock: ManualClock) -> None:
+    """Which data topic an owner named may have been cut off."""
+    for message in (NAMED, CLAIM, BEAT):
+        send(broker, message)
+    broker.retain_from(HOME, 1)
+    assert states(broker, clock)[1] is State.OK
 
 
 class CutLog(MemoryLog):

@@ -113,8 +113,8 @@ def _clocks(looked: survey.Survey) -> Finding:
     return Finding(
         "log time",
         State.PROBLEM,
-        f"log time {output.utc(log_time_ms)} is {output.duration(ahead_ms)} ahead of this machine's clock (coordination "
-        f"partitions {survey.listed(_ahead(looked, at_ms))})",
+        f"log time {output.utc(log_time_ms)} is {output.duration(ahead_ms)} ahead of this machine's clock ("
+        f"coordination partitions {survey.listed(_ahead(looked, at_ms))})",
         "a broker's clock has jumped, or this one is slow: owners may be taken for stale too early (fenced, they redo "
         "work) or too late",
         "on the brokers that lead these and here: timedatectl status (the clock must be synchronised)",

@@ -13,7 +13,15 @@ from marshal_dagster.cli import output, survey
 from marshal_dagster.cli.checks.finding import Finding, State
 from marshal_dagster.coordination.log import CoordinationLog, PositionLost
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS
-from marshal_dagster.protocol.messages import GroupSettings, Heartbeat, InvalidMessage, Message, RangeHeartbeat, parse
+from marshal_dagster.protocol.messages import (
+    GroupSettings,
+    Heartbeat,
+    InvalidMessage,
+    Message,
+    RangeHeartbeat,
+    RuleSet,
+    parse,
+)
 from marshal_dagster.protocol.world import World
 
 NEWEST: Final = 2_000
@@ -60,10 +68,10 @@ def newest(log: CoordinationLog, timeout_s: float, at_ms: int) -> list[Sent]:
     return sent
 
 
-def check_senders(sent: Collection[Sent], world: World) -> Iterator[Finding]:
-    """Tell of clocks that disagree, and of members that go by other settings than those in force."""
+def check_senders(sent: Collection[Sent], world: World, at_ms: int) -> Iterator[Finding]:
+    """Tell of clocks that disagree, and of members that go by other settings or rules than those in force."""
     yield _clocks(sent)
-    yield _members([*_other_settings(sent, world), *_other_intervals(sent, world)])
+    yield _members([*_other_settings(sent, world), *_other_intervals(sent, world), *_other_rules(world, at_ms)])
 
 
 def _clocks(sent: Collection[Sent]) -> Finding:
@@ -109,8 +117,9 @@ def _members(differences: list[str]) -> Finding:
         State.WARNING,
         _listed(differences),
         "a member that is configured otherwise than its group claims nothing; one that beats too seldom is taken for "
-        "stale, and its partitions are taken over",
-        "marshal-dagster status (shows the settings in force); give all members of the group the same",
+        "stale, and its partitions are taken over; a Go consumer takes over what others hold",
+        "marshal-dagster status (shows the settings in force); give all members of the group the same, and a group with "
+        "Go consumers the rule set go",
     )
 
 
@@ -153,6 +162,21 @@ def _other_intervals(sent: Iterable[Sent], world: World) -> Iterator[str]:
         yield (
             f"group {name}: client {client} beats every {output.duration(gap_ms)} at best, the group's interval is "
             f"{output.duration(interval_ms)}"
+        )
+
+
+def _other_rules(world: World, at_ms: int) -> Iterator[str]:
+    """Find owners that named no data topic before their first heartbeat, as members do (PROTOCOL.md 6)."""
+    held: dict[tuple[str, str], int] = defaultdict(int)
+    for name, _, group, key in world.keys():  # noqa: SIM118 - no mapping
+        is_unnamed = key.offset is not None and key.data_topic_id is None and not key.provisional
+        is_recent = key.last_beat_ms >= at_ms - RECENT_MS
+        if key.owner is not None and is_unnamed and is_recent and group.settings.rule_set is RuleSet.NATIVE:
+            held[name, key.owner.client] += 1
+    for (name, client), count in sorted(held.items()):
+        yield (
+            f"group {name}: client {client} holds {count} partitions and names no data topic: it is a consumer of the "
+            "Go library, or of an older version, in a group of the rule set native"
         )
 
 
