@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from types import MappingProxyType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import TopicPartition, Uuid
@@ -11,6 +11,8 @@ from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # 
 
 from marshal_dagster.cli.checks import brokers, rights
 from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli.doctor import Asked, Deployment
+from marshal_dagster.errors import RightMissing
 from marshal_dagster.kafka.clients import ClientLog
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.inspection import FROM_4, Broker, Inspection, Replicas, Right, Standing
@@ -161,6 +163,49 @@ class Cluster:
 
     def poll(self, _: float) -> None:
         """Nothing has come."""
+
+
+class Forbidding:
+    """A cluster that lets one look at topics with some rights, and at nothing else."""
+
+    throttled_s = 0.0
+
+    def __init__(self, held: frozenset[Right] | None) -> None:
+        self.held = held
+
+    def standing(self, name: str) -> Standing:
+        """Tell the rights; without any the topic may not be seen."""
+        if self.held is None:
+            raise RightMissing("DESCRIBE")
+        return Standing(name, "7tPg1PQ3SOOgBg6Ha5P9nw", self.held, {0: Replicas(1, 1, has_leader=True)})
+
+    def brokers(self) -> list[Broker]:
+        """Tell of one."""
+        return [Broker(1, "a:1", None)]
+
+    def describe(self, name: str) -> Standing:
+        """Refuse."""
+        raise RightMissing(name)
+
+    settings = describe
+
+
+@pytest.mark.parametrize(
+    ("held", "names"),
+    [
+        (None, ["rights"]),
+        (
+            frozenset({Right.DESCRIBE}),
+            ["brokers", "rights", "rights", "topic settings", "snapshot topic settings", "replicas"],
+        ),
+    ],
+)
+def test_what_may_not_be_read_is_not_waited_for(held: frozenset[Right] | None, names: list[str]) -> None:
+    """Without READ nobody tries to read the log: the client would only run into its time-out."""
+    asked = Asked(KafkaConnection(bootstrap_servers="broker:9092"), cast("Inspection", Forbidding(held)))
+    findings = list(Deployment("__marshal", asked, asked).check())
+    assert [each.name for each in findings] == names
+    assert State.PROBLEM in {each.state for each in findings}
 
 
 def done(value: object) -> Future[object]:

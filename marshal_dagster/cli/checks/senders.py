@@ -117,9 +117,9 @@ def _members(differences: list[str]) -> Finding:
         State.WARNING,
         _listed(differences),
         "a member that is configured otherwise than its group claims nothing; one that beats too seldom is taken for "
-        "stale, and its partitions are taken over; a Go consumer takes over what others hold",
-        "marshal-dagster status (shows the settings in force); give all members of the group the same, and a group with "
-        "Go consumers the rule set go",
+        "stale, and its partitions are taken over; a Go consumer goes on with what others took over",
+        "marshal-dagster status (shows the settings in force); give all members of the group the same, and a group "
+        "with Go consumers the rule set go",
     )
 
 
