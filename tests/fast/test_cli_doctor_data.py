@@ -218,6 +218,26 @@ def test_a_topic_is_looked_up_where_the_log_names_it() -> None:
     assert look(cast("Inspection", cluster), standing, DELETES, at, 10_000).young_from == {}
 
 
+class BusyCluster(Cluster):
+    """A cluster whose topics get 10 records between any two questions, without transactions."""
+
+    end = 0
+
+    def offsets(self, _name: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
+        """Tell of all records so far."""
+        assert committed_only in {True, False}
+        self.end += 10
+        return {number: OffsetBounds(0, self.end) for number in partitions}
+
+
+def test_what_is_written_meanwhile_is_no_transaction() -> None:
+    """The end of all records is asked for first: what comes after that is not held back by anything."""
+    cluster = BusyCluster(DELETES)
+    at = [Position("g", 0, 5, ID)]
+    found = look(cast("Inspection", cluster), cluster.standing("orders"), DELETES, at, 0)
+    assert held_back(found) == 0
+
+
 def test_what_all_topics_come_to_is_said_last() -> None:
     """How many there are and what open transactions hold back is information, no fault."""
     (finding,) = check(Cluster(DELETES), "orders", "flights")

@@ -119,7 +119,7 @@ def _summary(topics: int, unseen: int, held: int) -> Finding:
     if held:
         parts.append(
             f"open transactions hold back {held} offsets: batches end before them, and if it stays so "
-            "kafka-transactions --find-hanging shows whose they are"
+            "kafka-transactions find-hanging shows whose they are"
         )
     return Finding("data topics", State.OK, "; ".join(parts))
 
@@ -129,8 +129,9 @@ def look(
 ) -> DataTopic:
     """Look up a data topic at these positions, by the clock `at_ms`. Raises `MarshalError`."""
     name, partitions = standing.name, {each.partition for each in at} & standing.replicas.keys()
-    bounds = cluster.offsets(name, partitions)
+    # The ends come first: of what is written in between nothing may look as if a transaction held it back.
     ends = {number: each.end for number, each in cluster.offsets(name, partitions, committed_only=False).items()}
+    bounds = cluster.offsets(name, partitions)
     topic = DataTopic(standing, settings, bounds, ends)
     kept_ms = topic.limit("retention.ms")
     if kept_ms is None:
