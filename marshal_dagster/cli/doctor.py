@@ -124,7 +124,7 @@ class Deployment:
         yield from self._check_snapshot_rights(standing)
         yield from self._check_settings(standing)
         if standing.rights is None or Right.READ in standing.rights:
-            yield from self._check_log()
+            yield from self._check_log(is_member=_is_member(standing))
 
     def _check_snapshot_rights(self, beside: Standing) -> Iterator[Finding]:
         topic = snapshot_topic_of(self._topic)
@@ -135,10 +135,9 @@ class Deployment:
         except MarshalError:
             return  # that it is missing is told with the snapshots
         else:
-            is_member = beside.rights is not None and Right.WRITE in beside.rights
-            yield rights.of_snapshot_topic(standing, self._asker, is_member=is_member)
+            yield rights.of_snapshot_topic(standing, self._asker, is_member=_is_member(beside))
 
-    def _check_log(self) -> Iterator[Finding]:
+    def _check_log(self, *, is_member: bool) -> Iterator[Finding]:
         snapshots = kafka_snapshots(self._connection, self._topic)
         with closing(KafkaLog(self._connection, self._topic)) as log, closing(snapshots):
             read = read_log(log, self._topic, timeout_s=self._connection.timeout_s, snapshots=snapshots)
@@ -149,7 +148,7 @@ class Deployment:
             yield from check_world(read.identity, read.world, at_ms)
             yield from check_senders(newest(log, self._connection.timeout_s, at_ms), read.world, at_ms)
             yield from check_snapshots(log, snapshots, retention_of(self._cluster, self._topic), at_ms)
-        yield from check_data_topics(self._data.cluster, read.world, self._data.asker, at_ms)
+        yield from check_data_topics(self._data.cluster, read.world, self._data.asker, at_ms, is_member=is_member)
 
     def _check_settings(self, standing: Standing) -> Iterator[Finding]:
         servers = self._connection.bootstrap_servers
@@ -161,6 +160,11 @@ class Deployment:
         except MarshalError:
             least = 1
         yield brokers.replicas(standing, least, servers)
+
+
+def _is_member(coordination_topic: Standing) -> bool:
+    """Tell whether who asks may claim."""
+    return coordination_topic.rights is not None and Right.WRITE in coordination_topic.rights
 
 
 _MARKS: Final[Mapping[State, tuple[str, str]]] = {

@@ -75,11 +75,12 @@ def test_a_member_should_write_snapshots(held: frozenset[Right], missing: list[s
 
 
 def test_a_data_topic_that_cannot_be_read_is_told() -> None:
-    """A batch of it would be claimed and then fail."""
-    finding = rights.of_data_topic(standing(frozenset({Right.DESCRIBE})), ASKER)
+    """A batch of it would be claimed and then fail; who may not claim needs no right to read it."""
+    finding = rights.of_data_topic(standing(frozenset({Right.DESCRIBE})), ASKER, is_member=True)
     assert finding is not None
     assert is_complete(finding)
-    assert rights.of_data_topic(standing(READER), ASKER) is None
+    assert rights.of_data_topic(standing(READER), ASKER, is_member=True) is None
+    assert rights.of_data_topic(standing(frozenset({Right.DESCRIBE})), ASKER, is_member=False) is None
 
 
 def test_a_topic_that_may_not_be_seen_is_told() -> None:
@@ -94,7 +95,7 @@ def test_rights_that_brokers_do_not_tell_are_not_checked() -> None:
     """Old brokers do not say which rights one has; that is no reason to call them missing."""
     assert rights.of_coordination_topic(standing(None), ASKER).state is State.NOT_CHECKED
     assert rights.of_snapshot_topic(standing(None), ASKER, is_member=True).state is State.NOT_CHECKED
-    assert rights.of_data_topic(standing(None), ASKER) is None
+    assert rights.of_data_topic(standing(None), ASKER, is_member=True) is None
 
 
 def test_the_brokers_versions_are_told() -> None:

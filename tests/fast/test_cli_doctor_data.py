@@ -199,7 +199,7 @@ def world_of(topics: Iterable[str]) -> World:
 
 def check(cluster: Cluster, *topics: str) -> list[Finding]:
     """Check the data topics that the log names."""
-    return list(check_data_topics(cast("Inspection", cluster), world_of(topics), ASKER, WEEK_MS))
+    return list(check_data_topics(cast("Inspection", cluster), world_of(topics), ASKER, WEEK_MS, is_member=True))
 
 
 def test_positions_are_those_of_the_log() -> None:

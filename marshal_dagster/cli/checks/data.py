@@ -69,8 +69,13 @@ def positions(world: World) -> dict[str, list[Position]]:
     return found
 
 
-def check_data_topics(cluster: Inspection, world: World, asker: rights.Asker, at_ms: int) -> Iterator[Finding]:
-    """Check each data topic that the log names, by the clock `at_ms` (unix ms); then say how many there are."""
+def check_data_topics(
+    cluster: Inspection, world: World, asker: rights.Asker, at_ms: int, *, is_member: bool
+) -> Iterator[Finding]:
+    """Check each data topic that the log names, by the clock `at_ms` (unix ms); then say how many there are.
+
+    `is_member`: who asks may claim, and so should be able to read them.
+    """
     unseen, held = 0, 0
     named = positions(world)
     for name, at in sorted(named.items()):
@@ -88,7 +93,7 @@ def check_data_topics(cluster: Inspection, world: World, asker: rights.Asker, at
             yield Finding("data topics", State.NOT_CHECKED, str(error))
             return
         unseen, held = unseen + (not settings), held + held_back(topic)
-        if (right := rights.of_data_topic(standing, asker)) is not None:
+        if (right := rights.of_data_topic(standing, asker, is_member=is_member)) is not None:
             yield right
         yield from judge(topic, at, asker.servers)
     yield _summary(len(named), unseen, held)

@@ -63,9 +63,9 @@ def of_snapshot_topic(standing: Standing, asker: Asker, *, is_member: bool) -> F
     return Finding(NAME, State.WARNING, found, why, asker.granting(missing, standing.name))
 
 
-def of_data_topic(standing: Standing, asker: Asker) -> Finding | None:
-    """Tell whether batches of this principal could be read; None where nothing is in their way."""
-    if standing.rights is None or Right.READ in standing.rights:
+def of_data_topic(standing: Standing, asker: Asker, *, is_member: bool) -> Finding | None:
+    """Tell whether batches of this principal could be read; None where nothing is in their way, or it claims none."""
+    if not is_member or standing.rights is None or Right.READ in standing.rights:
         return None
     return Finding(
         NAME,
