@@ -127,22 +127,24 @@ def _options(
     short_help="Check what a deployment needs.",
     epilog=HELP,
     help=_help(
-        "Check what a deployment needs: versions, Java, Spark's connector, the connection, the coordination topic. "
+        "Check what a deployment needs: versions, Java, Spark's connector, the connection, this user's rights, the "
+        "coordination topic and its log, the data topics that it names. "
         "Each thing that is wrong is told with why it matters and the command that mends it; the exit code is then 1.",
         "doctor --bootstrap-servers localhost:9092",
     ),
 )
-def _doctor(
+def _doctor(  # noqa: PLR0917 - typer gives options by name
     bootstrap_servers: BootstrapServers = None,
     connection: ConnectionFile = None,
     timeout: Timeout = None,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    data_connection: DataConnection = None,
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import doctor
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    return doctor.run(options, coordination_topic, as_json=as_json)
+    return doctor.run(doctor.DoctorRequest(options, coordination_topic, data_connection, as_json))
 
 
 @app.command(

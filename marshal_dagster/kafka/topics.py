@@ -116,13 +116,13 @@ class Topics:
         request = Request(f"look up topic {topic!r}", f"DESCRIBE on topic {topic!r}", topic)
         described = self._ask(
             request,
-            lambda client, left_s: _only(
+            lambda client, left_s: only(
                 client.describe_topics(TopicCollection([topic]), request_timeout=left_s), left_s
             ),
         )
         return TopicDescription(
             name=topic,
-            topic_id=_url_safe(described.topic_id),
+            topic_id=url_safe(described.topic_id),
             partitions=tuple(sorted(each.id for each in described.partitions)),
             replication=min((len(each.replicas) for each in described.partitions), default=0),
         )
@@ -202,7 +202,7 @@ class Topics:
         request = Request(f"look up the settings of topic {topic!r}", f"DESCRIBE_CONFIGS on topic {topic!r}", topic)
         resource = _API.ConfigResource(_API.ResourceType.TOPIC, topic)
         entries = self._ask(
-            request, lambda client, left_s: _only(client.describe_configs([resource], request_timeout=left_s), left_s)
+            request, lambda client, left_s: only(client.describe_configs([resource], request_timeout=left_s), left_s)
         )
         return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
@@ -227,7 +227,7 @@ class Topics:
 
         def create(client: AdminClient, left_s: float) -> bool:
             try:
-                _only(client.create_topics([new], request_timeout=left_s, operation_timeout=left_s), left_s)
+                only(client.create_topics([new], request_timeout=left_s, operation_timeout=left_s), left_s)
             except KafkaException as error:
                 if error_in(error).code() == KafkaError.TOPIC_ALREADY_EXISTS:
                     return False
@@ -250,7 +250,7 @@ class Topics:
         request = Request(f"give topic {topic!r} {partitions} partitions", f"ALTER on topic {topic!r}", topic)
         self._ask(
             request,
-            lambda client, left_s: _only(
+            lambda client, left_s: only(
                 client.create_partitions(
                     [_API.NewPartitions(topic, partitions)], request_timeout=left_s, operation_timeout=left_s
                 ),
@@ -271,7 +271,7 @@ class Topics:
         request = Request(f"delete topic {topic!r}", f"DELETE on topic {topic!r}", topic)
         self._ask(
             request,
-            lambda client, left_s: _only(
+            lambda client, left_s: only(
                 client.delete_topics([topic], request_timeout=left_s, operation_timeout=left_s), left_s
             ),
         )
@@ -285,7 +285,7 @@ class Topics:
         """
         request = Request("look up the brokers", "DESCRIBE on the cluster")
         described = self._ask(
-            request, lambda client, left_s: _result(client.describe_cluster(request_timeout=left_s), left_s)
+            request, lambda client, left_s: result(client.describe_cluster(request_timeout=left_s), left_s)
         )
         return len(described.nodes)
 
@@ -376,15 +376,15 @@ def _bounds(
     return {partition: OffsetBounds(start, max(start, end)) for partition, (start, end) in bounds.items()}
 
 
-def _result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library does not say
+def result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library does not say
     """Wait for an answer; the second more is for the client's own time-out to speak first."""
     return future.result(timeout=left_s + 1)
 
 
-def _only(futures: Mapping[Any, "Future[Any]"], left_s: float) -> Any:  # noqa: ANN401 - as above
+def only(futures: Mapping[Any, "Future[Any]"], left_s: float) -> Any:  # noqa: ANN401 - as above
     """Wait for the answer to the only thing that was asked for."""
     (future,) = futures.values()
-    return _result(future, left_s)
+    return result(future, left_s)
 
 
 def _look_up_leaders(client: AdminClient, topic: str, partitions: Iterable[int], left_s: float) -> None:
@@ -405,7 +405,7 @@ def _look_up_leaders(client: AdminClient, topic: str, partitions: Iterable[int],
 
 def _offset(future: "Future[Any]", left_s: float) -> int:
     """Wait for an offset; while a leader is elected the answer may have none, and no error that says so."""
-    offset = int(_result(future, left_s).offset)
+    offset = int(result(future, left_s).offset)
     if offset < 0:
         raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
     return offset
@@ -416,7 +416,8 @@ def _numbers(partitions: Sequence[int]) -> str:
     return shown if len(partitions) <= _SHOWN else f"{shown} and {len(partitions) - _SHOWN} more"
 
 
-def _url_safe(topic_id: Uuid) -> str:
+def url_safe(topic_id: Uuid) -> str:
+    """Write a topic's id as the log does (PROTOCOL.md 1)."""
     return str(topic_id).translate(_URL_SAFE).rstrip("=")
 
 
