@@ -1,6 +1,8 @@
 """From options and environment to a connection, and to the coordination log behind it."""
 
+import getpass
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import is_topic
+from marshal_dagster.protocol.messages import is_name, is_topic
 
 _SERVERS: Final = "MARSHAL_BOOTSTRAP_SERVERS"
 _DATA_PREFIX: Final = "MARSHAL_DATA_"
@@ -67,6 +69,15 @@ def open_reader(connection: KafkaConnection, topic: str, followed: list[str] | N
     log, snapshots = open_log(connection, topic), kafka_snapshots(connection, topic)
     with telling_how_to_create(topic):
         return Rationalizer(log, topics=followed, timeout_s=connection.timeout_s, snapshots=snapshots)
+
+
+def person() -> str:
+    """Name who acts, for the people that read the log: the user and the machine."""
+    try:
+        name = f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a user id without a name, as in a container
+        name = f"{os.getuid()}@{socket.gethostname()}"
+    return name if is_name(name) else "operator"
 
 
 @contextmanager
