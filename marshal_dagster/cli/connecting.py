@@ -18,6 +18,8 @@ from marshal_dagster.protocol.messages import is_name, is_topic
 
 _SERVERS: Final = "MARSHAL_BOOTSTRAP_SERVERS"
 _DATA_PREFIX: Final = "MARSHAL_DATA_"
+LONGEST_INTERVAL_MS: Final = 60_000
+"""For who writes nothing for which an interval counts."""
 
 
 def connection_of(options: ConnectionOptions, environment: Mapping[str, str] | None = None) -> KafkaConnection:
@@ -55,18 +57,26 @@ def data_connection_of(
     return coordination
 
 
-def open_log(connection: KafkaConnection, topic: str) -> KafkaLog:
-    """Name the coordination log of a cluster; nothing is connected yet. Raises `ConfigurationError`."""
+def open_log(connection: KafkaConnection, topic: str, interval_ms: int = LONGEST_INTERVAL_MS) -> KafkaLog:
+    """Name the coordination log of a cluster; nothing is connected yet. Raises `ConfigurationError`.
+
+    `interval_ms` is the heartbeat interval of members by which it can be written.
+    """
     check_topic("--coordination-topic", topic)
-    return KafkaLog(connection, topic)
+    return KafkaLog(connection, topic, interval_ms)
 
 
-def open_reader(connection: KafkaConnection, topic: str, followed: list[str] | None = None) -> Rationalizer:
+def open_reader(
+    connection: KafkaConnection,
+    topic: str,
+    followed: list[str] | None = None,
+    interval_ms: int = LONGEST_INTERVAL_MS,
+) -> Rationalizer:
     """Open a reader of what the data topics `followed` need, or of all; nothing of the log is read yet.
 
     Raises `ConfigurationError`, `TopicMissing`, `RightMissing`, `UnavailableError`.
     """
-    log, snapshots = open_log(connection, topic), kafka_snapshots(connection, topic)
+    log, snapshots = open_log(connection, topic, interval_ms), kafka_snapshots(connection, topic)
     with telling_how_to_create(topic):
         return Rationalizer(log, topics=followed, timeout_s=connection.timeout_s, snapshots=snapshots)
 

@@ -23,6 +23,7 @@ from marshal_dagster.cli.options import (
     ConnectionFile,
     ConnectionOptions,
     CoordinationTopic,
+    DataConnection,
     Timeout,
 )
 from marshal_dagster.cli.parts import PROGRAM, Command, command_group, help_text
@@ -50,15 +51,6 @@ Directory = Annotated[
     ),
 ]
 
-DataConnection = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-connection",
-        metavar="FILE",
-        help="The data topics' cluster, if it is another one; MARSHAL_DATA_... variables name it too.",
-        show_default=False,
-    ),
-]
 TopicName = Annotated[
     str,
     typer.Option(

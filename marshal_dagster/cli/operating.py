@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from marshal_dagster.cli.exits import HELP
+from marshal_dagster.cli.exits import HELP, ExitCode
 from marshal_dagster.cli.options import (
     DEFAULT_COORDINATION_TOPIC,
     AsJson,
@@ -15,14 +15,18 @@ from marshal_dagster.cli.options import (
     ConnectionFile,
     ConnectionOptions,
     CoordinationTopic,
+    DataConnection,
     DryRun,
     GroupName,
     NewGroup,
     Timeout,
+    Yes,
 )
 from marshal_dagster.cli.parts import Command, command_group, help_text
 
 app = command_group("What a person does to a group.")
+position_app = command_group("A group's positions: shown and set.")
+app.add_typer(position_app, name="position")
 
 
 @app.command(
@@ -83,3 +87,115 @@ def _resume(  # noqa: PLR0917 - by name
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
     pause.resume(pause.ResumeRequest(options, coordination_topic, group, dry_run, as_json))
+
+
+@position_app.command(
+    "get",
+    cls=Command,
+    short_help="Show where a group stands.",
+    epilog=HELP,
+    help=help_text(
+        "Show where a group stands in each partition of a data topic, or of all that the log names for it: the next "
+        "offset to read, beside what the topic holds and what Kafka has as the group's offset.",
+        "position get flights",
+        "position get flights flights --json",
+    ),
+)
+def _get(  # noqa: PLR0917 - by name
+    group: GroupName,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="This data topic only.", show_default=False)
+    ] = None,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    data_connection: DataConnection = None,
+    as_json: AsJson = False,
+) -> None:
+    from marshal_dagster.cli import position_get
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    position_get.run(position_get.GetRequest(options, coordination_topic, data_connection, group, topic, as_json))
+
+
+@position_app.command(
+    "set",
+    cls=Command,
+    short_help="Set where a group goes on.",
+    epilog=HELP,
+    help=help_text(
+        "Set the next offset to read: shows what was and what is to be, asks, pauses the group, waits for those that "
+        "hold partitions to leave, sets the positions and puts the pause back that was in force before. Should it "
+        "fail half way the group goes on, and it is said what was set.",
+        "position set flights flights --offsets 0=1500,1=1720",
+        "position set flights flights --timestamp 2026-01-31T18:00:00Z --dry-run",
+        "position set flights flights --back 1000 --partitions 0,2-3 --yes",
+    ),
+)
+def _set(  # noqa: PLR0917 - by name
+    group: GroupName,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.", show_default=False)],
+    offsets: Annotated[
+        str | None,
+        typer.Option(
+            "--offsets", metavar="P=OFFSET,...", help="These; or one number for all partitions.", show_default=False
+        ),
+    ] = None,
+    timestamp: Annotated[
+        str | None,
+        typer.Option(
+            "--timestamp",
+            metavar="TIME",
+            help="The first record of that time or later: ISO 8601 with its zone.",
+            show_default=False,
+        ),
+    ] = None,
+    earliest: Annotated[bool, typer.Option("--earliest", help="The first record that is left.")] = False,
+    latest: Annotated[bool, typer.Option("--latest", help="The end: only what comes is read.")] = False,
+    back: Annotated[
+        int | None,
+        typer.Option("--back", metavar="N", min=1, help="N offsets before where it stands.", show_default=False),
+    ] = None,
+    partitions: Annotated[
+        str | None,
+        typer.Option("--partitions", "-p", metavar="0,2-4", help="These; all by default.", show_default=False),
+    ] = None,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="DURATION", help="How long those that hold partitions have to leave.")
+    ] = "5m",
+    outside_the_log: Annotated[
+        bool, typer.Option("--outside-the-log", help="Also offsets that the topic does not hold.")
+    ] = False,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    data_connection: DataConnection = None,
+    new_group: NewGroup = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import position_set
+
+    where = position_set.Where(offsets, timestamp, earliest, latest, back)
+    if where.given != 1:
+        raise typer.BadParameter("give one of --offsets, --timestamp, --earliest, --latest and --back")
+    return position_set.run(
+        position_set.SetRequest(
+            ConnectionOptions(bootstrap_servers, connection, timeout),
+            coordination_topic,
+            data_connection,
+            group,
+            topic,
+            where,
+            partitions=partitions,
+            wait=wait,
+            outside_the_log=outside_the_log,
+            new_group=new_group,
+            dry_run=dry_run,
+            yes=yes,
+            as_json=as_json,
+        )
+    )
