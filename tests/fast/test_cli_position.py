@@ -308,11 +308,11 @@ def test_the_log_is_written_as_the_groups_members_do(
 ) -> None:
     """No record may wait longer to be sent than the group's heartbeat interval allows."""
     asked: list[int] = []
-    opened = position_set.open_reader
 
     def open_reader(connection: KafkaConnection, topic: str, *, interval_ms: int) -> Rationalizer:
         asked.append(interval_ms)
-        return opened(connection, topic)
+        assert (connection.bootstrap_servers, topic) == ("somewhere:1", "__marshal")
+        return Rationalizer(site.log(), clock=site.clock)
 
     monkeypatch.setattr(position_set, "open_reader", open_reader)
     assert act(capsys, *SET, "--offsets", "0=30", "--yes").code == 0
