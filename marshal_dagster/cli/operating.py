@@ -28,6 +28,12 @@ app = command_group("What a person does to a group.")
 position_app = command_group("A group's positions: shown and set.")
 app.add_typer(position_app, name="position")
 
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.", show_default=False)]
+Partitions = Annotated[
+    str | None,
+    typer.Option("--partitions", "-p", metavar="0,2-4", help="These; all by default.", show_default=False),
+]
+
 
 @app.command(
     "pause",
@@ -135,7 +141,7 @@ def _get(  # noqa: PLR0917 - by name
 )
 def _set(  # noqa: PLR0917 - by name
     group: GroupName,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.", show_default=False)],
+    topic: TopicArgument,
     offsets: Annotated[
         str | None,
         typer.Option(
@@ -157,10 +163,7 @@ def _set(  # noqa: PLR0917 - by name
         int | None,
         typer.Option("--back", metavar="N", min=1, help="N offsets before where it stands.", show_default=False),
     ] = None,
-    partitions: Annotated[
-        str | None,
-        typer.Option("--partitions", "-p", metavar="0,2-4", help="These; all by default.", show_default=False),
-    ] = None,
+    partitions: Partitions = None,
     wait: Annotated[
         str, typer.Option("--wait", metavar="DURATION", help="How long those that hold partitions have to leave.")
     ] = "5m",
@@ -198,4 +201,47 @@ def _set(  # noqa: PLR0917 - by name
             yes=yes,
             as_json=as_json,
         )
+    )
+
+
+@app.command(
+    "revoke",
+    cls=Command,
+    short_help="Take from a dead owner what it holds.",
+    epilog=HELP,
+    help=help_text(
+        "Take from an owner who is dead what it holds of a data topic, so that others can claim it at once instead of "
+        "when it is stale. Shows what it holds, and asks. Should the owner live it is fenced: its next heartbeat or "
+        "commit is refused. The exit code is 1 when not all could be taken.",
+        "revoke flights flights --instance 5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e --dry-run",
+        "revoke flights flights --instance 5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e.0f1e2d3c4b5a --partitions 0-3",
+    ),
+)
+def _revoke(  # noqa: PLR0917 - by name
+    group: GroupName,
+    topic: TopicArgument,
+    instance: Annotated[
+        str,
+        typer.Option(
+            "--instance",
+            "-i",
+            metavar="ID",
+            help="The owner: an instance id, or the run id in front of it.",
+            show_default=False,
+        ),
+    ],
+    partitions: Partitions = None,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import revoke
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    return revoke.run(
+        revoke.RevokeRequest(options, coordination_topic, group, topic, instance, partitions, dry_run, yes, as_json)
     )

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from marshal_dagster.coordination.claimer import nobody_is_dead
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, DataTopicChanged, MarshalError
+from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval
 from marshal_dagster.operations.pausing import require_known
 from marshal_dagster.operations.targets import FirstAt, Standing, Target, choose, outside, resolve
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
@@ -18,11 +19,6 @@ from marshal_dagster.protocol.world import World
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.topics import Topics
-
-_LOOKING_MS: Final = 60_000
-"""The interval for which the log is opened to look at it: nothing is written."""
-OpenForInterval = Callable[[int], Rationalizer]
-"""Opens a reader on a coordination log that can be written by members of that heartbeat interval (ms)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +174,7 @@ class Repositioning:
 
     def _open(self) -> Rationalizer:
         if self._reader is None:
-            self._reader = self.open_log(_LOOKING_MS)
+            self._reader = self.open_log(LOOKING_MS)
         return self._reader
 
     def _read(self) -> World:
