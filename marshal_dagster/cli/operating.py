@@ -181,8 +181,9 @@ def _set(  # noqa: PLR0917 - by name
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import position_set
+    from marshal_dagster.operations.targets import Where
 
-    where = position_set.Where(offsets, timestamp, earliest, latest, back)
+    where = Where(offsets, timestamp, earliest, latest, back)
     if where.given != 1:
         raise typer.BadParameter("give one of --offsets, --timestamp, --earliest, --latest and --back")
     return position_set.run(

@@ -16,38 +16,10 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.operations.positions import Move, Repositioning
-from marshal_dagster.operations.targets import Back, Earliest, FirstAt, Latest, Target, offsets_of, partitions_of
-from marshal_dagster.operations.times import duration_s, instant_ms
+from marshal_dagster.operations.targets import Where, partitions_of
+from marshal_dagster.operations.times import duration_s
 
 _COLUMNS: Final = ("partition", "#log start", "#log end", "#before", "#after", "#by", "note")
-
-
-@dataclass(frozen=True, slots=True)
-class Where:
-    """Where partitions are to stand: one of these is given."""
-
-    offsets: str | None = None
-    timestamp: str | None = None
-    earliest: bool = False
-    latest: bool = False
-    back: int | None = None
-
-    @property
-    def given(self) -> int:
-        """How many are."""
-        return sum(
-            (self.offsets is not None, self.timestamp is not None, self.earliest, self.latest, self.back is not None)
-        )
-
-    def target(self) -> Target:
-        """Read it. Raises `ConfigurationError`."""
-        if self.offsets is not None:
-            return offsets_of(self.offsets, "--offsets")
-        if self.timestamp is not None:
-            return FirstAt(instant_ms(self.timestamp, "--timestamp"))
-        if self.back is not None:
-            return Back(self.back)
-        return Earliest() if self.earliest else Latest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +46,7 @@ def run(request: SetRequest) -> ExitCode:
     if request.as_json and not (request.yes or request.dry_run):
         raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
     check_topic("TOPIC", request.topic)
-    target, wait_s = request.where.target(), duration_s(request.wait, "--wait")
+    target, wait_s = request.where.target("--"), duration_s(request.wait, "--wait")
     named = None if request.partitions is None else partitions_of(request.partitions, "--partitions")
     connection = connection_of(request.connection)
 

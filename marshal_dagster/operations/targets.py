@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.operations.times import instant_ms
 from marshal_dagster.protocol.messages import INT32_MAX, INT64_MAX, NUMBER
 from marshal_dagster.protocol.positions import Extent
 
@@ -59,6 +60,35 @@ class Back:
 
 
 Target = Offsets | FirstAt | Earliest | Latest | Back
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A target as a person gives it: one of these."""
+
+    offsets: str | None = None
+    timestamp: str | None = None
+    earliest: bool = False
+    latest: bool = False
+    back: int | None = None
+
+    @property
+    def given(self) -> int:
+        """How many are."""
+        ways = (self.offsets is not None, self.timestamp is not None, self.earliest, self.latest, self.back is not None)
+        return sum(ways)
+
+    def target(self, prefix: str = "") -> Target:
+        """Read it; `prefix` is what a person writes before the names. Raises `ConfigurationError`."""
+        if self.given != 1:
+            raise ConfigurationError("give one of offsets, timestamp, earliest, latest and back")
+        if self.offsets is not None:
+            return offsets_of(self.offsets, f"{prefix}offsets")
+        if self.timestamp is not None:
+            return FirstAt(instant_ms(self.timestamp, f"{prefix}timestamp"))
+        if self.back is not None:
+            return Back(self.back)
+        return Earliest() if self.earliest else Latest()
 
 
 def offsets_of(text: str, source: str) -> Offsets:
