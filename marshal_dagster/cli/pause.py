@@ -8,6 +8,7 @@ from typing import Any
 from marshal_dagster.cli import output, survey
 from marshal_dagster.cli.connecting import connection_of, open_reader, person
 from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.operations.pausing import Pause, PauseChange, Pausing
 from marshal_dagster.operations.times import duration_s, instant_ms
 
@@ -60,7 +61,7 @@ def resume(request: ResumeRequest) -> None:
 @contextmanager
 def _pausing(request: ResumeRequest) -> Iterator[Pausing]:
     connection = connection_of(request.connection)
-    with closing(open_reader(connection, request.coordination_topic)) as rationalizer:
+    with telling_warnings(), closing(open_reader(connection, request.coordination_topic)) as rationalizer:
         pausing = Pausing(rationalizer, request.group, person())
         pausing.look()
         yield pausing

@@ -12,6 +12,7 @@ from marshal_dagster.cli import output, survey
 from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of, open_reader, person
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.kafka.topics import Topics
@@ -54,6 +55,7 @@ def run(request: SetRequest) -> ExitCode:
         return open_reader(connection, request.coordination_topic, interval_ms=interval_ms)
 
     with (
+        telling_warnings(),
         Topics(data_connection_of(request.data_connection, connection), client_id="marshal-dagster-position") as topics,
         closing(Repositioning(open_log, topics, request.group, request.topic, person())) as work,
     ):

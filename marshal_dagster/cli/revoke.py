@@ -11,6 +11,7 @@ from marshal_dagster.cli import output, survey
 from marshal_dagster.cli.connecting import check_topic, connection_of, open_reader, person
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.operations.revoking import HeldClaim, Revoking, is_of
@@ -46,7 +47,7 @@ def run(request: RevokeRequest) -> ExitCode:
     def open_log(interval_ms: int) -> Rationalizer:
         return open_reader(connection, request.coordination_topic, interval_ms=interval_ms)
 
-    with closing(Revoking(open_log, request.group, request.topic, person())) as work:
+    with telling_warnings(), closing(Revoking(open_log, request.group, request.topic, person())) as work:
         held = work.look()
         claims = [
             each

@@ -153,6 +153,7 @@ def test_what_could_not_be_written_is_one_line(
     answer = act(capsys, "resume", GROUP)
     assert (answer.code, answer.out) == (3, "")
     assert "could not be written to coordination partitions [0, 1, 2, 3]" in answer.err.splitlines()[-1]
+    assert answer.err.count("4 of 4 records (ReleaseGroup) were not acknowledged") == 1
 
 
 def test_resuming_what_runs_says_so(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

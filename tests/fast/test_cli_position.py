@@ -249,6 +249,25 @@ def test_what_was_set_half_way_is_told(
     assert "were set." not in answer.out
 
 
+def test_that_the_group_stays_paused_is_told(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the broker is gone before the pause could be put back; with what was set before."""
+    logs = [breaking := site.log(), site.log()]
+
+    def breaks_down() -> None:
+        if breaking.types()[-1] == "ReleaseGroup" and "ReleasingPartition" in breaking.types():
+            breaking.is_down = True
+
+    breaking.before_append = breaks_down
+    monkeypatch.setattr(position_set, "open_reader", lambda *_, **__: Rationalizer(logs.pop(), clock=site.clock))
+    answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
+    assert answer.code == 3
+    assert "stays paused for 3600 s or a little longer, resume it" in answer.err
+    assert "set: partitions 0; not set: none" in answer.err
+    assert (site.key(0).offset, is_paused(site)) == (30, True)
+
+
 def test_offsets_that_kafka_does_not_take_are_told(
     site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics
 ) -> None:
