@@ -27,7 +27,7 @@ class Move:
 
     `key` is its state before, `extent` what can be read of it, `ahead` what is planned or done ahead of the offset;
     `is_other` tells that the position before is of a topic of that name that is no more. `outside` says how the new
-    offset lies outside what is there, and is empty where it does not.
+    offset lies outside what is there, and is empty where it does not. `is_too_young`: no record has the time asked for.
     """
 
     partition: int
@@ -37,6 +37,7 @@ class Move:
     is_other: bool = False
     ahead: Ranges = ()
     outside: str = ""
+    is_too_young: bool = False
 
     @property
     def owners(self) -> Sequence[Owner]:
@@ -48,6 +49,8 @@ class Move:
     def notes(self) -> Sequence[str]:
         """What a person should think of before, in words."""
         told = [self.outside] if self.outside else []
+        if self.is_too_young:
+            told.append("no record is that young")
         if self.is_other:
             told.append("the topic was made anew")
         if self.key.plan_end is not None:
@@ -106,8 +109,9 @@ class Repositioning:
             raise ConfigurationError(
                 f"outside what the topic holds: {named}. Name others, or allow these with outside-the-log"
             )
+        young = set(numbers) - at_time.keys() if isinstance(target, FirstAt) else set()
         return [
-            Move(n, keys[n], extents[n], wanted[n], n in strange, tuple(ahead.get(n, ())), told.get(n, ""))
+            Move(n, keys[n], extents[n], wanted[n], n in strange, ahead.get(n, ()), told.get(n, ""), n in young)
             for n in numbers
         ]
 
@@ -159,12 +163,7 @@ class Repositioning:
         """
         self._read()
         now = self._keys([move.partition for move in moves])
-        return {
-            move.partition: now[move.partition].generation
-            for move in moves
-            if now[move.partition].generation != move.key.generation
-            and (now[move.partition].offset or 0) >= move.offset
-        }
+        return {each.partition: now[each.partition].generation for each in moves if _is_set(each, now[each.partition])}
 
     def close(self) -> None:
         """Let go of the coordination log."""
@@ -209,3 +208,8 @@ class Repositioning:
             return str(error)
         offsets = {number: key.offset for number, key in self._keys(numbers).items() if key.offset is not None}
         return self.topics.commit_group_offsets(self.group, self.topic, offsets)
+
+
+def _is_set(move: Move, now: Key) -> bool:
+    """Tell by the state `now` whether a position was set: members only move it on, in the same generation."""
+    return now.generation != move.key.generation and now.offset is not None and now.offset >= move.offset

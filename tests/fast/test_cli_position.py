@@ -11,7 +11,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.operations.positions import Repositioning
-from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, DeliveryMode, RuleSet, Settings
 from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, TOPIC, Site, about
 from tests.operating import END, START, WRITTEN, FakeTopics, act, at_work_on, site_now
 
@@ -109,7 +109,6 @@ def test_positions_are_shown_though_the_topic_is_missing(site: Site, capsys: pyt
         (["--latest", "--partitions", "1-2"], [50, END, END]),
         (["--back", "10", "--partitions", "0,1"], [40, 40, None]),
         (["--timestamp", "1970-01-01T00:00:03.001Z"], [61, 61, 61]),
-        (["--timestamp", "1970-01-01T00:01:00Z"], [END] * 3),
         (["--offsets", str(WRITTEN)], [WRITTEN] * 3),
     ],
 )
@@ -133,6 +132,15 @@ def test_positions_are_set(
         for n, at in moved.items()
     ]
     assert "were set." in answer.out.splitlines()[-1]
+
+
+def test_a_time_that_no_record_has_is_pointed_out(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """The end is meant then."""
+    assert site.key(0).offset == 50
+    young = act(capsys, *SET, "--timestamp", "2100-01-01T00:00:00Z", "--dry-run", "--json").json["positions"]
+    assert [(row["after"], row["notes"]) for row in young] == [(END, ["no record is that young"])] * 3
+    old = act(capsys, *SET, "--timestamp", "1970-01-01T00:00:03Z", "--dry-run", "--json").json["positions"]
+    assert [(row["after"], row["notes"]) for row in old] == [(60, [])] * 3
 
 
 def test_a_dry_run_of_positions_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,6 +255,24 @@ def test_what_was_set_half_way_is_told(
     assert "set: partitions 0; not set: 1-2" in answer.err
     assert [site.key(number).offset for number in range(3)] == [30, 50, None]
     assert "were set." not in answer.out
+
+
+def test_a_topic_that_was_named_anew_is_not_a_position_that_was_set(
+    site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins a generation too, and leaves no offset."""
+    topics.topic_id = OTHER_TOPIC_ID
+
+    def stops_early(*_: object, **__: object) -> None:
+        site.pause(60, "ops.1")
+        site.say(about(ClaimingPartition, "ops.1"))
+        site.say(about(DataTopic, "ops.1", topic_id=OTHER_TOPIC_ID))
+        raise UnavailableError("the broker is gone")
+
+    monkeypatch.setattr(Operator, "set_positions", stops_early)
+    answer = act(capsys, *SET, "--offsets", "0=0", "--outside-the-log", "--yes")
+    assert (site.key(0).generation > 0, site.key(0).offset) == (True, None)
+    assert "set: partitions none; not set: 0" in answer.err
 
 
 def test_that_the_group_stays_paused_is_told(
