@@ -36,9 +36,11 @@ if TYPE_CHECKING:
     from marshal_dagster.operator_jobs import (
         PauseConfig,
         ResumeConfig,
+        RevokeConfig,
         SetPositionConfig,
         build_pause_job,
         build_resume_job,
+        build_revoke_job,
         build_set_position_job,
     )
     from marshal_dagster.ops import ClaimedBatchConfig, DrainedBatches, build_claimed_batch_op
@@ -81,6 +83,7 @@ __all__ = [
     "RangeOptions",
     "RationalizerResource",
     "ResumeConfig",
+    "RevokeConfig",
     "RightMissing",
     "RuleSet",
     "SetPositionConfig",
@@ -102,6 +105,7 @@ __all__ = [
     "build_pause_job",
     "build_reprocess_job",
     "build_resume_job",
+    "build_revoke_job",
     "build_set_position_job",
     "build_stale_claim_sensor",
     "spark_settings",
@@ -115,9 +119,11 @@ _ELSEWHERE: Final = {
     "operator_jobs": (
         "PauseConfig",
         "ResumeConfig",
+        "RevokeConfig",
         "SetPositionConfig",
         "build_pause_job",
         "build_resume_job",
+        "build_revoke_job",
         "build_set_position_job",
     ),
     "ops": ("ClaimedBatchConfig", "DrainedBatches", "build_claimed_batch_op"),

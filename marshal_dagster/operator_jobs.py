@@ -1,4 +1,4 @@
-"""Jobs by which a person acts on a group from the launchpad: pause it, resume it, set its positions.
+"""Jobs by which a person acts on a group from the launchpad: pause it, resume it, set its positions, revoke claims.
 
 Each works in the name of a `ClaimerResource`, which says of which group and log, and shows in the run what was and what
 is. They write, which takes WRITE on the coordination topic.
@@ -31,6 +31,7 @@ from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.operations.opening import LOOKING_MS
 from marshal_dagster.operations.pausing import PauseChange, Pausing
 from marshal_dagster.operations.positions import Move, Repositioning
+from marshal_dagster.operations.revoking import HeldClaim, Revoking, held_by, told_of_nobody
 from marshal_dagster.operations.targets import Where, partitions_of
 from marshal_dagster.operations.times import duration_s, instant_ms
 from marshal_dagster.resources import ClaimerResource
@@ -78,6 +79,15 @@ class SetPositionConfig(Config):
     outside_the_log: bool = Field(
         default=False, description="Also take offsets that the topic does not hold; else these are refused."
     )
+    dry_run: bool = Field(default=False, description=_DRY_RUN)
+
+
+class RevokeConfig(Config):
+    """Whose claims are taken."""
+
+    topic: str = Field(description="The data topic.")
+    instance: str = Field(description="The owner, who is dead: an instance id, or the run id in front of it.")
+    partitions: str | None = Field(default=None, description="These partitions, as in '0,2-4'; by default all.")
     dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
@@ -139,6 +149,25 @@ def build_set_position_job(
 
     description = "Sets where the group goes on in a data topic."
     return _job(name, description, _op(name, set_position, claimer_key), executor_def, tags)
+
+
+def build_revoke_job(
+    *,
+    name: str = "revoke_claims",
+    claimer_key: str = "claimer",
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+) -> JobDefinition:
+    """Build the job that takes from an owner who is dead what it holds of a data topic (`RevokeConfig`).
+
+    Others can then claim it at once. What was taken stands in the metadata. The run fails when the owner holds nothing,
+    or not all could be taken. What dead runs hold is revoked without a person by `build_dead_run_sensors`.
+    """
+
+    def revoke(context: OpExecutionContext, config: RevokeConfig) -> None:
+        _revoke(context, _claimer(context, claimer_key), config)
+
+    return _job(name, "Takes what a dead owner holds.", _op(name, revoke, claimer_key), executor_def, tags)
 
 
 def _op(name: str, work: Any, claimer_key: str) -> OpDefinition:  # noqa: ANN401 - a function of context and config
@@ -228,6 +257,28 @@ def _done(context: OpExecutionContext, work: Repositioning, moves: Sequence[Move
         return []
 
 
+def _revoke(context: OpExecutionContext, claimer: ClaimerResource, config: RevokeConfig) -> None:
+    named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
+    client = claimer.client_id or context.run_id
+    with (
+        forwarded_logs(context),
+        closing(Revoking(claimer.open_log, claimer.group, config.topic, client)) as work,
+    ):
+        held = work.look()
+        claims = held_by(config.instance, held, named)
+        if not claims:
+            raise Failure(told_of_nobody(config.instance, config.topic, held), allow_retries=False)
+        taken = [] if config.dry_run else work.carry_out(claims)
+    table = _claim_table(claims, taken)
+    if not config.dry_run and len(taken) < len(claims):
+        raise Failure(
+            "not all could be revoked: claims changed hands meanwhile, or the broker did not acknowledge it",
+            metadata={"group": claimer.group, "claims": table},
+            allow_retries=False,
+        )
+    _tell(context, claimer.group, config.dry_run, table)
+
+
 def _tell(context: OpExecutionContext, group: str, dry_run: bool, table: TableMetadataValue) -> None:  # noqa: FBT001
     if dry_run:
         context.log.info("a dry run: nothing was written")
@@ -261,6 +312,39 @@ def _pause_table(changes: Sequence[PauseChange]) -> TableMetadataValue:
         for each in changes
     ]
     return MetadataValue.table(records, _PAUSES)
+
+
+_CLAIMS: Final = TableSchema(
+    [
+        TableColumn("partition", "int", "The partition."),
+        TableColumn("start", "int", "Where the range begins; nothing for a whole partition."),
+        TableColumn("end", "int", "Where it ends."),
+        TableColumn("instance", "string", "Who held it."),
+        TableColumn("epoch", "int", "The fencing token of the claim."),
+        TableColumn("last_beat_ms", "int", "When it was last heard of, in log time."),
+        TableColumn("freshness", "string", "How that looked."),
+        TableColumn("revoked", "bool", "Whether it was taken."),
+    ]
+)
+
+
+def _claim_table(claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> TableMetadataValue:
+    records = [
+        TableRecord(
+            {
+                "partition": each.partition,
+                "start": each.start,
+                "end": each.end,
+                "instance": each.owner.instance,
+                "epoch": each.owner.epoch,
+                "last_beat_ms": each.last_beat_ms,
+                "freshness": each.freshness.value,
+                "revoked": each in taken,
+            }
+        )
+        for each in claims
+    ]
+    return MetadataValue.table(records, _CLAIMS)
 
 
 _MOVES: Final = TableSchema(

@@ -14,7 +14,7 @@ from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.operations.revoking import HeldClaim, Revoking, is_of
+from marshal_dagster.operations.revoking import HeldClaim, Revoking, held_by, told_of_nobody
 from marshal_dagster.operations.targets import partitions_of
 from marshal_dagster.protocol.state import Freshness
 
@@ -49,11 +49,7 @@ def run(request: RevokeRequest) -> ExitCode:
 
     with telling_warnings(), closing(Revoking(open_log, request.group, request.topic, person())) as work:
         held = work.look()
-        claims = [
-            each
-            for each in held
-            if is_of(each.owner, request.instance) and (named is None or any(each.partition in run for run in named))
-        ]
+        claims = held_by(request.instance, held, named)
         if not claims:
             return _nothing(request, held)
         _show(request, claims)
@@ -69,9 +65,7 @@ def _agreed() -> bool:
 
 
 def _nothing(request: RevokeRequest, held: Sequence[HeldClaim]) -> ExitCode:
-    owners = ", ".join(dict.fromkeys(repr(each.owner.instance) for each in held)) or "nobody"
-    of = "" if request.partitions is None else f" in partitions {request.partitions}"
-    output.note(f"{request.instance!r} holds nothing of topic {request.topic!r}{of}; of all of it holds: {owners}")
+    output.note(told_of_nobody(request.instance, request.topic, held))
     if request.as_json:
         output.write_json(_to_json(request, (), ()))
     return ExitCode.PROBLEMS

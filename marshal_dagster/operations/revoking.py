@@ -1,6 +1,6 @@
 """Claims are taken from an owner whom a person holds to be dead (PROTOCOL.md 6, "Revoke")."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from marshal_dagster.coordination.claimer import Claimer
@@ -106,9 +106,20 @@ class Revoking:
         return self._reader
 
 
-def is_of(owner: Owner, named: str) -> bool:
-    """Tell whether `named` is the owner's instance id, or the run id in front of it."""
-    return named in {owner.instance, owner.instance.rpartition(".")[0]}
+def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range] | None = None) -> Sequence[HeldClaim]:
+    """Give those of `claims`, in `partitions` if given, of the owner `named`: an instance id, or the run id before it."""
+    return [
+        each
+        for each in claims
+        if named in {each.owner.instance, each.owner.instance.rpartition(".")[0]}
+        and (partitions is None or any(each.partition in run for run in partitions))
+    ]
+
+
+def told_of_nobody(named: str, topic: str, held: Iterable[HeldClaim]) -> str:
+    """Say that the owner `named` holds nothing of what is wanted, and who does of all that is `held`."""
+    owners = ", ".join(dict.fromkeys(repr(each.owner.instance) for each in held)) or "nobody"
+    return f"{named!r} holds nothing of topic {topic!r} in the partitions wanted; of all of it holds: {owners}"
 
 
 def _held(group: Group, number: int, key: Key, at_ms: int) -> Iterator[HeldClaim]:

@@ -1,7 +1,7 @@
 """The jobs by which a person acts on a group, on a coordination log in memory."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -12,12 +12,15 @@ from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.operations.revoking import HeldClaim, Revoking
 from marshal_dagster.operator_jobs import (
     PauseConfig,
     ResumeConfig,
+    RevokeConfig,
     SetPositionConfig,
     build_pause_job,
     build_resume_job,
+    build_revoke_job,
     build_set_position_job,
 )
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
@@ -29,6 +32,7 @@ JOBS = {
     "pause_group": (build_pause_job, PauseConfig),
     "resume_group": (build_resume_job, ResumeConfig),
     "set_position": (build_set_position_job, SetPositionConfig),
+    "revoke_claims": (build_revoke_job, RevokeConfig),
 }
 
 
@@ -270,6 +274,47 @@ def test_offsets_that_kafka_does_not_take_are_a_warning(stand: Stand) -> None:
     assert "were not updated (only lag tools read them): READ is missing" in stand.lines(result)
 
 
+def test_what_the_dead_hold_is_revoked_from_the_launchpad(stand: Stand) -> None:
+    """What was taken stands in the metadata; with a dry run what would be."""
+    dead = stand.site.owner_of(0, 1, at=50)
+    before = stand.site.values()
+    table = shown(stand.run("revoke_claims", topic=TOPIC, instance=dead.member.instance, dry_run=True))
+    assert ([row["revoked"] for row in table], stand.site.values()) == ([False, False], before)
+    table = shown(stand.run("revoke_claims", topic=TOPIC, instance=dead.member.instance, partitions="1"))
+    assert [(row["partition"], row["instance"], row["freshness"], row["revoked"]) for row in table] == [
+        (1, dead.member.instance, "fresh", True)
+    ]
+    assert [stand.site.owner(number) for number in (0, 1)] == [dead.member.instance, None]
+    assert stand.intervals[-1] == HI_MS
+
+
+def test_a_revocation_of_nothing_fails_the_run(stand: Stand) -> None:
+    """It names who does hold something."""
+    owner = stand.site.owner_of(0)
+    before = stand.site.values()
+    data = failure(stand.run("revoke_claims", topic=TOPIC, instance="nobody")).step_failure_data
+    assert data.user_failure_data is not None
+    assert "'nobody' holds nothing of topic 'orders'" in (data.user_failure_data.description or "")
+    assert owner.member.instance in (data.user_failure_data.description or "")
+    assert stand.site.values() == before
+
+
+def test_what_changed_hands_fails_the_run(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metadata of the failure say what was taken."""
+    dead = stand.site.owner_of(0, 1, at=50)
+    carry_out = Revoking.carry_out
+
+    def late(self: Revoking, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
+        dead.release([0])
+        return carry_out(self, claims)
+
+    monkeypatch.setattr(Revoking, "carry_out", late)
+    data = failure(stand.run("revoke_claims", topic=TOPIC, instance=dead.member.instance)).step_failure_data
+    assert data.user_failure_data is not None
+    table = rows(data.user_failure_data.metadata["claims"])
+    assert [(row["partition"], row["revoked"]) for row in table] == [(0, False), (1, True)]
+
+
 def test_another_resource_is_refused(stand: Stand) -> None:
     """Only a claimer says of which group."""
     job = build_resume_job(claimer_key="other")
@@ -279,7 +324,7 @@ def test_another_resource_is_refused(stand: Stand) -> None:
         )
 
 
-@pytest.mark.parametrize("config_class", [PauseConfig, ResumeConfig, SetPositionConfig])
+@pytest.mark.parametrize("config_class", [PauseConfig, ResumeConfig, SetPositionConfig, RevokeConfig])
 def test_the_launchpad_explains_every_field(config_class: type[dg.Config]) -> None:
     """Each field of the config has a description."""
     assert [name for name, field in config_class.model_fields.items() if not field.description] == []
