@@ -107,7 +107,7 @@ class Revoking:
 
 
 def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range] | None = None) -> Sequence[HeldClaim]:
-    """Give those of `claims`, in `partitions` if given, of the owner `named`: an instance id, or the run id before it."""
+    """Give those of `claims`, in `partitions` if any, of the owner `named`: an instance id, or the run id before it."""
     return [
         each
         for each in claims
