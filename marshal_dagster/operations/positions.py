@@ -9,7 +9,7 @@ from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, DataTopicChanged, MarshalError
-from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval
+from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval, require_certain
 from marshal_dagster.operations.pausing import require_known
 from marshal_dagster.operations.targets import FirstAt, Standing, Target, choose, outside, resolve
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
@@ -88,7 +88,7 @@ class Repositioning:
 
         Raises `ConfigurationError` for a group that the log does not name unless it may be a `new_group`, for what
         `target` cannot mean, and for offsets outside what the topic holds unless these may lie `outside_the_log`;
-        `TopicMissing`, `RightMissing`, `UnavailableError`, `LogChanged`.
+        `NotCertain`, `TopicMissing`, `RightMissing`, `UnavailableError`, `LogChanged`.
         """
         described = self.topics.describe(self.topic)
         self._topic_id = described.topic_id
@@ -96,6 +96,7 @@ class Repositioning:
         world = self._read()
         if not new_group:
             require_known(world, self.group, "If its positions are to be set before its first claim give --new-group")
+        require_certain(world, self.topic)
         keys, ahead = self._keys(numbers), self._operator(self._open()).ahead(self.topic)
         extents = {n: Extent(at.start, at.end) for n, at in self.topics.offsets(self.topic, numbers).items()}
         at_time = self.topics.offsets_at(self.topic, numbers, target.at_ms) if isinstance(target, FirstAt) else {}

@@ -8,8 +8,7 @@ from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.tenure import Member, new_instance_id
-from marshal_dagster.errors import NotCertain
-from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval
+from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval, require_certain
 from marshal_dagster.operations.pausing import require_known
 from marshal_dagster.protocol.state import Freshness, Group, Key, Owner, freshness
 
@@ -58,12 +57,8 @@ class Revoking:
         with reader.lock:
             world = reader.follow_all()
             require_known(world, self.group, "There is nothing to revoke")
+            require_certain(world, self.topic)
             partition = world.partition_of(self.topic)
-            if not partition.certain:
-                raise NotCertain(
-                    f"the coordination partition of topic {self.topic!r} no longer begins at offset 0 and has no "
-                    "snapshot: it shows no claim that could be revoked. See `marshal-dagster recover`"
-                )
             group, at_ms = world.group_of(self.group, self.topic), max(partition.log_time_ms or 0, self.clock.wall_ms())
             keys = sorted((number, key) for (topic, number), key in group.keys.items() if topic == self.topic)
             return [held for number, key in keys for held in _held(group, number, key, at_ms)]

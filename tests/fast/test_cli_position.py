@@ -275,6 +275,16 @@ def test_a_topic_that_was_named_anew_is_not_a_position_that_was_set(
     assert "set: partitions none; not set: 0" in answer.err
 
 
+def test_nobody_is_asked_by_a_log_that_is_only_observed(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it shows is not sure."""
+    site.broker.retain_from(site.home, 1)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: pytest.fail("asked"))
+    answer = act(capsys, *SET, "--earliest")
+    assert (answer.code, "marshal-dagster recover" in answer.err.splitlines()[-1], answer.out) == (1, True, "")
+
+
 def test_that_the_group_stays_paused_is_told(
     site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
