@@ -33,6 +33,16 @@ if TYPE_CHECKING:
     )
     from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
     from marshal_dagster.kafka.connection import KafkaConnection
+    from marshal_dagster.operator_jobs import (
+        PauseConfig,
+        ResumeConfig,
+        RevokeConfig,
+        SetPositionConfig,
+        build_pause_job,
+        build_resume_job,
+        build_revoke_job,
+        build_set_position_job,
+    )
     from marshal_dagster.ops import ClaimedBatchConfig, DrainedBatches, build_claimed_batch_op
     from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
     from marshal_dagster.protocol.positions import StartPolicy
@@ -67,12 +77,16 @@ __all__ = [
     "NotCommitted",
     "NothingToClaim",
     "PartitionReport",
+    "PauseConfig",
     "PlanRejected",
     "PostgresSink",
     "RangeOptions",
     "RationalizerResource",
+    "ResumeConfig",
+    "RevokeConfig",
     "RightMissing",
     "RuleSet",
+    "SetPositionConfig",
     "Settings",
     "SettingsDiffer",
     "Sink",
@@ -88,7 +102,11 @@ __all__ = [
     "build_claimed_batch_op",
     "build_claimed_batch_schedule",
     "build_dead_run_sensors",
+    "build_pause_job",
     "build_reprocess_job",
+    "build_resume_job",
+    "build_revoke_job",
+    "build_set_position_job",
     "build_stale_claim_sensor",
     "spark_settings",
     "start_session",
@@ -98,6 +116,16 @@ _ELSEWHERE: Final = {
     "delivery": ("BatchRequest", "ClaimedBatch", "Delivery", "IdleReason", "PartitionReport", "RangeOptions"),
     "jobs": ("build_claimed_batch_job", "build_claimed_batch_schedule", "build_reprocess_job"),
     "kafka.connection": ("KafkaConnection",),
+    "operator_jobs": (
+        "PauseConfig",
+        "ResumeConfig",
+        "RevokeConfig",
+        "SetPositionConfig",
+        "build_pause_job",
+        "build_resume_job",
+        "build_revoke_job",
+        "build_set_position_job",
+    ),
     "ops": ("ClaimedBatchConfig", "DrainedBatches", "build_claimed_batch_op"),
     "protocol.messages": ("DeliveryMode", "RuleSet", "Settings"),
     "protocol.positions": ("StartPolicy",),

@@ -393,6 +393,25 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         taken = {place: key for place, key in work.before.items() if place not in work.kept}
         return Revocation(taken, work.kept, work.problem if work.kept else "")
 
+    def open_log(self, interval_ms: int) -> "Rationalizer":
+        """Open a reader of all of the coordination log, by which members of that heartbeat interval (ms) can write.
+
+        Who opens it closes it. Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`.
+        """
+        from marshal_dagster.coordination.kafka_log import KafkaLog
+        from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
+        from marshal_dagster.coordination.rationalizer import Rationalizer
+
+        connection, topic = self._coordination(), self.coordination_topic
+        log, snapshots = KafkaLog(connection, topic, interval_ms), kafka_snapshots(connection, topic)
+        return Rationalizer(log, timeout_s=connection.timeout_s, snapshots=snapshots)
+
+    def open_data(self) -> "Topics":
+        """Open what asks the cluster of the data topics; who opens it closes it. Raises `ConfigurationError`."""
+        from marshal_dagster.kafka.topics import Topics
+
+        return Topics(self.connection.to_connection("connection"))
+
     def group_keys(self) -> "dict[Place, Key]":
         """Read to the present end of the log and give copies of the group's keys.
 

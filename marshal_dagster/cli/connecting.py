@@ -1,6 +1,8 @@
 """From options and environment to a connection, and to the coordination log behind it."""
 
+import getpass
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,10 +14,12 @@ from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import is_topic
+from marshal_dagster.protocol.messages import is_name, is_topic
 
 _SERVERS: Final = "MARSHAL_BOOTSTRAP_SERVERS"
 _DATA_PREFIX: Final = "MARSHAL_DATA_"
+LONGEST_INTERVAL_MS: Final = 60_000
+"""For who writes nothing for which an interval counts."""
 
 
 def connection_of(options: ConnectionOptions, environment: Mapping[str, str] | None = None) -> KafkaConnection:
@@ -53,20 +57,37 @@ def data_connection_of(
     return coordination
 
 
-def open_log(connection: KafkaConnection, topic: str) -> KafkaLog:
-    """Name the coordination log of a cluster; nothing is connected yet. Raises `ConfigurationError`."""
+def open_log(connection: KafkaConnection, topic: str, interval_ms: int = LONGEST_INTERVAL_MS) -> KafkaLog:
+    """Name the coordination log of a cluster; nothing is connected yet. Raises `ConfigurationError`.
+
+    `interval_ms` is the heartbeat interval of members by which it can be written.
+    """
     check_topic("--coordination-topic", topic)
-    return KafkaLog(connection, topic)
+    return KafkaLog(connection, topic, interval_ms)
 
 
-def open_reader(connection: KafkaConnection, topic: str, followed: list[str] | None = None) -> Rationalizer:
+def open_reader(
+    connection: KafkaConnection,
+    topic: str,
+    followed: list[str] | None = None,
+    interval_ms: int = LONGEST_INTERVAL_MS,
+) -> Rationalizer:
     """Open a reader of what the data topics `followed` need, or of all; nothing of the log is read yet.
 
     Raises `ConfigurationError`, `TopicMissing`, `RightMissing`, `UnavailableError`.
     """
-    log, snapshots = open_log(connection, topic), kafka_snapshots(connection, topic)
+    log, snapshots = open_log(connection, topic, interval_ms), kafka_snapshots(connection, topic)
     with telling_how_to_create(topic):
         return Rationalizer(log, topics=followed, timeout_s=connection.timeout_s, snapshots=snapshots)
+
+
+def person() -> str:
+    """Name who acts, for the people that read the log: the user and the machine."""
+    try:
+        name = f"{getpass.getuser()}@{socket.gethostname()}"
+    except (OSError, KeyError):  # a user id without a name, as in a container
+        name = f"{os.getuid()}@{socket.gethostname()}"
+    return name if is_name(name) else "operator"
 
 
 @contextmanager

@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand
 from typer.main import get_command
 
-from marshal_dagster.cli import output
+from marshal_dagster.cli import operating, output
 from marshal_dagster.cli.exits import HELP, ExitCode, code_of
 from marshal_dagster.cli.options import (
     DEFAULT_COORDINATION_TOPIC,
@@ -24,48 +23,21 @@ from marshal_dagster.cli.options import (
     ConnectionFile,
     ConnectionOptions,
     CoordinationTopic,
+    DataConnection,
     Timeout,
 )
+from marshal_dagster.cli.parts import PROGRAM, Command, command_group, help_text
 
-PROGRAM: Final = "marshal-dagster"
 _DEBUG: Final = "--debug"
 _NOWHERE: Final = logging.NullHandler()
 _UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 """The parser's own error, for which typer has no public name."""
 
 
-class _Command(TyperCommand):
-    """A command whose reader may go away: typer would take that for a failure."""
-
-    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401 - whatever it returns
-        """Carry the command out. Raises `PipeClosed`."""
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            raise output.PipeClosed from None
-
-
-def _group(help_text: str) -> typer.Typer:
-    return typer.Typer(
-        help=help_text,
-        epilog=HELP,
-        no_args_is_help=True,
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    )
-
-
-def _help(what: str, *examples: str) -> str:
-    """Put a command's help together, the lines of the examples kept as they are."""
-    shown = "\n".join(f"  {PROGRAM} {each}" for each in examples)
-    return f"{what}\n\n\b\n{'Example' if len(examples) == 1 else 'Examples'}:\n{shown}"
-
-
-app = _group("Kafka partitions claimed before Spark batches: the coordination log, looked at and looked after.")
-kafka_app = _group("A real Kafka for this machine: started, looked at and stopped.")
-topic_app = _group("The coordination topic: created and checked.")
+app = command_group("Kafka partitions claimed before Spark batches: the coordination log, looked at and looked after.")
+kafka_app = command_group("A real Kafka for this machine: started, looked at and stopped.")
+topic_app = command_group("The coordination topic: created and checked.")
+app.add_typer(operating.app)
 app.add_typer(topic_app, name="topic")
 app.add_typer(kafka_app, name="kafka")
 
@@ -79,15 +51,6 @@ Directory = Annotated[
     ),
 ]
 
-DataConnection = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-connection",
-        metavar="FILE",
-        help="The data topics' cluster, if it is another one; MARSHAL_DATA_... variables name it too.",
-        show_default=False,
-    ),
-]
 TopicName = Annotated[
     str,
     typer.Option(
@@ -123,34 +86,36 @@ def _options(
 
 @app.command(
     "doctor",
-    cls=_Command,
+    cls=Command,
     short_help="Check what a deployment needs.",
     epilog=HELP,
-    help=_help(
-        "Check what a deployment needs: versions, Java, Spark's connector, the connection, the coordination topic. "
+    help=help_text(
+        "Check what a deployment needs: versions, Java, Spark's connector, the connection, this user's rights, the "
+        "coordination topic and its log, the data topics that it names. "
         "Each thing that is wrong is told with why it matters and the command that mends it; the exit code is then 1.",
         "doctor --bootstrap-servers localhost:9092",
     ),
 )
-def _doctor(
+def _doctor(  # noqa: PLR0917 - typer gives options by name
     bootstrap_servers: BootstrapServers = None,
     connection: ConnectionFile = None,
     timeout: Timeout = None,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    data_connection: DataConnection = None,
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import doctor
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    return doctor.run(options, coordination_topic, as_json=as_json)
+    return doctor.run(doctor.DoctorRequest(options, coordination_topic, data_connection, as_json))
 
 
 @app.command(
     "status",
-    cls=_Command,
+    cls=Command,
     short_help="Show the world state, by group and key.",
     epilog=HELP,
-    help=_help(
+    help=help_text(
         "Show the world state that the coordination log leads to: groups, pauses, settings, and each key with its "
         "owner, offset and plan. Freshness and lag are as of now.",
         "status",
@@ -180,10 +145,10 @@ def _status(  # noqa: PLR0917 - typer gives options by name
 
 @app.command(
     "tail",
-    cls=_Command,
+    cls=Command,
     short_help="Show the coordination log's records.",
     epilog=HELP,
-    help=_help(
+    help=help_text(
         "Show the coordination log's records, parsed and with what each came to: by default the last 10, with --json "
         "all of them, as `replay` reads them. Records of one coordination partition are in order; those of several are "
         "merged by log time.",
@@ -215,10 +180,10 @@ def _tail(  # noqa: PLR0917 - by name
 
 @app.command(
     "replay",
-    cls=_Command,
+    cls=Command,
     short_help="Show what a stored log leads to.",
     epilog=HELP,
-    help=_help(
+    help=help_text(
         "Read a stored coordination log and show the world state that it leads to. A line is "
         '{"partition": p, "offset": o, "timestamp": ms, "value": text or null}.',
         "replay log.jsonl --json",
@@ -259,10 +224,10 @@ def _replay(  # noqa: PLR0917 - by name
 
 @app.command(
     "recover",
-    cls=_Command,
+    cls=Command,
     short_help="Make a log certain that was cut without a snapshot.",
     epilog=HELP,
-    help=_help(
+    help=help_text(
         "Make a coordination log certain again that no longer begins at offset 0 and has no snapshot; also the way to "
         "take over a deployment of the Go library. Stop all members of all groups first. It shows what is known and "
         "what cannot be, asks, waits for 2 heartbeat intervals in which nobody may write, and writes the first "
@@ -310,10 +275,10 @@ def _recover(  # noqa: PLR0917 - by name
 
 @topic_app.command(
     "create",
-    cls=_Command,
+    cls=Command,
     short_help="Create it with the right settings.",
     epilog=HELP,
-    help=_help(
+    help=help_text(
         "Create the coordination topic with the settings that the protocol needs: "
         "message.timestamp.type=LogAppendTime, cleanup.policy=delete, retention.ms=-1, retention.bytes=-1, "
         "unclean.leader.election.enable=false, and with 3 replicas min.insync.replicas=2. One that is there already "
@@ -352,10 +317,10 @@ def _create(  # noqa: PLR0917 - by name
 
 @topic_app.command(
     "check",
-    cls=_Command,
+    cls=Command,
     short_help="Check its settings.",
     epilog=HELP,
-    help=_help(
+    help=help_text(
         "Check the coordination topic's settings. The exit code is 1 if the protocol does not hold under one of "
         "them; a warning alone leaves it 0.",
         "topic check --json",
@@ -376,10 +341,10 @@ def _check(
 
 @kafka_app.command(
     "up",
-    cls=_Command,
+    cls=Command,
     short_help="Start a Kafka on this machine.",
     epilog=HELP,
-    help=_help(
+    help=help_text(
         "Start a real Apache Kafka on this machine, or what is missing of it. It listens on 127.0.0.1 only and goes on "
         "until `kafka down`. The first time its jars are fetched.",
         "kafka up",
@@ -409,10 +374,10 @@ def _up(
 
 @kafka_app.command(
     "down",
-    cls=_Command,
+    cls=Command,
     short_help="Stop it, and delete its data if asked.",
     epilog=HELP,
-    help=_help(
+    help=help_text(
         "Stop the brokers that `kafka up` started. Their data stays, unless it is to be deleted.",
         "kafka down",
         "kafka down --wipe",
@@ -430,10 +395,10 @@ def _down(
 
 @kafka_app.command(
     "status",
-    cls=_Command,
+    cls=Command,
     short_help="Show each broker.",
     epilog=HELP,
-    help=_help(
+    help=help_text(
         "Show each broker: its address, its process, whether it answers. The exit code is 3 unless all do.",
         "kafka status --json",
     ),

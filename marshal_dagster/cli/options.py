@@ -49,6 +49,22 @@ CoordinationTopic = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON to stdout, and nothing else.")]
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change, and write nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+NewGroup = Annotated[
+    bool, typer.Option("--new-group", help="The group is one that the log does not name yet; else that is an error.")
+]
+DataConnection = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-connection",
+        metavar="FILE",
+        help="The data topics' cluster, if it is another one; MARSHAL_DATA_... variables name it too.",
+        show_default=False,
+    ),
+]
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", show_default=False)]
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, ThrottleEvent
 from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.errors import ConfigurationError, RightMissing, UnavailableError
@@ -55,16 +55,18 @@ class ClientLog:
     """Where one client's log lines and errors go: to Python's logging at DEBUG; the telling reason is kept.
 
     They arrive while the client is polled. `fatal` is the error after which the client is of no more use, if there
-    was one; the client also raises it, once, out of whatever polls.
+    was one; the client also raises it, once, out of whatever polls. `throttled_s` is the longest time (seconds) for
+    which a broker had the client wait because of a quota.
     """
 
-    __slots__ = ("_reason", "_reason_at_s", "client_id", "fatal", "servers")
+    __slots__ = ("_reason", "_reason_at_s", "client_id", "fatal", "servers", "throttled_s")
 
     def __init__(self, client_id: str, servers: str) -> None:
         """Keep nothing yet; `client_id` and `servers` stand in messages."""
         self.client_id = client_id
         self.servers = servers
         self.fatal: str | None = None
+        self.throttled_s = 0.0
         self._reason: Reason | None = None
         self._reason_at_s = 0.0
 
@@ -75,7 +77,7 @@ class ClientLog:
 
     def callbacks(self) -> dict[str, Any]:
         """Give the settings that bind a client to this log."""
-        return {"logger": self, "error_cb": self.on_error}
+        return {"logger": self, "error_cb": self.on_error, "throttle_cb": self.on_throttle}
 
     def clear(self) -> None:
         """Forget the reason: there is a connection."""
@@ -97,6 +99,11 @@ class ClientLog:
             self.fatal = error.str()
         elif error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - the library's own name
             self._consider(reason_in(error.str()))
+
+    def on_throttle(self, event: ThrottleEvent) -> None:
+        """Take what a broker says of a quota that this client went beyond; 0 s once it no longer does."""
+        _LOG.debug("%s: broker %s has it wait for %g s", self.client_id, event.broker_name, event.throttle_time)
+        self.throttled_s = max(self.throttled_s, event.throttle_time)
 
     def _consider(self, reason: Reason) -> None:
         held = self.reason

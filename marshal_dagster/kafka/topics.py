@@ -35,6 +35,8 @@ _PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 0.5
 _PER_PARTITION_S: Final = 0.05
 _SHOWN: Final = 10
+_NONE_AT: Final = -1
+"""The broker's answer where no record is as young as asked for."""
 _CLOSED: Final = "these Topics are closed"
 _API: Final[Any] = confluent_kafka.admin
 """For the names that the client library's type hints do not export."""
@@ -116,13 +118,13 @@ class Topics:
         request = Request(f"look up topic {topic!r}", f"DESCRIBE on topic {topic!r}", topic)
         described = self._ask(
             request,
-            lambda client, left_s: _only(
+            lambda client, left_s: only(
                 client.describe_topics(TopicCollection([topic]), request_timeout=left_s), left_s
             ),
         )
         return TopicDescription(
             name=topic,
-            topic_id=_url_safe(described.topic_id),
+            topic_id=url_safe(described.topic_id),
             partitions=tuple(sorted(each.id for each in described.partitions)),
             replication=min((len(each.replicas) for each in described.partitions), default=0),
         )
@@ -144,6 +146,17 @@ class Topics:
         request = Request(f"look up the offsets of topic {topic!r}", f"DESCRIBE on topic {topic!r}", topic)
         level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
         return self._ask(request, lambda client, left_s: _bounds(client, topic, wanted, level, left_s))
+
+    def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
+        """Look up the offset of each partition's first record with a timestamp (unix ms) of `at_ms` or later.
+
+        Absent where no record is that young, as far as no open transaction holds it. Raises as `offsets`.
+        """
+        wanted = sorted(set(partitions))
+        if not wanted:
+            return {}
+        request = Request(f"look up the offsets of topic {topic!r} at a time", f"DESCRIBE on topic {topic!r}", topic)
+        return self._ask(request, lambda client, left_s: _first_at(client, topic, wanted, at_ms, left_s))
 
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
         """Look up what Kafka holds as `group`'s committed offsets (the next ones to read); absent where it holds none.
@@ -202,7 +215,7 @@ class Topics:
         request = Request(f"look up the settings of topic {topic!r}", f"DESCRIBE_CONFIGS on topic {topic!r}", topic)
         resource = _API.ConfigResource(_API.ResourceType.TOPIC, topic)
         entries = self._ask(
-            request, lambda client, left_s: _only(client.describe_configs([resource], request_timeout=left_s), left_s)
+            request, lambda client, left_s: only(client.describe_configs([resource], request_timeout=left_s), left_s)
         )
         return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
@@ -227,7 +240,7 @@ class Topics:
 
         def create(client: AdminClient, left_s: float) -> bool:
             try:
-                _only(client.create_topics([new], request_timeout=left_s, operation_timeout=left_s), left_s)
+                only(client.create_topics([new], request_timeout=left_s, operation_timeout=left_s), left_s)
             except KafkaException as error:
                 if error_in(error).code() == KafkaError.TOPIC_ALREADY_EXISTS:
                     return False
@@ -250,7 +263,7 @@ class Topics:
         request = Request(f"give topic {topic!r} {partitions} partitions", f"ALTER on topic {topic!r}", topic)
         self._ask(
             request,
-            lambda client, left_s: _only(
+            lambda client, left_s: only(
                 client.create_partitions(
                     [_API.NewPartitions(topic, partitions)], request_timeout=left_s, operation_timeout=left_s
                 ),
@@ -271,7 +284,7 @@ class Topics:
         request = Request(f"delete topic {topic!r}", f"DELETE on topic {topic!r}", topic)
         self._ask(
             request,
-            lambda client, left_s: _only(
+            lambda client, left_s: only(
                 client.delete_topics([topic], request_timeout=left_s, operation_timeout=left_s), left_s
             ),
         )
@@ -285,7 +298,7 @@ class Topics:
         """
         request = Request("look up the brokers", "DESCRIBE on the cluster")
         described = self._ask(
-            request, lambda client, left_s: _result(client.describe_cluster(request_timeout=left_s), left_s)
+            request, lambda client, left_s: result(client.describe_cluster(request_timeout=left_s), left_s)
         )
         return len(described.nodes)
 
@@ -376,15 +389,44 @@ def _bounds(
     return {partition: OffsetBounds(start, max(start, end)) for partition, (start, end) in bounds.items()}
 
 
-def _result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library does not say
+def _first_at(client: AdminClient, topic: str, partitions: Sequence[int], at_ms: int, left_s: float) -> dict[int, int]:
+    """Ask for the first offsets of that time.
+
+    That there is none counts when it is answered twice, with the partition's leader heard of in between: an answer
+    while a leader is elected may look the same.
+    """
+    found = _asked_at(client, topic, partitions, at_ms, left_s)
+    if missing := [each for each in partitions if each not in found]:
+        _bounds(client, topic, missing, IsolationLevel.READ_COMMITTED, left_s)
+        found |= _asked_at(client, topic, missing, at_ms, left_s)
+    return found
+
+
+def _asked_at(client: AdminClient, topic: str, partitions: Sequence[int], at_ms: int, left_s: float) -> dict[int, int]:
+    wanted = [TopicPartition(topic, each) for each in partitions]
+    found = client.list_offsets(
+        dict.fromkeys(wanted, _API.OffsetSpec.for_timestamp(at_ms)),
+        isolation_level=IsolationLevel.READ_COMMITTED,
+        request_timeout=left_s,
+    )
+    try:
+        offsets = {each.partition: _offset(found[each], left_s, least=_NONE_AT) for each in wanted}
+    except KafkaException as raised:
+        if error_in(raised).code() in LEADER_MOVED | MISSING:
+            _look_up_leaders(client, topic, partitions, left_s)
+        raise
+    return {number: offset for number, offset in offsets.items() if offset != _NONE_AT}
+
+
+def result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library does not say
     """Wait for an answer; the second more is for the client's own time-out to speak first."""
     return future.result(timeout=left_s + 1)
 
 
-def _only(futures: Mapping[Any, "Future[Any]"], left_s: float) -> Any:  # noqa: ANN401 - as above
+def only(futures: Mapping[Any, "Future[Any]"], left_s: float) -> Any:  # noqa: ANN401 - as above
     """Wait for the answer to the only thing that was asked for."""
     (future,) = futures.values()
-    return _result(future, left_s)
+    return result(future, left_s)
 
 
 def _look_up_leaders(client: AdminClient, topic: str, partitions: Iterable[int], left_s: float) -> None:
@@ -403,10 +445,10 @@ def _look_up_leaders(client: AdminClient, topic: str, partitions: Iterable[int],
         )
 
 
-def _offset(future: "Future[Any]", left_s: float) -> int:
+def _offset(future: "Future[Any]", left_s: float, least: int = 0) -> int:
     """Wait for an offset; while a leader is elected the answer may have none, and no error that says so."""
-    offset = int(_result(future, left_s).offset)
-    if offset < 0:
+    offset = int(result(future, left_s).offset)
+    if offset < least:
         raise KafkaException(KafkaError(KafkaError.OFFSET_NOT_AVAILABLE))
     return offset
 
@@ -416,7 +458,8 @@ def _numbers(partitions: Sequence[int]) -> str:
     return shown if len(partitions) <= _SHOWN else f"{shown} and {len(partitions) - _SHOWN} more"
 
 
-def _url_safe(topic_id: Uuid) -> str:
+def url_safe(topic_id: Uuid) -> str:
+    """Write a topic's id as the log does (PROTOCOL.md 1)."""
     return str(topic_id).translate(_URL_SAFE).rstrip("=")
 
 

@@ -210,8 +210,8 @@ def test_the_bare_client_has_the_settings_of_the_library(monkeypatch: pytest.Mon
 
 
 def essential(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings without those that name things, give up after a time-out, or say where log lines go."""
-    aside = {"bootstrap.servers", "client.id", "group.id", "logger", "error_cb"}
+    """The settings without those that name things, give up after a time-out, or say who is told of what."""
+    aside = {"bootstrap.servers", "client.id", "group.id", "logger", "error_cb", "throttle_cb"}
     aside |= {"socket.timeout.ms", "socket.connection.setup.timeout.ms"}
     return {name: value for name, value in settings.items() if name not in aside}
 

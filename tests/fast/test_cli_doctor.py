@@ -5,8 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.cli import doctor
-from marshal_dagster.cli.doctor import Finding, Retention, State, check_log, check_machine, check_snapshots
+from marshal_dagster.cli.checks import machine
+from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli.checks.log import check_world, read_log
+from marshal_dagster.cli.checks.machine import check_machine
+from marshal_dagster.cli.checks.snapshots import Retention, check_snapshots
 from marshal_dagster.coordination.keeping import renew_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
@@ -44,7 +47,8 @@ def on_machine(name: str, environ: Mapping[str, str]) -> Finding:
 
 def in_log(broker: MemoryBroker, clock: ManualClock) -> dict[str, Finding]:
     """Give what the checks of the log came to, by name."""
-    findings = list(check_log(MemoryLog(broker), "__marshal", timeout_s=1, clock=clock))
+    read = read_log(MemoryLog(broker), "__marshal", timeout_s=1, clock=clock)
+    findings = [read] if isinstance(read, Finding) else list(check_world(read.identity, read.world, clock.wall_ms()))
     assert len({each.name for each in findings}) == len(findings)
     return {each.name: each for each in findings}
 
@@ -123,7 +127,7 @@ def test_a_spark_home_without_spark_is_a_problem(tmp_path: Path) -> None:
 def test_versions_are_told_and_missing_packages_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """All versions stand in one line; a package that is not installed is named."""
     assert "confluent-kafka" in on_machine("versions", {}).found
-    monkeypatch.setattr(doctor, "_PACKAGES", ("marshal-dagster", "not-there-at-all"))
+    monkeypatch.setattr(machine, "_PACKAGES", ("marshal-dagster", "not-there-at-all"))
     finding = on_machine("versions", {})
     assert is_complete(finding)
     assert "not-there-at-all" in finding.found
@@ -169,6 +173,15 @@ def test_log_time_ahead_of_the_clock_is_a_problem(
     finding = in_log(broker, clock)["log time"]
     assert finding.state is state
     assert is_complete(finding) == (state is State.PROBLEM)
+    assert ("(coordination partitions 0)" in finding.found) == (state is State.PROBLEM)
+
+
+def test_records_that_lie_elsewhere_are_told(broker: MemoryBroker, clock: ManualClock) -> None:
+    """A topic that was given more partitions, or a writer that counts them otherwise, shows in where records lie."""
+    broker.append((HOME + 1) % 4, CLAIM)
+    finding = in_log(broker, clock)["partition count"]
+    assert (finding.state, bool(finding.why), bool(finding.mend)) == (State.WARNING, True, True)
+    assert finding.found.startswith("1 records lie in another coordination partition")
 
 
 def test_what_is_half_written_is_a_problem(broker: MemoryBroker, clock: ManualClock) -> None:

@@ -42,10 +42,20 @@ def test_a_wrong_variable_is_named_when_the_location_is_loaded(tmp_path: Path) -
 
 
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster's own, when it copies a sensor
-def test_the_deployment_is_a_schedule_a_sensor_and_two_jobs() -> None:
-    """The scheduled job runs each minute; the sensor watches every 5 s and asks for the reprocessing job."""
+def test_the_deployment_is_a_schedule_a_sensor_and_jobs() -> None:
+    """The scheduled job runs each minute; the sensor watches every 5 s and asks for the reprocessing job.
+
+    A person pauses, resumes and repositions the group, and revokes what the dead hold.
+    """
     repository = definitions.defs.get_repository_def()
-    assert {job.name for job in repository.get_all_jobs()} >= {"flights", "reprocess_flights"}
+    assert {job.name for job in repository.get_all_jobs()} >= {
+        "flights",
+        "reprocess_flights",
+        "pause_flights",
+        "resume_flights",
+        "set_flights_position",
+        "revoke_flights",
+    }
     (schedule,), (sensor,) = repository.schedule_defs, repository.sensor_defs
     assert (schedule.cron_schedule, schedule.job.name) == ("* * * * *", "flights")
     assert (sensor.minimum_interval_seconds, [target.job_name for target in sensor.targets]) == (

@@ -34,7 +34,8 @@ def test_a_process_that_only_claims_never_imports_dagster() -> None:
 @pytest.mark.thorough
 def test_the_dagster_floor_brings_no_kafka_client_and_no_spark() -> None:
     """Building ops, jobs, sensors and resources imports Dagster alone."""
-    assert _loaded_by("from marshal_dagster import ClaimerResource, build_stale_claim_sensor") == {"dagster"}
+    names = "ClaimerResource, build_set_position_job, build_stale_claim_sensor"
+    assert _loaded_by(f"from marshal_dagster import {names}") == {"dagster"}
 
 
 @pytest.mark.parametrize("name", marshal_dagster.__all__)

@@ -185,6 +185,41 @@ class ElectingAdmin:
         """Nothing has come."""
 
 
+class OfTimes(ElectingAdmin):
+    """One that answers with these offsets, one after another, whatever it is asked for."""
+
+    def __init__(self, *offsets: int) -> None:
+        super().__init__()
+        self.offsets = offsets
+
+    def list_offsets(self, wanted: Iterable[TopicPartition], **_: object) -> dict[TopicPartition, Future[object]]:
+        """Answer."""
+        answer: Future[object] = Future()
+        answer.set_result(SimpleNamespace(offset=self.offsets[min(self.asked, len(self.offsets) - 1)]))
+        self.asked += 1
+        return dict.fromkeys(wanted, answer)
+
+
+@pytest.mark.parametrize(
+    ("answers", "found"),
+    [
+        ((7,), {0: 7}),
+        ((-1001, 7), {0: 7}),
+        ((-1, 3, 9, -1), {}),
+        ((-1, 3, 9, 8), {0: 8}),
+        ((-1, 3, -1, -1, 3, 9, 8), {0: 8}),
+        ((-1, 3, 9, -1001, 7), {0: 7}),
+    ],
+    ids=str,
+)
+def test_that_no_record_is_so_young_is_asked_twice(
+    monkeypatch: pytest.MonkeyPatch, answers: tuple[int, ...], found: dict[int, int]
+) -> None:
+    """While a leader is elected the answer may look the same: in between it is heard of, by the topic's bounds."""
+    with topics_of(OfTimes(*answers), monkeypatch) as asked:
+        assert asked.offsets_at("orders", [0], 5) == found
+
+
 def topics_of(client: ElectingAdmin, monkeypatch: pytest.MonkeyPatch) -> Topics:
     """Ask `client` as if it had a connection."""
     monkeypatch.setattr("marshal_dagster.kafka.topics.admin", lambda *_, **__: (client, ClientLog("a", "broker:9092")))

@@ -1,6 +1,7 @@
 """The coordination topic on a real cluster: created, looked at, refused; and one reader of it in a process."""
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,12 @@ from marshal_dagster.coordination.registry import shared_rationalizer
 from marshal_dagster.devkafka import running_kafka
 from marshal_dagster.errors import LogChanged, TopicMissing, UnsafeTopic
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.inspection import Inspection, Replicas
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import Settings
 from tests.real.conftest import MakeTopic
 
+WITHIN_S = 30.0
 API: Any = kafka_admin
 """For the names that the client library's type hints do not export."""
 
@@ -113,13 +116,18 @@ def test_a_topic_that_is_safe_is_looked_at_once(
 
 
 def test_three_brokers_hold_three_replicas(tmp_path: Path) -> None:
-    """On three brokers the topic has three replicas, two of which must have a record, and claims go on without one."""
+    """On three brokers the topic has three replicas, two of which must have a record, and claims go on without one.
+
+    Which are in sync can be looked up.
+    """
     with running_kafka(tmp_path / "kafka", brokers=3) as cluster:
         connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers)
         with Topics(connection) as topics:
             create_coordination_topic(topics, "__marshal", partitions=2)
             assert check_coordination_topic(topics, "__marshal") == []
             assert topics.settings("__marshal")["min.insync.replicas"] == "2"
+        with Inspection(connection) as cluster_now:
+            assert set(cluster_now.standing("__marshal").replicas.values()) == {Replicas(3, 3, has_leader=True)}
         log = open_kafka(connection)
         claimer = Claimer(Rationalizer(log), Member("etl", "c", "run1.0"), "orders", Settings())
         claimer.agree_on_settings()
@@ -127,6 +135,11 @@ def test_three_brokers_hold_three_replicas(tmp_path: Path) -> None:
 
         assert len(claimer.claim(range(10))) == 10
         log.close()
+        with Inspection(connection) as cluster_now:
+            deadline = time.monotonic() + WITHIN_S
+            while set(cluster_now.standing("__marshal").replicas.values()) != {Replicas(3, 2, has_leader=True)}:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
 
 
 def test_a_second_tick_reads_only_new_records(connection: KafkaConnection, topics: Topics, created: str) -> None:

@@ -19,6 +19,7 @@ from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import OffsetBounds, Topics
 from marshal_dagster.spark.reading import read_ranges
+from tests.cli import call
 from tests.real.secured_kafka import (
     PLAIN_PASSWORD,
     PLAIN_USER,
@@ -240,6 +241,44 @@ def test_who_may_not_write_snapshots_goes_without(
     secured.grant(SCRAM_USER, "WRITE", "TOPIC", "log_snapshot")
     eventually(lambda: renew_snapshots(rationalizer, kafka_snapshots(connection, "log")) == [0])
     log.close()
+
+
+def test_doctor_tells_what_this_user_can_do(
+    secured: SecuredKafka, admin: Topics, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From no right to a member's: what is missing comes with the command that grants it, and a reader is fine."""
+    create_coordination_topic(admin, "doctored", 2)
+    create_snapshot_topic(admin, "doctored")
+    connection = connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN)
+    for name in ("bootstrap_servers", "security_protocol", "sasl_mechanism", "username"):
+        monkeypatch.setenv(f"MARSHAL_{name.upper()}", str(getattr(connection, name)))
+    monkeypatch.setenv("MARSHAL_PASSWORD", PLAIN_PASSWORD)
+
+    def findings() -> list[dict[str, str]]:
+        found: list[dict[str, str]] = call(capsys, "doctor", "--json", "--coordination-topic", "doctored").json[
+            "findings"
+        ]
+        return found
+
+    def rights() -> list[tuple[str, str]]:
+        return [(each["state"], each["found"]) for each in findings() if each["name"] == "rights"]
+
+    (stranger,) = (each for each in findings() if each["name"] == "rights")
+    assert (stranger["state"], stranger["found"]) == ("problem", "on doctored: none, not even Describe")
+    assert f"--allow-principal User:{PLAIN_USER} --operation Describe --operation Read" in stranger["mend"]
+    secured.grant(PLAIN_USER, "DESCRIBE", "TOPIC", "doctored")
+    eventually(lambda: ("problem", "on doctored: Describe; not Read") in rights())
+    secured.grant(PLAIN_USER, "READ", "TOPIC", "doctored")
+    secured.grant(PLAIN_USER, "READ", "TOPIC", "doctored_snapshot")
+    eventually(lambda: [state for state, _ in rights()] == ["ok", "ok"])
+    reader = findings()
+    assert "problem" not in [each["state"] for each in reader]
+    assert "it can look" in next(each["found"] for each in reader if each["name"] == "rights")
+    settings = next(each for each in reader if each["name"] == "topic settings")
+    assert (settings["state"], "DESCRIBE_CONFIGS" in settings["found"]) == ("not checked", True)
+    secured.grant(PLAIN_USER, "WRITE", "TOPIC", "doctored")
+    eventually(lambda: ("warning", "on doctored_snapshot: Describe, Read; not Write") in rights())
+    assert "it can claim" in rights()[0][1]
 
 
 def test_spark_reads_through_tls_with_a_password(secured: SecuredKafka, admin: Topics, spark: "SparkSession") -> None:

@@ -257,3 +257,26 @@ def test_topics_are_shared_by_threads(connection: KafkaConnection, topic: MakeTo
     with Topics(connection) as shared, ThreadPoolExecutor(8) as threads:
         answers = list(threads.map(ask, range(48)))
     assert answers == [(number % 4 + 1, {0: 100 + number % 4}) for number in range(48)]
+
+
+def test_offsets_are_looked_up_by_time(kafka: str, topics: Topics, topic: MakeTopic, transactions: Producer) -> None:
+    """The first record of that time or later; none where no record is that young, or a transaction is still open."""
+    name = topic(3)
+    producer = Producer({"bootstrap.servers": kafka})
+    for at_ms in (1_000, 2_000, 2_000, 3_000):
+        producer.produce(name, "x", partition=0, timestamp=at_ms)
+    producer.produce(name, "x", partition=1, timestamp=2_500)
+    assert producer.flush(WITHIN_S) == 0
+    assert topics.offsets_at(name, [0, 1, 2], 1) == {0: 0, 1: 0}
+    assert topics.offsets_at(name, [0, 1, 2], 2_000) == {0: 1, 1: 0}
+    assert topics.offsets_at(name, [0, 1], 2_501) == {0: 3}
+    assert topics.offsets_at(name, [0, 1], 3_001) == {}
+    assert topics.offsets_at(name, [], 0) == {}
+    transactions.begin_transaction()
+    transactions.produce(name, "x", partition=2, timestamp=5_000)
+    transactions.flush(WITHIN_S)
+    assert topics.offsets_at(name, [2], 4_000) == {}
+    transactions.commit_transaction(WITHIN_S)
+    eventually(lambda: topics.offsets_at(name, [2], 4_000) == {2: 0})
+    with pytest.raises(TopicMissing, match="no-such-topic"):
+        topics.offsets_at("no-such-topic", [0], 0)

@@ -1,0 +1,109 @@
+"""What is installed on this machine: packages, Java, Spark and its connector to Kafka."""
+
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.java import find_java
+from marshal_dagster.spark.connector import CONNECTOR, cache_folder, connector_jars
+
+_PACKAGES: Final = ("marshal-dagster", "dagster", "dagster-pyspark", "pyspark", "confluent-kafka", "pydantic")
+_SPARK_CORE: Final = re.compile(r"spark-core_(?P<scala>\d+\.\d+)-(?P<release>\d+\.\d+)(?P<rest>[^/]*)\.jar")
+_CONNECTOR: Final = re.compile(r"[^:]+:spark-sql-kafka-0-10_(?P<scala>\d+\.\d+):(?P<release>\d+\.\d+)\..+")
+
+
+def check_machine(environ: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Check what is installed here: packages, Java, Spark and its connector to Kafka."""
+    yield _versions()
+    yield _java(environ)
+    yield _spark(environ)
+
+
+def _versions() -> Finding:
+    found, missing = [f"Python {platform.python_version()}"], []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            missing.append(package)
+    if not missing:
+        return Finding("versions", State.OK, ", ".join(found))
+    return Finding(
+        "versions",
+        State.PROBLEM,
+        f"not installed: {', '.join(missing)}",
+        "marshal-dagster does not work without them",
+        "pip install --upgrade marshal-dagster",
+    )
+
+
+def _java(environ: Mapping[str, str]) -> Finding:
+    try:
+        java = find_java(environ)
+    except ConfigurationError as error:
+        return Finding(
+            "java",
+            State.PROBLEM,
+            str(error),
+            "Spark, and a Kafka for this machine, run on Java 17 or newer",
+            "apt-get install openjdk-17-jre-headless (or your system's way), or export JAVA_HOME=/path/to/java-17",
+        )
+    return Finding("java", State.OK, f"Java {java.version} at {java.executable}")
+
+
+def _spark(environ: Mapping[str, str]) -> Finding:
+    """Check by the names of Spark's jars: to import PySpark takes a second, to ask a session takes a JVM."""
+    home = _spark_home(environ)
+    core = next(filter(None, (_SPARK_CORE.fullmatch(path.name) for path in _jars(home))), None)
+    connector = _CONNECTOR.fullmatch(CONNECTOR)
+    if core is None or connector is None:
+        return Finding(
+            "spark",
+            State.PROBLEM,
+            f"no Spark in {home}" if home else "PySpark is not installed",
+            "batches are read with Spark",
+            "unset SPARK_HOME"
+            if environ.get("SPARK_HOME")
+            else f"pip install 'pyspark=={connector['release']}.*'"
+            if connector
+            else "pip install --upgrade marshal-dagster",
+        )
+    found = f"Spark {core['release']}{core['rest']} (Scala {core['scala']}) in {home}"
+    if (core["scala"], core["release"]) != (connector["scala"], connector["release"]):
+        return Finding(
+            "spark",
+            State.PROBLEM,
+            f"{found}, but the connector is {CONNECTOR}",
+            "a connector for another Spark or Scala fails when a batch is read, after it was claimed",
+            "unset SPARK_HOME" if environ.get("SPARK_HOME") else f"pip install 'pyspark=={connector['release']}.*'",
+        )
+    return Finding("spark", State.OK, f"{found}; connector {CONNECTOR}, {_fetched(environ)}")
+
+
+def _spark_home(environ: Mapping[str, str]) -> Path | None:
+    """Give the Spark that PySpark would start: that of SPARK_HOME, else its own."""
+    named = environ.get("SPARK_HOME")
+    if named:
+        return Path(named)
+    spec = importlib.util.find_spec("pyspark")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    return Path(places[0]) if places else None
+
+
+def _jars(home: Path | None) -> list[Path]:
+    return sorted((home / "jars").glob("spark-core_*.jar")) if home else []
+
+
+def _fetched(environ: Mapping[str, str]) -> str:
+    folder = cache_folder(environ)
+    jars = connector_jars(folder=folder)
+    if jars:
+        return f"fetched to {jars[0].parent}"
+    return f"to be fetched to {folder} by the first session"

@@ -1,0 +1,100 @@
+"""Snapshots: whether they are there, and whether the log can still be read on from them when more of it is gone."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from marshal_dagster.cli import survey
+from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.coordination.log import Bounds, CoordinationLog
+from marshal_dagster.coordination.snapshots import Head, Snapshots, snapshot_topic_of
+from marshal_dagster.errors import MarshalError, TopicMissing
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import MAX_VALUE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """What the broker keeps of each coordination partition; None: all of it."""
+
+    time_ms: int | None = None
+    size_bytes: int | None = None
+
+
+def retention_of(topics: Topics, topic: str) -> Retention:
+    """Look up the coordination topic's retention; where it cannot be seen it counts as unlimited."""
+    try:
+        settings = topics.settings(topic)
+    except MarshalError:
+        return Retention()
+    limits = (int(settings.get(name, "-1")) for name in ("retention.ms", "retention.bytes"))
+    return Retention(*(None if limit < 0 else limit for limit in limits))
+
+
+def check_snapshots(log: CoordinationLog, snapshots: Snapshots, retention: Retention, at_ms: int) -> Iterator[Finding]:
+    """Check that there are snapshots, and that none of the newest is older than the log's start will soon be."""
+    topic = None
+    try:
+        identity = log.identity()
+        topic = identity.topic
+        heads = snapshots.heads(identity)
+        bounds = log.bounds(range(identity.partitions))
+    except TopicMissing as error:
+        if topic is not None:  # else it was told already
+            yield Finding(
+                "snapshots",
+                State.WARNING,
+                str(error),
+                "each process reads the whole log, and should retention ever cut it, nothing can be claimed",
+                f"marshal-dagster topic create --name {topic}",
+            )
+        return
+    except MarshalError as error:
+        yield Finding("snapshots", State.NOT_CHECKED, str(error))
+        return
+    yield _snapshots(heads, bounds, retention, at_ms, identity.topic)
+
+
+def _snapshots(
+    heads: Mapping[int, Head | None], bounds: Mapping[int, Bounds], retention: Retention, at_ms: int, topic: str
+) -> Finding:
+    overtaken = [number for number, at in bounds.items() if _is_soon_overtaken(heads[number], at, retention, at_ms)]
+    if overtaken:
+        return Finding(
+            "snapshots",
+            State.PROBLEM,
+            f"coordination partitions {survey.listed(overtaken)} have no snapshot from which the log can still be "
+            "read for long: its start is, or will soon be, behind the newest one",
+            "then they can only be observed, and nothing can be claimed from them",
+            f"let a run of any group end well (it writes {snapshot_topic_of(topic)}; its user needs WRITE on that), or "
+            f"keep more: kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics --entity-name "
+            f"{topic} --add-config retention.ms=-1,retention.bytes=-1",
+        )
+    missing = [number for number, at in bounds.items() if at.end > 0 and heads[number] is None]
+    if missing:
+        return Finding(
+            "snapshots",
+            State.OK,
+            f"none yet of coordination partitions {survey.listed(missing)}; the next run writes them at its end",
+        )
+    behind = [(bounds[number].end - head.offset, head) for number, head in heads.items() if head is not None]
+    most = max((records for records, _ in behind), default=0)
+    return Finding("snapshots", State.OK, f"at most {most} records lie behind the newest of a coordination partition")
+
+
+_MOST_RECORD_BYTES: Final = MAX_VALUE_BYTES + 150
+"""What a valid record takes in the log at most, with Kafka's own overhead."""
+
+
+def _is_soon_overtaken(head: Head | None, at: Bounds, retention: Retention, at_ms: int) -> bool:
+    """Tell whether a limited retention has, or will have in half its time or size again, deleted what comes next."""
+    if retention == Retention() or at.end == 0:
+        return False
+    if head is None or not at.start <= head.offset <= at.end:
+        return True
+    if head.offset == at.end:
+        return False
+    is_old = retention.time_ms is not None and at_ms - (head.log_time_ms or 0) > retention.time_ms / 2
+    records = at.end - at.start
+    is_large = retention.size_bytes is not None and records * _MOST_RECORD_BYTES > retention.size_bytes / 2
+    return is_old or (is_large and head.offset - at.start < records / 2)

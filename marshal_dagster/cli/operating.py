@@ -1,0 +1,248 @@
+"""The commands by which a person acts on a group: their options and help, as `main` has them of the others.
+
+Nothing heavy is imported here either.
+"""
+
+from typing import Annotated
+
+import typer
+
+from marshal_dagster.cli.exits import HELP, ExitCode
+from marshal_dagster.cli.options import (
+    DEFAULT_COORDINATION_TOPIC,
+    AsJson,
+    BootstrapServers,
+    ConnectionFile,
+    ConnectionOptions,
+    CoordinationTopic,
+    DataConnection,
+    DryRun,
+    GroupName,
+    NewGroup,
+    Timeout,
+    Yes,
+)
+from marshal_dagster.cli.parts import Command, command_group, help_text
+
+app = command_group("What a person does to a group.")
+position_app = command_group("A group's positions: shown and set.")
+app.add_typer(position_app, name="position")
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.", show_default=False)]
+Partitions = Annotated[
+    str | None,
+    typer.Option("--partitions", "-p", metavar="0,2-4", help="These; all by default.", show_default=False),
+]
+
+
+@app.command(
+    "pause",
+    cls=Command,
+    short_help="Pause a group.",
+    epilog=HELP,
+    help=help_text(
+        "Pause a group: its members claim and plan no more, end what they have in hand, and leave. It begins again at "
+        "the time named, or when somebody resumes it. A pause in force is replaced.",
+        "pause flights --for 2h",
+        "pause flights --until 2026-01-31T18:00:00Z --dry-run",
+    ),
+)
+def _pause(  # noqa: PLR0917 - typer gives options by name
+    group: GroupName,
+    until: Annotated[
+        str | None,
+        typer.Option("--until", metavar="TIME", help="An ISO 8601 time with its zone.", show_default=False),
+    ] = None,
+    length: Annotated[
+        str | None,
+        typer.Option("--for", metavar="DURATION", help="A length of time: 90s, 30m, 2h, 1d12h.", show_default=False),
+    ] = None,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    new_group: NewGroup = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    from marshal_dagster.cli import pause
+
+    if (until is None) == (length is None):
+        raise typer.BadParameter("give one of --until and --for")
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    pause.pause(pause.PauseRequest(options, coordination_topic, group, dry_run, as_json, until, length, new_group))
+
+
+@app.command(
+    "resume",
+    cls=Command,
+    short_help="Resume a group.",
+    epilog=HELP,
+    help=help_text("End a group's pause, whoever began it.", "resume flights", "resume flights --dry-run --json"),
+)
+def _resume(  # noqa: PLR0917 - by name
+    group: GroupName,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    from marshal_dagster.cli import pause
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    pause.resume(pause.ResumeRequest(options, coordination_topic, group, dry_run, as_json))
+
+
+@position_app.command(
+    "get",
+    cls=Command,
+    short_help="Show where a group stands.",
+    epilog=HELP,
+    help=help_text(
+        "Show where a group stands in each partition of a data topic, or of all that the log names for it: the next "
+        "offset to read, beside what the topic holds and what Kafka has as the group's offset.",
+        "position get flights",
+        "position get flights flights --json",
+    ),
+)
+def _get(  # noqa: PLR0917 - by name
+    group: GroupName,
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="This data topic only.", show_default=False)
+    ] = None,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    data_connection: DataConnection = None,
+    as_json: AsJson = False,
+) -> None:
+    from marshal_dagster.cli import position_get
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    position_get.run(position_get.GetRequest(options, coordination_topic, data_connection, group, topic, as_json))
+
+
+@position_app.command(
+    "set",
+    cls=Command,
+    short_help="Set where a group goes on.",
+    epilog=HELP,
+    help=help_text(
+        "Set the next offset to read: shows what was and what is to be, asks, pauses the group, waits for those that "
+        "hold partitions to leave, sets the positions and puts the pause back that was in force before. Should it "
+        "fail half way the group goes on, and it is said what was set.",
+        "position set flights flights --offsets 0=1500,1=1720",
+        "position set flights flights --timestamp 2026-01-31T18:00:00Z --dry-run",
+        "position set flights flights --back 1000 --partitions 0,2-3 --yes",
+    ),
+)
+def _set(  # noqa: PLR0917 - by name
+    group: GroupName,
+    topic: TopicArgument,
+    offsets: Annotated[
+        str | None,
+        typer.Option(
+            "--offsets", metavar="P=OFFSET,...", help="These; or one number for all partitions.", show_default=False
+        ),
+    ] = None,
+    timestamp: Annotated[
+        str | None,
+        typer.Option(
+            "--timestamp",
+            metavar="TIME",
+            help="The first record of that time or later: ISO 8601 with its zone.",
+            show_default=False,
+        ),
+    ] = None,
+    earliest: Annotated[bool, typer.Option("--earliest", help="The first record that is left.")] = False,
+    latest: Annotated[bool, typer.Option("--latest", help="The end: only what comes is read.")] = False,
+    back: Annotated[
+        int | None,
+        typer.Option("--back", metavar="N", min=1, help="N offsets before where it stands.", show_default=False),
+    ] = None,
+    partitions: Partitions = None,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="DURATION", help="How long those that hold partitions have to leave.")
+    ] = "5m",
+    outside_the_log: Annotated[
+        bool, typer.Option("--outside-the-log", help="Also offsets that the topic does not hold.")
+    ] = False,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    data_connection: DataConnection = None,
+    new_group: NewGroup = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import position_set
+    from marshal_dagster.operations.targets import Where
+
+    where = Where(offsets, timestamp, earliest, latest, back)
+    if where.given != 1:
+        raise typer.BadParameter("give one of --offsets, --timestamp, --earliest, --latest and --back")
+    return position_set.run(
+        position_set.SetRequest(
+            ConnectionOptions(bootstrap_servers, connection, timeout),
+            coordination_topic,
+            data_connection,
+            group,
+            topic,
+            where,
+            partitions=partitions,
+            wait=wait,
+            outside_the_log=outside_the_log,
+            new_group=new_group,
+            dry_run=dry_run,
+            yes=yes,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command(
+    "revoke",
+    cls=Command,
+    short_help="Take from a dead owner what it holds.",
+    epilog=HELP,
+    help=help_text(
+        "Take from an owner who is dead what it holds of a data topic, so that others can claim it at once instead of "
+        "when it is stale. Shows what it holds, and asks. Should the owner live it is fenced: its next heartbeat or "
+        "commit is refused. The exit code is 1 when not all could be taken.",
+        "revoke flights flights --instance 5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e --dry-run",
+        "revoke flights flights --instance 5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e.0f1e2d3c4b5a --partitions 0-3",
+    ),
+)
+def _revoke(  # noqa: PLR0917 - by name
+    group: GroupName,
+    topic: TopicArgument,
+    instance: Annotated[
+        str,
+        typer.Option(
+            "--instance",
+            "-i",
+            metavar="ID",
+            help="The owner: an instance id, or the run id in front of it.",
+            show_default=False,
+        ),
+    ],
+    partitions: Partitions = None,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import revoke
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    return revoke.run(
+        revoke.RevokeRequest(options, coordination_topic, group, topic, instance, partitions, dry_run, yes, as_json)
+    )

@@ -1,0 +1,41 @@
+"""What all commands are made of."""
+
+from typing import Any, Final
+
+import typer
+from typer.core import TyperCommand
+
+from marshal_dagster.cli import output
+from marshal_dagster.cli.exits import HELP
+
+PROGRAM: Final = "marshal-dagster"
+
+
+class Command(TyperCommand):
+    """A command whose reader may go away: typer would take that for a failure."""
+
+    def invoke(self, ctx: typer.Context) -> Any:  # type: ignore[override] # noqa: ANN401 - whatever it returns
+        """Carry the command out. Raises `PipeClosed`."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise output.PipeClosed from None
+
+
+def command_group(about: str) -> typer.Typer:
+    """Make a group of commands."""
+    return typer.Typer(
+        help=about,
+        epilog=HELP,
+        no_args_is_help=True,
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+
+
+def help_text(what: str, *examples: str) -> str:
+    """Put a command's help together, the lines of the examples kept as they are."""
+    shown = "\n".join(f"  {PROGRAM} {each}" for each in examples)
+    return f"{what}\n\n\b\n{'Example' if len(examples) == 1 else 'Examples'}:\n{shown}"

@@ -1,0 +1,106 @@
+"""`pause` and `resume`: what is in force before, and what is afterwards."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from marshal_dagster.cli import output, survey
+from marshal_dagster.cli.connecting import connection_of, open_reader, person
+from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.telling import telling_warnings
+from marshal_dagster.operations.pausing import Pause, PauseChange, Pausing
+from marshal_dagster.operations.times import duration_s, instant_ms
+
+_SECOND_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequest:
+    """Which group, where, and whether it is only to be shown what would change."""
+
+    connection: ConnectionOptions
+    coordination_topic: str
+    group: str
+    dry_run: bool = False
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PauseRequest(ResumeRequest):
+    """Until when, or for how long: one of the two."""
+
+    until: str | None = None
+    length: str | None = None
+    new_group: bool = False
+
+
+def pause(request: PauseRequest) -> None:
+    """Pause the group and show what changed. Raises `MarshalError`."""
+    until_ms = None if request.until is None else instant_ms(request.until, "--until")
+    length_s = None if request.length is None else duration_s(request.length, "--for")
+    with _pausing(request) as pausing:
+        if not request.new_group:
+            pausing.require_known("If it is to be paused before its first claim give --new-group")
+        until_s = pausing.end_after(length_s or 0) if until_ms is None else -(-until_ms // _SECOND_MS)
+        pausing.require_future(until_s, "--for" if until_ms is None else "--until")
+        if pausing.ends_s is not None and pausing.ends_s > until_s:
+            output.note(f"this ends earlier than the pause in force, which goes on until {_utc(pausing.ends_s)}")
+        _show(request, pausing.preview(until_s) if request.dry_run else pausing.pause(until_s))
+
+
+def resume(request: ResumeRequest) -> None:
+    """Resume the group and show what changed. Raises `MarshalError`."""
+    with _pausing(request) as pausing:
+        pausing.require_known("There is nothing to resume")
+        if not pausing.is_in_force:
+            output.note(f"group {request.group!r} is not paused")
+        _show(request, pausing.preview() if request.dry_run else pausing.resume())
+
+
+@contextmanager
+def _pausing(request: ResumeRequest) -> Iterator[Pausing]:
+    connection = connection_of(request.connection)
+    with telling_warnings(), closing(open_reader(connection, request.coordination_topic)) as rationalizer:
+        pausing = Pausing(rationalizer, request.group, person())
+        pausing.look()
+        yield pausing
+
+
+def _show(request: ResumeRequest, changes: Sequence[PauseChange]) -> None:
+    if request.as_json:
+        rows = [
+            {"partition": each.number, "before": _to_json(each.before), "after": _to_json(each.after)}
+            for each in changes
+        ]
+        output.write_json({"group": request.group, "dry_run": request.dry_run, "coordination_partitions": rows})
+        return
+    output.show(
+        output.styled(f"Group {request.group}", "bold"),
+        output.Table(["coordination partitions", "before", "after"], list(_rows(changes)), may_fold={"before"}),
+    )
+    if request.dry_run:
+        output.show("A dry run: nothing was written.")
+
+
+def _rows(changes: Sequence[PauseChange]) -> Iterator[list[str]]:
+    """Give a row for each change, with all coordination partitions in which it is the same."""
+    alike: dict[tuple[Pause, Pause], list[int]] = {}
+    for each in changes:
+        alike.setdefault((each.before, each.after), []).append(each.number)
+    for (before, after), numbers in alike.items():
+        yield [survey.listed(numbers), _text(before), _text(after)]
+
+
+def _text(pause: Pause) -> str:
+    if not pause.is_in_force or pause.until_s is None:
+        return "not paused"
+    return f"paused until {_utc(pause.until_s)}" + ("" if pause.by is None else f" by {pause.by}")
+
+
+def _utc(at_s: int) -> str:
+    return output.utc(at_s * _SECOND_MS)
+
+
+def _to_json(pause: Pause) -> dict[str, Any]:
+    return {"paused_until": pause.until_s, "paused_by": pause.by, "paused": pause.is_in_force}

@@ -1,0 +1,131 @@
+"""`revoke`: takes from an owner who is dead what it holds; a person says that it is."""
+
+from collections.abc import Collection, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Final
+
+import typer
+
+from marshal_dagster.cli import output, survey
+from marshal_dagster.cli.connecting import check_topic, connection_of, open_reader, person
+from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.telling import telling_warnings
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.operations.revoking import HeldClaim, Revoking, held_by, told_of_nobody
+from marshal_dagster.operations.targets import partitions_of
+from marshal_dagster.protocol.state import Freshness
+
+_COLUMNS: Final = ("partition", "owner", "last beat", "", "#epoch")
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeRequest:
+    """Whose claims, of which partitions."""
+
+    connection: ConnectionOptions
+    coordination_topic: str
+    group: str
+    topic: str
+    instance: str
+    partitions: str | None = None
+    dry_run: bool = False
+    yes: bool = False
+    as_json: bool = False
+
+
+def run(request: RevokeRequest) -> ExitCode:
+    """Show what the owner holds, ask, and revoke it. Raises `MarshalError`."""
+    if request.as_json and not (request.yes or request.dry_run):
+        raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
+    check_topic("TOPIC", request.topic)
+    named = None if request.partitions is None else partitions_of(request.partitions, "--partitions")
+    connection = connection_of(request.connection)
+
+    def open_log(interval_ms: int) -> Rationalizer:
+        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms)
+
+    with telling_warnings(), closing(Revoking(open_log, request.group, request.topic, person())) as work:
+        held = work.look()
+        claims = held_by(request.instance, held, named)
+        if not claims:
+            return _nothing(request, held)
+        _show(request, claims)
+        if not request.dry_run and not (request.yes or _agreed()):
+            output.note("nothing was written")
+            return ExitCode.PROBLEMS
+        taken = [] if request.dry_run else work.carry_out(claims)
+    return _tell(request, claims, taken)
+
+
+def _agreed() -> bool:
+    return typer.confirm("Is this owner dead, and is what it holds to be taken from it?", err=True)
+
+
+def _nothing(request: RevokeRequest, held: Sequence[HeldClaim]) -> ExitCode:
+    output.note(told_of_nobody(request.instance, request.topic, held))
+    if request.as_json:
+        output.write_json(_to_json(request, (), ()))
+    return ExitCode.PROBLEMS
+
+
+def _show(request: RevokeRequest, claims: Sequence[HeldClaim]) -> None:
+    if not request.as_json:
+        output.show(
+            output.styled(f"Group {request.group}, topic {request.topic}", "bold"),
+            output.Table(_COLUMNS, [_row(each) for each in claims], may_fold={"owner"}),
+        )
+    if any(each.freshness is Freshness.FRESH for each in claims):
+        output.note(
+            "it was heard of within a heartbeat interval: should it live, two work on the same until its next "
+            "heartbeat or commit is refused"
+        )
+
+
+def _tell(request: RevokeRequest, claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> ExitCode:
+    left = [each for each in claims if each not in taken]
+    if request.as_json:
+        output.write_json(_to_json(request, claims, taken))
+    elif request.dry_run:
+        output.show("A dry run: nothing was written.")
+    elif taken:
+        output.show(
+            f"Revoked in partitions {survey.listed({each.partition for each in taken})}: others can claim them."
+        )
+    if request.dry_run or not left:
+        return ExitCode.OK
+    output.note(
+        f"not revoked in partitions {survey.listed({each.partition for each in left})}: they changed hands meanwhile, "
+        "or the broker did not acknowledge it; look again"
+    )
+    return ExitCode.PROBLEMS
+
+
+def _row(each: HeldClaim) -> list[str | output.Line]:
+    where = f"{each.partition} [{each.start}, {each.end})" if each.is_range else str(each.partition)
+    owner = f"{each.owner.instance} ({each.owner.client})"
+    return [where, owner, output.utc(each.last_beat_ms), str(each.freshness), output.number(each.owner.epoch)]
+
+
+def _to_json(request: RevokeRequest, claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> dict[str, Any]:
+    return {
+        "group": request.group,
+        "topic": request.topic,
+        "dry_run": request.dry_run,
+        "claims": [
+            {
+                "partition": each.partition,
+                "start": each.start,
+                "end": each.end,
+                "instance": each.owner.instance,
+                "client": each.owner.client,
+                "epoch": each.owner.epoch,
+                "last_beat_ms": each.last_beat_ms,
+                "freshness": each.freshness,
+                "revoked": each in taken,
+            }
+            for each in claims
+        ],
+    }

@@ -1,0 +1,146 @@
+"""What only a check asks of a cluster: a principal's rights, replicas in sync, brokers, offsets by time."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import confluent_kafka.admin
+from confluent_kafka import TopicCollection, TopicPartition
+
+from marshal_dagster.errors import MarshalError
+from marshal_dagster.kafka.requests import Request
+from marshal_dagster.kafka.topics import Topics, only, result, url_safe
+
+_API: Final[Any] = confluent_kafka.admin
+"""For the names that the client library's type hints do not export."""
+_INTER_BROKER_VERSION: Final = "inter.broker.protocol.version"
+"""A setting that every broker has up to Kafka 3.9; 4.0 did away with it."""
+FROM_4: Final = "4.0 or newer"
+
+
+class Right(StrEnum):
+    """What a principal may do with a topic, in the words of Kafka's own tool for rights."""
+
+    DESCRIBE = "Describe"
+    DESCRIBE_CONFIGS = "DescribeConfigs"
+    READ = "Read"
+    WRITE = "Write"
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """How many replicas a partition has, and how many of them are in sync with its leader, if it has one."""
+
+    assigned: int
+    in_sync: int
+    has_leader: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A topic as the one who asks has it; `rights` None: the brokers do not tell."""
+
+    name: str
+    topic_id: str
+    rights: frozenset[Right] | None
+    replicas: Mapping[int, Replicas]
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A broker that is alive; `version` as far as its settings tell, None where they may not be seen."""
+
+    number: int
+    server: str
+    version: str | None
+
+
+class Inspection(Topics):
+    """Questions that nothing but a check needs answered; they change nothing."""
+
+    @property
+    def throttled_s(self) -> float:
+        """The longest time (seconds) for which a broker had this client wait, because of a quota; 0.0 without any."""
+        return self._log.throttled_s
+
+    def standing(self, topic: str) -> Standing:
+        """Look up what this principal may do with a topic, and how its replicas are.
+
+        Raises:
+            TopicMissing: it does not exist.
+            RightMissing: DESCRIBE on the topic.
+            UnavailableError: no answer in time.
+        """
+        request = Request(f"look up topic {topic!r}", f"DESCRIBE on topic {topic!r}", topic)
+        described = self._ask(
+            request,
+            lambda client, left_s: only(
+                client.describe_topics(
+                    TopicCollection([topic]), include_authorized_operations=True, request_timeout=left_s
+                ),
+                left_s,
+            ),
+        )
+        return Standing(
+            topic,
+            url_safe(described.topic_id),
+            _rights(described.authorized_operations),
+            {
+                each.id: Replicas(len(each.replicas), len(each.isr), each.leader is not None and each.leader.id >= 0)
+                for each in described.partitions
+            },
+        )
+
+    def first_since(self, topic: str, partitions: Iterable[int], time_ms: int) -> dict[int, int | None]:
+        """Look up each partition's first offset with a timestamp of `time_ms` (unix ms) or later; None: there is none.
+
+        Raises:
+            TopicMissing: the topic does not exist.
+            RightMissing: DESCRIBE on the topic.
+            UnavailableError: no answer in time.
+        """
+        request = Request(f"look up offsets by time in topic {topic!r}", f"DESCRIBE on topic {topic!r}", topic)
+        wanted = {TopicPartition(topic, each): _API.OffsetSpec.for_timestamp(time_ms) for each in sorted(partitions)}
+        if not wanted:
+            return {}
+
+        def ask(client: Any, left_s: float) -> dict[int, int]:  # noqa: ANN401 - the library's hints lack the method
+            answers = client.list_offsets(wanted, request_timeout=left_s)
+            return {each.partition: int(result(answer, left_s).offset) for each, answer in answers.items()}
+
+        return {number: None if offset < 0 else offset for number, offset in self._ask(request, ask).items()}
+
+    def brokers(self) -> list[Broker]:
+        """Look up the brokers that are alive, and of which version each is as far as it tells.
+
+        Raises:
+            UnavailableError: no answer in time.
+        """
+        request = Request("look up the brokers", "DESCRIBE on the cluster")
+        described = self._ask(
+            request, lambda client, left_s: result(client.describe_cluster(request_timeout=left_s), left_s)
+        )
+        nodes = sorted(described.nodes, key=lambda node: int(node.id))
+        return [Broker(node.id, f"{node.host}:{node.port}", self._version_of(node.id)) for node in nodes]
+
+    def _version_of(self, broker: int) -> str | None:
+        """Tell from a broker's settings: Kafka has no request for its version, and the client library shows none."""
+        request = Request(f"look up the settings of broker {broker}", "DESCRIBE_CONFIGS on the cluster")
+        resource = _API.ConfigResource(_API.ResourceType.BROKER, str(broker))
+        try:
+            entries = self._ask(
+                request,
+                lambda client, left_s: only(client.describe_configs([resource], request_timeout=left_s), left_s),
+            )
+        except MarshalError:
+            return None
+        entry = entries.get(_INTER_BROKER_VERSION)
+        return FROM_4 if entry is None else str(entry.value)
+
+
+def _rights(operations: Iterable[Any] | None) -> frozenset[Right] | None:
+    if operations is None:
+        return None
+    names = {operation.name for operation in operations}
+    return frozenset(right for right in Right if right.name in names)

@@ -1,0 +1,23 @@
+"""How the coordination log is opened for who looks, and for who writes."""
+
+from collections.abc import Callable
+from typing import Final
+
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import NotCertain
+from marshal_dagster.protocol.world import World
+
+OpenForInterval = Callable[[int], Rationalizer]
+"""Opens a reader on a coordination log that can be written as members of that heartbeat interval (ms) write it."""
+LOOKING_MS: Final = 60_000
+"""The interval for who looks: nothing is written."""
+
+
+def require_certain(world: World, topic: str) -> None:
+    """Raise `NotCertain` where the state of the keys of `topic` can only be observed."""
+    if not world.partition_of(topic).certain:
+        raise NotCertain(
+            f"the coordination partition of topic {topic!r} no longer begins at offset 0 and has no snapshot: what it "
+            "shows is not sure, and nothing can be changed by it. Stop all members of the group, then see "
+            "`marshal-dagster recover`"
+        )

@@ -1,0 +1,133 @@
+"""A group is paused and resumed, with a look at what was in force before."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.operator import RESUMED_S, Operator
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.world import PartitionWorld, World
+
+_SECOND_MS: Final = 1_000
+_SHOWN: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A group's last pause, or its end: until when (unix seconds), by which instance, and whether it is in force."""
+
+    until_s: int | None = None
+    by: str | None = None
+    is_in_force: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PauseChange:
+    """What one coordination partition has of a group's pause, before and after."""
+
+    number: int
+    before: Pause
+    after: Pause
+
+
+@dataclass(slots=True)
+class Pausing:
+    """Pauses and resumes one group; `client` is for people to see.
+
+    `look` before anything else.
+    """
+
+    rationalizer: Rationalizer
+    group: str
+    client: str
+    clock: Clock = field(default_factory=SystemClock)
+    _before: dict[int, Pause] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Read to the end of all coordination partitions. Raises `UnavailableError`, `LogChanged`."""
+        with self.rationalizer.lock:
+            self._before = self._pauses(self.rationalizer.follow_all())
+
+    def require_known(self, otherwise: str) -> None:
+        """Raise as the function `require_known`."""
+        with self.rationalizer.lock:
+            require_known(self.rationalizer.world, self.group, otherwise)
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether the group was paused, in a part at least, when it was looked at."""
+        return any(pause.is_in_force for pause in self._before.values())
+
+    @property
+    def ends_s(self) -> int | None:
+        """When the pause ends that was in force, in unix seconds; None without one."""
+        return max((one.until_s for one in self._before.values() if one.is_in_force and one.until_s), default=None)
+
+    def end_after(self, length_s: int) -> int:
+        """Give the end (unix seconds) of a pause of `length_s` that begins now, by whatever clock is ahead."""
+        now_ms = max(self._at_ms(world) for world in self.rationalizer.world.partitions.values())
+        return -(-now_ms // _SECOND_MS) + length_s
+
+    def require_future(self, until_s: int, source: str) -> None:
+        """Raise `ConfigurationError` for an end that has passed: a pause until then would resume the group."""
+        if until_s <= self.end_after(0):
+            raise ConfigurationError(
+                f"{source}: that is over already, by this machine's clock or by log time; nothing was written"
+            )
+
+    def pause(self, until_s: int) -> Sequence[PauseChange]:
+        """Pause the group until then (unix seconds). Raises as `Operator.pause`."""
+        self._operator().pause(until_s)
+        return self._changes()
+
+    def resume(self) -> Sequence[PauseChange]:
+        """End a pause, whoever began it. Raises as `Operator.resume`."""
+        self._operator().resume()
+        return self._changes()
+
+    def preview(self, until_s: int = RESUMED_S) -> Sequence[PauseChange]:
+        """Give what `pause` until then, or else `resume`, would change."""
+        after = Pause(until_s, None, until_s > RESUMED_S)
+        return [PauseChange(number, before, after) for number, before in self._before.items()]
+
+    def _operator(self) -> Operator:
+        return Operator(self.rationalizer, self.group, self.client, clock=self.clock)
+
+    def _changes(self) -> Sequence[PauseChange]:
+        with self.rationalizer.lock:
+            after = self._pauses(self.rationalizer.world)
+        return [PauseChange(number, before, after[number]) for number, before in self._before.items()]
+
+    def _pauses(self, world: World) -> dict[int, Pause]:
+        return {number: self._pause(world.partitions[number]) for number in sorted(world.partitions)}
+
+    def _pause(self, partition: PartitionWorld) -> Pause:
+        group = partition.groups.get(self.group)
+        if group is None or group.paused_until_s is None:
+            return Pause()
+        return Pause(group.paused_until_s, group.paused_by, group.is_paused(self._at_ms(partition)))
+
+    def _at_ms(self, partition: PartitionWorld) -> int:
+        """Give the later of log time and the clock: the time of a silent log stands still."""
+        return max(partition.log_time_ms or 0, self.clock.wall_ms())
+
+
+def group_names(world: World) -> Sequence[str]:
+    """Give the groups that the log names."""
+    return sorted({name for partition in world.partitions.values() for name in partition.groups})
+
+
+def require_known(world: World, group: str, otherwise: str) -> None:
+    """Raise `ConfigurationError` for a group that the log does not name, most likely misspelt.
+
+    `otherwise` says what to do where it is not.
+    """
+    names = group_names(world)
+    if group in names:
+        return
+    shown = ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    raise ConfigurationError(
+        f"the log does not name a group {group!r}{f'; it names {shown}' if names else ', nor any other'}. {otherwise}"
+    )

@@ -1,0 +1,216 @@
+"""A group's positions: where they stand, where a person wants them, and how they get there."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from marshal_dagster.coordination.claimer import nobody_is_dead
+from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ConfigurationError, DataTopicChanged, MarshalError
+from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval, require_certain
+from marshal_dagster.operations.pausing import require_known
+from marshal_dagster.operations.targets import FirstAt, Standing, Target, choose, outside, resolve
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
+from marshal_dagster.protocol.positions import Extent
+from marshal_dagster.protocol.state import Key, Owner, Ranges
+from marshal_dagster.protocol.world import World
+
+if TYPE_CHECKING:
+    from marshal_dagster.kafka.topics import Topics
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One partition's position before and after.
+
+    `key` is its state before, `extent` what can be read of it, `ahead` what is planned or done ahead of the offset;
+    `is_other` tells that the position before is of a topic of that name that is no more. `outside` says how the new
+    offset lies outside what is there, and is empty where it does not. `is_too_young`: no record has the time asked for.
+    """
+
+    partition: int
+    key: Key
+    extent: Extent
+    offset: int
+    is_other: bool = False
+    ahead: Ranges = ()
+    outside: str = ""
+    is_too_young: bool = False
+
+    @property
+    def owners(self) -> Sequence[Owner]:
+        """Who holds the partition, or ranges of it."""
+        holders = (self.key.owner, *(each.owner for each in self.key.ranges))
+        return tuple(dict.fromkeys(owner for owner in holders if owner is not None))
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a person should think of before, in words."""
+        told = [self.outside] if self.outside else []
+        if self.is_too_young:
+            told.append("no record is that young")
+        if self.is_other:
+            told.append("the topic was made anew")
+        if self.key.plan_end is not None:
+            told.append(f"the plan up to {self.key.plan_end} ends")
+        told += [f"[{each.start}, {each.end}) {each.phase}: done again, or never" for each in self.ahead]
+        told += [f"held by {owner.instance}" for owner in self.owners]
+        return told
+
+
+@dataclass(slots=True)
+class Repositioning:
+    """Sets positions of one group in one data topic; `client` is for people to see.
+
+    `look` first, show a person what it gives, then `carry_out`; `done` tells at any time afterwards what was set.
+    """
+
+    open_log: OpenForInterval
+    topics: "Topics"
+    group: str
+    topic: str
+    client: str
+    clock: Clock = field(default_factory=SystemClock)
+    _reader: Rationalizer | None = None
+    _topic_id: str = ""
+
+    def look(
+        self,
+        target: Target,
+        partitions: Sequence[range] | None = None,
+        *,
+        outside_the_log: bool = False,
+        new_group: bool = False,
+    ) -> Sequence[Move]:
+        """Give what is to be, by partition, in their order. Nothing is written.
+
+        Raises `ConfigurationError` for a group that the log does not name unless it may be a `new_group`, for what
+        `target` cannot mean, and for offsets outside what the topic holds unless these may lie `outside_the_log`;
+        `NotCertain`, `TopicMissing`, `RightMissing`, `UnavailableError`, `LogChanged`.
+        """
+        described = self.topics.describe(self.topic)
+        self._topic_id = described.topic_id
+        numbers = choose(self.topic, target, partitions, described.partitions)
+        world = self._read()
+        if not new_group:
+            require_known(world, self.group, "If its positions are to be set before its first claim give --new-group")
+        require_certain(world, self.topic)
+        keys, ahead = self._keys(numbers), self._operator(self._open()).ahead(self.topic)
+        extents = {n: Extent(at.start, at.end) for n, at in self.topics.offsets(self.topic, numbers).items()}
+        at_time = self.topics.offsets_at(self.topic, numbers, target.at_ms) if isinstance(target, FirstAt) else {}
+        strange = {n for n, key in keys.items() if key.data_topic_id not in {None, described.topic_id}}
+        standing = {n: Standing(keys[n].offset, extents[n], n in strange, at_time.get(n)) for n in numbers}
+        wanted = resolve(self.topic, target, standing)
+        held = self._with_open_transactions(wanted, extents)
+        told = {n: text for n in numbers if (text := outside(wanted[n], held[n]))}
+        if told and not outside_the_log:
+            named = "; ".join(f"{self.topic}/{n}: offset {wanted[n]}: {text}" for n, text in told.items())
+            raise ConfigurationError(
+                f"outside what the topic holds: {named}. Name others, or allow these with outside-the-log"
+            )
+        young = set(numbers) - at_time.keys() if isinstance(target, FirstAt) else set()
+        return [
+            Move(n, keys[n], extents[n], wanted[n], n in strange, ahead.get(n, ()), told.get(n, ""), n in young)
+            for n in numbers
+        ]
+
+    def warnings(self) -> Sequence[str]:
+        """Say what a person should know of the group before positions are set."""
+        reader = self._open()
+        with reader.lock:
+            settings = reader.world.group_of(self.group, self.topic).settings
+        told = []
+        if settings.rule_set is RuleSet.GO:
+            told.append(
+                f"group {self.group!r} is shared with Go consumers: a heartbeat of an earlier owner moves the position "
+                "again; stop all of them first"
+            )
+        if settings.delivery is DeliveryMode.EFFECTIVELY_ONCE:
+            told.append(
+                f"group {self.group!r} delivers effectively once: at the offsets read again its output must replace "
+                "what it holds; one that cannot refuses"
+            )
+        return told
+
+    def carry_out(
+        self, moves: Sequence[Move], *, wait_s: float, is_dead: Callable[[Owner], bool] = nobody_is_dead
+    ) -> str | None:
+        """Set the positions, pausing the group meanwhile; then tell Kafka's own group offsets, and give why not.
+
+        Owners have `wait_s` to leave; what `is_dead` knows to be dead is revoked. Raises as `Operator.set_positions`,
+        and `DataTopicChanged` for a topic that was made anew since `look`.
+        """
+        self._check_topic("nothing was set")
+        reader = self._open()
+        with reader.lock:
+            interval_ms = reader.world.group_of(self.group, self.topic).settings.heartbeat_interval_ms
+        rationalizer = self.open_log(interval_ms)
+        try:
+            offsets = {move.partition: move.offset for move in moves}
+            self._operator(rationalizer).set_positions(
+                self.topic, offsets, self._topic_id, wait_ms=wait_s * 1_000, is_dead=is_dead
+            )
+        finally:
+            rationalizer.close()
+        self._check_topic("positions were set in one that is no more: set them again")
+        return self._tell_kafka(offsets.keys())
+
+    def done(self, moves: Sequence[Move]) -> Mapping[int, int]:
+        """Give the partitions of which the log shows that a position was set since, each with its new generation.
+
+        Raises `UnavailableError`, `LogChanged`.
+        """
+        self._read()
+        now = self._keys([move.partition for move in moves])
+        return {each.partition: now[each.partition].generation for each in moves if _is_set(each, now[each.partition])}
+
+    def close(self) -> None:
+        """Let go of the coordination log."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _open(self) -> Rationalizer:
+        if self._reader is None:
+            self._reader = self.open_log(LOOKING_MS)
+        return self._reader
+
+    def _read(self) -> World:
+        return self._open().follow_all()
+
+    def _operator(self, rationalizer: Rationalizer) -> Operator:
+        return Operator(rationalizer, self.group, self.client, clock=self.clock)
+
+    def _keys(self, numbers: Collection[int]) -> dict[int, Key]:
+        reader = self._open()
+        with reader.lock:
+            return {number: reader.world.snapshot_key(self.group, self.topic, number) for number in numbers}
+
+    def _with_open_transactions(self, wanted: Mapping[int, int], extents: Mapping[int, Extent]) -> Mapping[int, Extent]:
+        """Give what there is, also behind open transactions where that matters: nothing can be read there yet."""
+        beyond = [number for number, offset in wanted.items() if offset > extents[number].end]
+        bounds = self.topics.offsets(self.topic, beyond, committed_only=False)
+        return {**extents, **{number: Extent(at.start, at.end) for number, at in bounds.items()}}
+
+    def _check_topic(self, otherwise: str) -> None:
+        topic_id = self.topics.describe(self.topic).topic_id
+        if topic_id != self._topic_id:
+            raise DataTopicChanged(
+                f"topic {self.topic!r} was made anew meanwhile (id {topic_id} instead of {self._topic_id}): {otherwise}"
+            )
+
+    def _tell_kafka(self, numbers: Collection[int]) -> str | None:
+        """Let lag tools see where the partitions stand by now; best effort."""
+        try:
+            self._read()
+        except MarshalError as error:
+            return str(error)
+        offsets = {number: key.offset for number, key in self._keys(numbers).items() if key.offset is not None}
+        return self.topics.commit_group_offsets(self.group, self.topic, offsets)
+
+
+def _is_set(move: Move, now: Key) -> bool:
+    """Tell by the state `now` whether a position was set: members only move it on, in the same generation."""
+    return now.generation != move.key.generation and now.offset is not None and now.offset >= move.offset

@@ -1,0 +1,128 @@
+"""Claims are taken from an owner whom a person holds to be dead (PROTOCOL.md 6, "Revoke")."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from marshal_dagster.coordination.claimer import Claimer
+from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.range_claimer import RangeClaimer
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.tenure import Member, new_instance_id
+from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval, require_certain
+from marshal_dagster.operations.pausing import require_known
+from marshal_dagster.protocol.state import Freshness, Group, Key, Owner, freshness
+
+
+@dataclass(frozen=True, slots=True)
+class HeldClaim:
+    """A partition that somebody holds, whole or the offsets from `start` up to `end` (exclusive) of it.
+
+    `last_beat_ms` is log time; `freshness` says how that looks by now, and is advice.
+    """
+
+    partition: int
+    owner: Owner
+    last_beat_ms: int
+    freshness: Freshness
+    start: int | None = None
+    end: int | None = None
+
+    @property
+    def is_range(self) -> bool:
+        """Whether it is a range."""
+        return self.start is not None
+
+
+@dataclass(slots=True)
+class Revoking:
+    """Takes claims of one group in one data topic; `client` is for people to see.
+
+    `look` first, show a person what is held, then `carry_out`.
+    """
+
+    open_log: OpenForInterval
+    group: str
+    topic: str
+    client: str
+    clock: Clock = field(default_factory=SystemClock)
+    _reader: Rationalizer | None = None
+
+    def look(self) -> Sequence[HeldClaim]:
+        """Give all that is held, by partition and offset.
+
+        Raises `ConfigurationError` for a group that the log does not name; `NotCertain` where the log shows no epochs;
+        `UnavailableError`, `LogChanged`.
+        """
+        reader = self._open()
+        with reader.lock:
+            world = reader.follow_all()
+            require_known(world, self.group, "There is nothing to revoke")
+            require_certain(world, self.topic)
+            partition = world.partition_of(self.topic)
+            group, at_ms = world.group_of(self.group, self.topic), max(partition.log_time_ms or 0, self.clock.wall_ms())
+            keys = sorted((number, key) for (topic, number), key in group.keys.items() if topic == self.topic)
+            return [held for number, key in keys for held in _held(group, number, key, at_ms)]
+
+    def carry_out(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
+        """Revoke `claims`, and give those of which the log shows it; the others changed hands meanwhile.
+
+        Raises `UnavailableError`, `LogChanged`.
+        """
+        reader = self._open()
+        with reader.lock:
+            settings = reader.world.group_of(self.group, self.topic).settings
+        rationalizer = self.open_log(settings.heartbeat_interval_ms)
+        member = Member(self.group, self.client, new_instance_id("revoking"))
+        whole = {each.partition: each.owner.epoch for each in claims if not each.is_range}
+        parts = [(each.partition, each.owner.epoch) for each in claims if each.is_range]
+        try:
+            rationalizer.follow_all()
+            taken = set()
+            if whole:
+                claimer = Claimer(rationalizer, member, self.topic, settings, clock=self.clock)
+                epochs = {number: epoch for number, epoch in whole.items() if epoch is not None}
+                taken |= {(number, whole[number]) for number in claimer.revoke(epochs)}
+            if parts:
+                ranges = RangeClaimer(rationalizer, member.anew(), self.topic, settings, clock=self.clock)
+                taken |= ranges.revoke([(number, epoch) for number, epoch in parts if epoch is not None])
+        finally:
+            rationalizer.close()
+        return [each for each in claims if (each.partition, each.owner.epoch) in taken]
+
+    def close(self) -> None:
+        """Let go of the coordination log."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _open(self) -> Rationalizer:
+        if self._reader is None:
+            self._reader = self.open_log(LOOKING_MS)
+        return self._reader
+
+
+def held_by(named: str, claims: Iterable[HeldClaim], partitions: Sequence[range] | None = None) -> Sequence[HeldClaim]:
+    """Give those of `claims`, in `partitions` if any, of the owner `named`: an instance id, or the run id before it."""
+    return [
+        each
+        for each in claims
+        if named in {each.owner.instance, each.owner.instance.rpartition(".")[0]}
+        and (partitions is None or any(each.partition in run for run in partitions))
+    ]
+
+
+def told_of_nobody(named: str, topic: str, held: Iterable[HeldClaim]) -> str:
+    """Say that the owner `named` holds nothing of what is wanted, and who does of all that is `held`."""
+    owners = ", ".join(dict.fromkeys(repr(each.owner.instance) for each in held)) or "nobody"
+    return f"{named!r} holds nothing of topic {topic!r} in the partitions wanted; of all of it holds: {owners}"
+
+
+def _held(group: Group, number: int, key: Key, at_ms: int) -> Iterator[HeldClaim]:
+    interval_ms = group.settings.heartbeat_interval_ms
+    if key.owner is not None:
+        heard = freshness(at_ms - key.last_beat_ms, interval_ms)
+        yield HeldClaim(number, key.owner, key.last_beat_ms, heard)
+    for each in key.ranges:
+        if each.owner is not None:
+            heard = freshness(at_ms - each.last_beat_ms, interval_ms)
+            yield HeldClaim(number, each.owner, each.last_beat_ms, heard, each.start, each.end)

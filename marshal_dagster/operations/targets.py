@@ -1,0 +1,175 @@
+"""Where a person wants partitions to stand, and what offset that is in each of them."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.operations.times import instant_ms
+from marshal_dagster.protocol.messages import INT32_MAX, INT64_MAX, NUMBER
+from marshal_dagster.protocol.positions import Extent
+
+_PARTITIONS: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where one partition stands, `offset` being the next to read, and what of it can be read.
+
+    `is_other`: the offset belongs to a topic of that name that is no more. `at_time` is the first offset of the time
+    that was asked for, None where no record is that young.
+    """
+
+    offset: int | None
+    extent: Extent
+    is_other: bool = False
+    at_time: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """These very offsets: `each` for every partition, or `by_partition`, which names the partitions too."""
+
+    each: int | None = None
+    by_partition: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FirstAt:
+    """The first record of that time (unix ms) or later, by the record's own timestamp; the end where there is none."""
+
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Earliest:
+    """The first record that is left."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """The end of what can be read: only what comes is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Back:
+    """So many offsets before where it stands."""
+
+    offsets: int
+
+
+Target = Offsets | FirstAt | Earliest | Latest | Back
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """A target as a person gives it: one of these."""
+
+    offsets: str | None = None
+    timestamp: str | None = None
+    earliest: bool = False
+    latest: bool = False
+    back: int | None = None
+
+    @property
+    def given(self) -> int:
+        """How many are."""
+        ways = (self.offsets is not None, self.timestamp is not None, self.earliest, self.latest, self.back is not None)
+        return sum(ways)
+
+    def target(self, prefix: str = "") -> Target:
+        """Read it; `prefix` is what a person writes before the names. Raises `ConfigurationError`."""
+        if self.given != 1:
+            raise ConfigurationError("give one of offsets, timestamp, earliest, latest and back")
+        if self.offsets is not None:
+            return offsets_of(self.offsets, f"{prefix}offsets")
+        if self.timestamp is not None:
+            return FirstAt(instant_ms(self.timestamp, f"{prefix}timestamp"))
+        if self.back is not None:
+            return Back(self.back)
+        return Earliest() if self.earliest else Latest()
+
+
+def offsets_of(text: str, source: str) -> Offsets:
+    """Read `0=5,1=7`, or one number for all. Raises `ConfigurationError`, in which `source` says where it stands."""
+    if NUMBER.fullmatch(text) and int(text) <= INT64_MAX:
+        return Offsets(each=int(text))
+    found: dict[int, int] = {}
+    for part in text.split(","):
+        number, _, offset = part.strip().partition("=")
+        if not (NUMBER.fullmatch(number) and NUMBER.fullmatch(offset)) or int(offset) > INT64_MAX:
+            raise ConfigurationError(
+                f"{source}: {part!r} is not of the form PARTITION=OFFSET; give 0=5,1=7 or one offset for all"
+            )
+        if found.setdefault(int(number), int(offset)) != int(offset):
+            raise ConfigurationError(f"{source}: partition {number} is named twice")
+    return Offsets(by_partition=tuple(sorted(found.items())))
+
+
+def partitions_of(text: str, source: str) -> tuple[range, ...]:
+    """Read `0,2-4`. Raises `ConfigurationError`, in which `source` says where it stands."""
+    return tuple(_run_of(part.strip(), source) for part in text.split(","))
+
+
+def _run_of(text: str, source: str) -> range:
+    match = _PARTITIONS.fullmatch(text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if first > last or last > INT32_MAX:
+        raise ConfigurationError(f"{source}: {text!r} names no partitions; give numbers and runs of them, as in 0,2-4")
+    return range(first, last + 1)
+
+
+def choose(topic: str, target: Target, named: Sequence[range] | None, existing: Collection[int]) -> list[int]:
+    """Give the partitions that are meant: those `named`, those that the target names, or all.
+
+    Raises `ConfigurationError` for what does not exist, and for partitions that are named in both ways.
+    """
+    by_target = [range(number, number + 1) for number, _ in target.by_partition] if isinstance(target, Offsets) else []
+    if by_target and named is not None:
+        raise ConfigurationError("the offsets say of which partitions they are: name no others beside them")
+    runs = by_target or named
+    if runs is None:
+        return sorted(existing)
+    strange = [run[-1] for run in runs if run[-1] not in existing]
+    if strange:
+        raise ConfigurationError(f"topic {topic!r} has no partition {strange[0]}; it has {len(existing)}")
+    return sorted({number for run in runs for number in run})
+
+
+def resolve(topic: str, target: Target, standing: Mapping[int, Standing]) -> dict[int, int]:
+    """Give the offset that `target` means in each partition. Raises `ConfigurationError`."""
+    return {number: _resolve(f"{topic}/{number}", number, target, at) for number, at in standing.items()}
+
+
+def _resolve(name: str, number: int, target: Target, at: Standing) -> int:
+    match target:
+        case Offsets(each=None):
+            return dict(target.by_partition)[number]
+        case Offsets(each=int(offset)):
+            return offset
+        case FirstAt():
+            return at.extent.end if at.at_time is None else at.at_time
+        case Earliest():
+            return at.extent.start
+        case Latest():
+            return at.extent.end
+        case Back():
+            return _back(name, target.offsets, at)
+    raise AssertionError(target)
+
+
+def _back(name: str, offsets: int, at: Standing) -> int:
+    if at.offset is None or at.is_other:
+        why = "it has no position" if at.offset is None else "the topic was made anew since its position was written"
+        raise ConfigurationError(f"{name} cannot go back from where it stands: {why}. Name an offset")
+    if offsets > at.offset:
+        raise ConfigurationError(f"{name} stands at {at.offset} and cannot go back by {offsets}")
+    return at.offset - offsets
+
+
+def outside(offset: int, extent: Extent) -> str:
+    """Say how `offset` lies outside what is there; nothing where it does not."""
+    if offset < extent.start:
+        return f"offsets {offset} to {extent.start} (exclusive) are deleted"
+    return f"beyond the end {extent.end}" if offset > extent.end else ""

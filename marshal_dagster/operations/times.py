@@ -1,0 +1,48 @@
+"""Points in time and lengths of time as a person writes them."""
+
+import re
+from datetime import datetime
+from typing import Final
+
+from marshal_dagster.errors import ConfigurationError
+
+_DURATION: Final = re.compile(r"(?=\d)(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,9})s)?", re.ASCII)
+_UNITS_S: Final = (86_400, 3_600, 60, 1)
+_SECOND_MS: Final = 1_000
+
+
+def instant_ms(text: str, source: str) -> int:
+    """Read an ISO 8601 time with its zone, as unix milliseconds.
+
+    Raises `ConfigurationError`, in which `source` says where it stands.
+    """
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise ConfigurationError(
+            f"{source}: {text!r} is no time of ISO 8601 with its zone, such as 2026-01-31T18:00:00Z or "
+            "2026-01-31T18:00+01:00"
+        )
+    try:
+        seconds = at.timestamp()
+    except OverflowError:
+        seconds = -1
+    if seconds < 0:
+        raise ConfigurationError(f"{source}: {text!r} lies before 1970, or where no clock goes")
+    return round(seconds * _SECOND_MS)
+
+
+def duration_s(text: str, source: str) -> int:
+    """Read a length of time such as 90s, 30m, 2h or 1d12h, in seconds.
+
+    Raises `ConfigurationError`, in which `source` says where it stands.
+    """
+    match = _DURATION.fullmatch(text.replace(" ", ""))
+    if match is None:
+        raise ConfigurationError(f"{source}: {text!r} is no length of time: write it like 90s, 30m, 2h or 1d12h")
+    length_s = sum(int(count or 0) * unit_s for count, unit_s in zip(match.groups(), _UNITS_S, strict=True))
+    if not length_s:
+        raise ConfigurationError(f"{source}: {text!r} is no time at all; give 1s or more")
+    return length_s

@@ -1,0 +1,378 @@
+"""Jobs by which a person acts on a group from the launchpad: pause it, resume it, set its positions, revoke claims.
+
+Each works in the name of a `ClaimerResource`, which says of which group and log, and shows in the run what was and what
+is. They write, which takes WRITE on the coordination topic.
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from typing import Any, Final
+
+from dagster import (
+    Config,
+    ExecutorDefinition,
+    Failure,
+    JobDefinition,
+    MetadataValue,
+    OpDefinition,
+    OpExecutionContext,
+    TableColumn,
+    TableMetadataValue,
+    TableRecord,
+    TableSchema,
+    in_process_executor,
+    job,
+    op,
+)
+from pydantic import Field
+
+from marshal_dagster.coordination.clock import SystemClock
+from marshal_dagster.errors import ConfigurationError, MarshalError
+from marshal_dagster.operations.opening import LOOKING_MS
+from marshal_dagster.operations.pausing import PauseChange, Pausing
+from marshal_dagster.operations.positions import Move, Repositioning
+from marshal_dagster.operations.revoking import HeldClaim, Revoking, held_by, told_of_nobody
+from marshal_dagster.operations.targets import Where, partitions_of
+from marshal_dagster.operations.times import duration_s, instant_ms
+from marshal_dagster.resources import ClaimerResource
+from marshal_dagster.runs import DeadRuns, forwarded_logs
+
+DEFAULT_WAIT_S: Final = 300.0
+_SECOND_MS: Final = 1_000
+_DRY_RUN: Final = "Only show, in the metadata of the run, what would change; nothing is written."
+
+
+class PauseConfig(Config):
+    """Until when a group is paused: give `until` or `duration`."""
+
+    until: str | None = Field(
+        default=None, description="When the pause ends: ISO 8601 with its zone, such as 2026-01-31T18:00:00Z."
+    )
+    duration: str | None = Field(default=None, description="How long the pause lasts: 90s, 30m, 2h, 1d12h.")
+    dry_run: bool = Field(default=False, description=_DRY_RUN)
+
+
+class ResumeConfig(Config):
+    """How a group is resumed."""
+
+    dry_run: bool = Field(default=False, description=_DRY_RUN)
+
+
+class SetPositionConfig(Config):
+    """Where a group goes on in a data topic: give one of `offsets`, `timestamp`, `earliest`, `latest` and `back`."""
+
+    topic: str = Field(description="The data topic.")
+    offsets: str | None = Field(
+        default=None, description="These next offsets to read: '0=5,1=7' by partition, or one number for all."
+    )
+    timestamp: str | None = Field(
+        default=None,
+        description="The first record of that time or later: ISO 8601 with its zone, such as 2026-01-31T18:00:00Z.",
+    )
+    earliest: bool = Field(default=False, description="The first record that is left.")
+    latest: bool = Field(default=False, description="The end: only what comes is read.")
+    back: int | None = Field(default=None, ge=1, description="So many offsets before where each partition stands.")
+    partitions: str | None = Field(default=None, description="These partitions, as in '0,2-4'; by default all.")
+    wait_s: float = Field(
+        default=DEFAULT_WAIT_S, ge=0, description="Seconds that those who hold partitions have to leave."
+    )
+    outside_the_log: bool = Field(
+        default=False, description="Also take offsets that the topic does not hold; else these are refused."
+    )
+    dry_run: bool = Field(default=False, description=_DRY_RUN)
+
+
+class RevokeConfig(Config):
+    """Whose claims are taken."""
+
+    topic: str = Field(description="The data topic.")
+    instance: str = Field(description="The owner, who is dead: an instance id, or the run id in front of it.")
+    partitions: str | None = Field(default=None, description="These partitions, as in '0,2-4'; by default all.")
+    dry_run: bool = Field(default=False, description=_DRY_RUN)
+
+
+def build_pause_job(
+    *,
+    name: str = "pause_group",
+    claimer_key: str = "claimer",
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+) -> JobDefinition:
+    """Build the job that pauses the group of the claimer `claimer_key`, as its run config (`PauseConfig`) says.
+
+    Members end what they have in hand and leave; a pause in force is replaced. Before and after stand in the metadata.
+    """
+
+    def pause(context: OpExecutionContext, config: PauseConfig) -> None:
+        with _pausing(context, claimer_key) as pausing:
+            until_s = _until_s(config, pausing)
+            changes = pausing.preview(until_s) if config.dry_run else pausing.pause(until_s)
+            _tell(context, pausing.group, config.dry_run, _pause_table(changes))
+
+    return _job(name, "Pauses the group.", _op(name, pause, claimer_key), executor_def, tags)
+
+
+def build_resume_job(
+    *,
+    name: str = "resume_group",
+    claimer_key: str = "claimer",
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+) -> JobDefinition:
+    """Build the job that ends a pause of the group of the claimer `claimer_key`, whoever began it."""
+
+    def resume(context: OpExecutionContext, config: ResumeConfig) -> None:
+        with _pausing(context, claimer_key) as pausing:
+            if not pausing.is_in_force:
+                context.log.info("group %r is not paused", pausing.group)
+            changes = pausing.preview() if config.dry_run else pausing.resume()
+            _tell(context, pausing.group, config.dry_run, _pause_table(changes))
+
+    return _job(name, "Ends the group's pause.", _op(name, resume, claimer_key), executor_def, tags)
+
+
+def build_set_position_job(
+    *,
+    name: str = "set_position",
+    claimer_key: str = "claimer",
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+) -> JobDefinition:
+    """Build the job that sets where the group of the claimer `claimer_key` goes on (`SetPositionConfig`).
+
+    The group is paused meanwhile; a pause in force is put back. What runs hold that Dagster knows to be over is
+    revoked. Before and after stand in the metadata; should it fail half way, the failure says what was set.
+    """
+
+    def set_position(context: OpExecutionContext, config: SetPositionConfig) -> None:
+        _set_position(context, _claimer(context, claimer_key), config)
+
+    description = "Sets where the group goes on in a data topic."
+    return _job(name, description, _op(name, set_position, claimer_key), executor_def, tags)
+
+
+def build_revoke_job(
+    *,
+    name: str = "revoke_claims",
+    claimer_key: str = "claimer",
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+) -> JobDefinition:
+    """Build the job that takes from an owner who is dead what it holds of a data topic (`RevokeConfig`).
+
+    Others can then claim it at once. What was taken stands in the metadata. The run fails when the owner holds nothing,
+    or not all could be taken. What dead runs hold is revoked without a person by `build_dead_run_sensors`.
+    """
+
+    def revoke(context: OpExecutionContext, config: RevokeConfig) -> None:
+        _revoke(context, _claimer(context, claimer_key), config)
+
+    return _job(name, "Takes what a dead owner holds.", _op(name, revoke, claimer_key), executor_def, tags)
+
+
+def _op(name: str, work: Any, claimer_key: str) -> OpDefinition:  # noqa: ANN401 - a function of context and config
+    return op(name=f"{name}_op", required_resource_keys={claimer_key})(work)
+
+
+def _job(
+    name: str, about: str, work: OpDefinition, executor_def: ExecutorDefinition, tags: Mapping[str, str] | None
+) -> JobDefinition:
+    def do() -> None:
+        work()
+
+    return job(name=name, description=about, executor_def=executor_def, tags=dict(tags or {}))(do)
+
+
+def _claimer(context: OpExecutionContext, claimer_key: str) -> ClaimerResource:
+    claimer = getattr(context.resources, claimer_key)
+    if not isinstance(claimer, ClaimerResource):
+        raise ConfigurationError(f"resource {claimer_key!r} must be a ClaimerResource: it says of which group")
+    return claimer
+
+
+@contextmanager
+def _pausing(context: OpExecutionContext, claimer_key: str) -> Iterator[Pausing]:
+    claimer = _claimer(context, claimer_key)
+    with forwarded_logs(context), closing(claimer.open_log(LOOKING_MS)) as rationalizer:
+        pausing = Pausing(rationalizer, claimer.group, claimer.client_id or context.run_id)
+        pausing.look()
+        yield pausing
+
+
+def _until_s(config: PauseConfig, pausing: Pausing) -> int:
+    """Give the end of the pause, in unix seconds. Raises `ConfigurationError`."""
+    if config.until is not None and config.duration is None:
+        until_s = -(-instant_ms(config.until, "until") // _SECOND_MS)
+        pausing.require_future(until_s, "until")
+        return until_s
+    if config.duration is not None and config.until is None:
+        return pausing.end_after(duration_s(config.duration, "duration"))
+    raise ConfigurationError("give one of until and duration in the run config")
+
+
+def _set_position(context: OpExecutionContext, claimer: ClaimerResource, config: SetPositionConfig) -> None:
+    where = Where(config.offsets, config.timestamp, config.earliest, config.latest, config.back)
+    named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
+    target = where.target()
+    client = claimer.client_id or context.run_id
+    with forwarded_logs(context), claimer.open_data() as topics:
+        work = Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock())
+        with closing(work):
+            moves = work.look(target, named, outside_the_log=config.outside_the_log, new_group=True)
+            for warning in work.warnings():
+                context.log.warning(warning)
+            if not config.dry_run:
+                _carry_out(context, work, moves, config.wait_s)
+    _tell(
+        context,
+        claimer.group,
+        config.dry_run,
+        _move_table(moves, () if config.dry_run else [move.partition for move in moves]),
+    )
+
+
+def _carry_out(context: OpExecutionContext, work: Repositioning, moves: Sequence[Move], wait_s: float) -> None:
+    """Set the positions; should it fail, have the failure say what was set."""
+    try:
+        problem = work.carry_out(moves, wait_s=wait_s, is_dead=DeadRuns(context.instance))
+    except MarshalError as error:
+        done = _done(context, work, moves)
+        metadata: dict[str, Any] = {"group": work.group, "before_and_after": _move_table(moves, done)}
+        raise Failure(f"{error}. Set: partitions {done}", metadata=metadata, allow_retries=False) from error
+    except BaseException:
+        context.log.exception(
+            "the run was stopped; of the positions were set: partitions %s", _done(context, work, moves)
+        )
+        raise
+    if problem is not None:
+        context.log.warning("the group's offsets in Kafka were not updated (only lag tools read them): %s", problem)
+
+
+def _done(context: OpExecutionContext, work: Repositioning, moves: Sequence[Move]) -> list[int]:
+    """Give the partitions that were set, by what the log shows."""
+    try:
+        return sorted(work.done(moves))
+    except MarshalError as error:
+        context.log.warning("what was set could not be read: %s", error)
+        return []
+
+
+def _revoke(context: OpExecutionContext, claimer: ClaimerResource, config: RevokeConfig) -> None:
+    named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
+    client = claimer.client_id or context.run_id
+    with (
+        forwarded_logs(context),
+        closing(Revoking(claimer.open_log, claimer.group, config.topic, client)) as work,
+    ):
+        held = work.look()
+        claims = held_by(config.instance, held, named)
+        if not claims:
+            raise Failure(told_of_nobody(config.instance, config.topic, held), allow_retries=False)
+        taken = [] if config.dry_run else work.carry_out(claims)
+    table = _claim_table(claims, taken)
+    if not config.dry_run and len(taken) < len(claims):
+        raise Failure(
+            "not all could be revoked: claims changed hands meanwhile, or the broker did not acknowledge it",
+            metadata={"group": claimer.group, "claims": table},
+            allow_retries=False,
+        )
+    _tell(context, claimer.group, config.dry_run, table)
+
+
+def _tell(context: OpExecutionContext, group: str, dry_run: bool, table: TableMetadataValue) -> None:  # noqa: FBT001
+    if dry_run:
+        context.log.info("a dry run: nothing was written")
+    context.add_output_metadata({"group": group, "dry_run": dry_run, "before_and_after": table})
+
+
+_PAUSES: Final = TableSchema(
+    [
+        TableColumn("coordination_partition", "int", "Each has a record of the pause."),
+        TableColumn("paused_before", "bool", "Whether a pause was in force."),
+        TableColumn("until_before", "int", "Its end, in unix seconds."),
+        TableColumn("by_before", "string", "The instance that began it."),
+        TableColumn("paused_after", "bool", "Whether one is in force now."),
+        TableColumn("until_after", "int", "Its end, in unix seconds."),
+    ]
+)
+
+
+def _pause_table(changes: Sequence[PauseChange]) -> TableMetadataValue:
+    records = [
+        TableRecord(
+            {
+                "coordination_partition": each.number,
+                "paused_before": each.before.is_in_force,
+                "until_before": each.before.until_s,
+                "by_before": each.before.by,
+                "paused_after": each.after.is_in_force,
+                "until_after": each.after.until_s,
+            }
+        )
+        for each in changes
+    ]
+    return MetadataValue.table(records, _PAUSES)
+
+
+_CLAIMS: Final = TableSchema(
+    [
+        TableColumn("partition", "int", "The partition."),
+        TableColumn("start", "int", "Where the range begins; nothing for a whole partition."),
+        TableColumn("end", "int", "Where it ends."),
+        TableColumn("instance", "string", "Who held it."),
+        TableColumn("epoch", "int", "The fencing token of the claim."),
+        TableColumn("last_beat_ms", "int", "When it was last heard of, in log time."),
+        TableColumn("freshness", "string", "How that looked."),
+        TableColumn("revoked", "bool", "Whether it was taken."),
+    ]
+)
+
+
+def _claim_table(claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> TableMetadataValue:
+    records = [
+        TableRecord(
+            {
+                "partition": each.partition,
+                "start": each.start,
+                "end": each.end,
+                "instance": each.owner.instance,
+                "epoch": each.owner.epoch,
+                "last_beat_ms": each.last_beat_ms,
+                "freshness": each.freshness.value,
+                "revoked": each in taken,
+            }
+        )
+        for each in claims
+    ]
+    return MetadataValue.table(records, _CLAIMS)
+
+
+_MOVES: Final = TableSchema(
+    [
+        TableColumn("partition", "int", "The partition."),
+        TableColumn("log_start", "int", "The first offset that the topic holds."),
+        TableColumn("log_end", "int", "The next offset that can be read."),
+        TableColumn("before", "int", "The next offset to read, before."),
+        TableColumn("after", "int", "The same afterwards."),
+        TableColumn("set", "bool", "Whether it was set."),
+        TableColumn("note", "string", "What to think of."),
+    ]
+)
+
+
+def _move_table(moves: Sequence[Move], done: Collection[int]) -> TableMetadataValue:
+    records = [
+        TableRecord(
+            {
+                "partition": each.partition,
+                "log_start": each.extent.start,
+                "log_end": each.extent.end,
+                "before": each.key.offset,
+                "after": each.offset,
+                "set": each.partition in done,
+                "note": "; ".join(each.notes),
+            }
+        )
+        for each in moves
+    ]
+    return MetadataValue.table(records, _MOVES)

@@ -1,0 +1,261 @@
+"""`doctor` on the cluster: rights, brokers, replicas and quotas, each from what was looked up."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import TopicPartition, Uuid
+from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # its hints do not export what it offers
+
+from marshal_dagster.cli.checks import brokers, rights
+from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli.doctor import Asked, Deployment
+from marshal_dagster.errors import RightMissing
+from marshal_dagster.kafka.clients import ClientLog
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.inspection import FROM_4, Broker, Inspection, Replicas, Right, Standing
+
+ASKER = rights.Asker("broker:9092", "dora")
+READER = frozenset({Right.DESCRIBE, Right.DESCRIBE_CONFIGS, Right.READ})
+MEMBER = READER | {Right.WRITE}
+
+
+def standing(held: frozenset[Right] | None = MEMBER, *replicas: Replicas) -> Standing:
+    """Give a topic with these rights and replicas."""
+    return Standing("__marshal", "7tPg1PQ3SOOgBg6Ha5P9nw", held, dict(enumerate(replicas)))
+
+
+def is_complete(finding: Finding) -> bool:
+    """Tell whether what is wrong is told with why it matters and what to do."""
+    return finding.state in {State.PROBLEM, State.WARNING} and all((finding.found, finding.why, finding.mend))
+
+
+def test_a_reader_is_told_what_it_can_do() -> None:
+    """Without WRITE nothing is wrong: the rights are named, and what they are good for."""
+    finding = rights.of_coordination_topic(standing(READER), ASKER)
+    assert (finding.state, finding.mend) == (State.OK, "")
+    assert finding.found.startswith("on __marshal: Describe, DescribeConfigs, Read: it can look")
+    assert "not claim" in finding.found
+
+
+def test_a_member_is_told_that_it_is_one() -> None:
+    """With WRITE the principal can claim, and has power over every group in the log."""
+    finding = rights.of_coordination_topic(standing(MEMBER), ASKER)
+    assert finding.state is State.OK
+    assert "Write: it can claim, and pause and reposition every group" in finding.found
+
+
+def test_without_read_the_log_is_out_of_reach() -> None:
+    """A principal that may not read the log is told so, with the command that grants it."""
+    finding = rights.of_coordination_topic(standing(frozenset({Right.DESCRIBE, Right.WRITE})), ASKER)
+    assert (finding.state, is_complete(finding)) == (State.PROBLEM, True)
+    assert finding.mend == (
+        "kafka-acls --bootstrap-server broker:9092 --add --allow-principal User:dora --operation Read --topic __marshal"
+    )
+
+
+@pytest.mark.parametrize(
+    ("held", "is_member", "missing"),
+    [
+        (MEMBER, True, []),
+        (READER, False, []),
+        (READER, True, ["Write"]),
+        (MEMBER - {Right.READ}, True, ["Read"]),
+        (frozenset({Right.DESCRIBE}), False, ["Read"]),
+        (frozenset({Right.DESCRIBE}), True, ["Read", "Write"]),
+    ],
+)
+def test_a_member_should_write_snapshots(held: frozenset[Right], missing: list[str], *, is_member: bool) -> None:
+    """All should read snapshots, members write them; what is missing is a warning with the command."""
+    finding = rights.of_snapshot_topic(standing(held), ASKER, is_member=is_member)
+    assert (finding.state is State.WARNING, is_complete(finding)) == (bool(missing), bool(missing))
+    assert [right for right in ("Read", "Write") if f"--operation {right}" in finding.mend] == missing
+
+
+def test_a_data_topic_that_cannot_be_read_is_told() -> None:
+    """A batch of it would be claimed and then fail; who may not claim needs no right to read it."""
+    finding = rights.of_data_topic(standing(frozenset({Right.DESCRIBE})), ASKER, is_member=True)
+    assert finding is not None
+    assert is_complete(finding)
+    assert rights.of_data_topic(standing(READER), ASKER, is_member=True) is None
+    assert rights.of_data_topic(standing(frozenset({Right.DESCRIBE})), ASKER, is_member=False) is None
+
+
+def test_a_topic_that_may_not_be_seen_is_told() -> None:
+    """Without DESCRIBE on the coordination topic nothing works; on another one less is known."""
+    needed = rights.missing_describe("__marshal", ASKER, is_needed=True)
+    assert (needed.state, "--operation Describe" in needed.mend) == (State.PROBLEM, True)
+    other = rights.missing_describe("orders", ASKER, is_needed=False)
+    assert (other.state, is_complete(other)) == (State.WARNING, True)
+
+
+def test_rights_that_brokers_do_not_tell_are_not_checked() -> None:
+    """Old brokers do not say which rights one has; that is no reason to call them missing."""
+    assert rights.of_coordination_topic(standing(None), ASKER).state is State.NOT_CHECKED
+    assert rights.of_snapshot_topic(standing(None), ASKER, is_member=True).state is State.NOT_CHECKED
+    assert rights.of_data_topic(standing(None), ASKER, is_member=True) is None
+
+
+def test_the_brokers_versions_are_told() -> None:
+    """Each version once; where it may not be seen, what it takes."""
+    several = brokers.versions([Broker(1, "a:1", "3.9-IV0"), Broker(2, "b:1", FROM_4), Broker(3, "c:1", FROM_4)], "x")
+    assert (several.state, several.found) == (State.OK, "3 alive; Kafka 3.9-IV0 and Kafka 4.0 or newer")
+    assert "DescribeConfigs" in brokers.versions([Broker(1, "a:1", None)], "x").found
+
+
+def test_brokers_that_give_topics_no_ids_are_a_problem() -> None:
+    """The id of the coordination topic is half of the fencing token."""
+    finding = brokers.versions([Broker(1, "a:1", "2.7")], brokers.NO_TOPIC_ID)
+    assert (finding.state, is_complete(finding)) == (State.PROBLEM, True)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "state", "where"),
+    [
+        ([Replicas(3, 3, has_leader=True)] * 3, State.OK, ""),
+        ([Replicas(3, 3, has_leader=True), Replicas(3, 2, has_leader=True)], State.WARNING, "partitions 1 "),
+        ([Replicas(3, 1, has_leader=True), Replicas(3, 2, has_leader=True)], State.PROBLEM, "partitions 0 "),
+        ([Replicas(3, 3, has_leader=False)], State.PROBLEM, "partitions 0 "),
+    ],
+)
+def test_replicas_out_of_sync_are_told(replicas: list[Replicas], state: State, where: str) -> None:
+    """With fewer in sync than min.insync.replicas nothing can be written; with fewer than all, one more may stop it."""
+    finding = brokers.replicas(standing(MEMBER, *replicas), 2, "broker:9092")
+    assert (finding.state, is_complete(finding), where in finding.found) == (state, state is not State.OK, True)
+
+
+def test_an_answer_that_was_held_back_is_told() -> None:
+    """A quota that throttles doctor throttles members too; none seen is no proof, and doctor says so."""
+    finding = brokers.throttling(1.5, "broker:9092")
+    assert (finding.state, "1.5 s" in finding.found, is_complete(finding)) == (State.WARNING, True, True)
+    quiet = brokers.throttling(0.0, "broker:9092")
+    assert (quiet.state, "a quota on bytes shows only" in quiet.found) == (State.OK, True)
+
+
+class Cluster:
+    """An admin client that answers each question as a broker would, at once."""
+
+    operations: Iterable[Any] | None = (AclOperation.READ, AclOperation.DESCRIBE, AclOperation.DELETE)
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    def describe_topics(self, _topics: object, **_: object) -> dict[str, Future[object]]:
+        """Tell of one partition with a leader and one without."""
+        node = SimpleNamespace(id=1)
+        partitions = [
+            SimpleNamespace(id=0, replicas=[node, node], isr=[node], leader=node),
+            SimpleNamespace(id=1, replicas=[node, node], isr=[], leader=None),
+        ]
+        answer = SimpleNamespace(topic_id=Uuid(1, 2), authorized_operations=self.operations, partitions=partitions)
+        return {"orders": done(answer)}
+
+    def describe_cluster(self, **_: object) -> Future[object]:
+        """Tell of one broker."""
+        return done(SimpleNamespace(nodes=[SimpleNamespace(id=7, host="h", port=9)]))
+
+    def describe_configs(self, resources: list[Any], **_: object) -> dict[object, Future[object]]:
+        """Tell of its settings."""
+        return {resources[0]: done(self.settings)}
+
+    def list_offsets(self, wanted: Iterable[TopicPartition], **_: object) -> dict[TopicPartition, Future[object]]:
+        """Tell of an offset in partition 0, and that there is none in the others."""
+        return {each: done(SimpleNamespace(offset=5 if each.partition == 0 else -1)) for each in wanted}
+
+    def poll(self, _: float) -> None:
+        """Nothing has come."""
+
+
+class Forbidding:
+    """A cluster that lets one look at topics with some rights, and at nothing else."""
+
+    throttled_s = 0.0
+
+    def __init__(self, held: frozenset[Right] | None) -> None:
+        self.held = held
+
+    def standing(self, name: str) -> Standing:
+        """Tell the rights; without any the topic may not be seen."""
+        if self.held is None:
+            raise RightMissing("DESCRIBE")
+        return Standing(name, "7tPg1PQ3SOOgBg6Ha5P9nw", self.held, {0: Replicas(1, 1, has_leader=True)})
+
+    def brokers(self) -> list[Broker]:
+        """Tell of one."""
+        return [Broker(1, "a:1", None)]
+
+    def describe(self, name: str) -> Standing:
+        """Refuse."""
+        raise RightMissing(name)
+
+    settings = describe
+
+
+@pytest.mark.parametrize(
+    ("held", "names"),
+    [
+        (None, ["rights"]),
+        (
+            frozenset({Right.DESCRIBE}),
+            ["brokers", "rights", "rights", "topic settings", "snapshot topic settings", "replicas"],
+        ),
+    ],
+)
+def test_what_may_not_be_read_is_not_waited_for(held: frozenset[Right] | None, names: list[str]) -> None:
+    """Without READ nobody tries to read the log: the client would only run into its time-out."""
+    asked = Asked(KafkaConnection(bootstrap_servers="broker:9092"), cast("Inspection", Forbidding(held)))
+    findings = list(Deployment("__marshal", asked, asked).check())
+    assert [each.name for each in findings] == names
+    assert State.PROBLEM in {each.state for each in findings}
+
+
+def done(value: object) -> Future[object]:
+    """Give an answer that is there."""
+    answer: Future[object] = Future()
+    answer.set_result(value)
+    return answer
+
+
+@pytest.fixture
+def log() -> ClientLog:
+    """Where the client's events go."""
+    return ClientLog("a", "broker:9092")
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch, log: ClientLog) -> Iterator[Inspection]:
+    """Questions to the made-up cluster."""
+    monkeypatch.setattr("marshal_dagster.kafka.topics.admin", lambda *_, **__: (Cluster(), log))
+    monkeypatch.setattr("marshal_dagster.kafka.topics.reach", lambda *_, **__: None)
+    with Inspection(KafkaConnection(bootstrap_servers="broker:9092")) as inspection:
+        yield inspection
+
+
+def test_rights_and_replicas_are_looked_up(cluster: Inspection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all operations those that matter are kept; a partition without a leader is told from one with."""
+    found = cluster.standing("orders")
+    assert found.rights == frozenset({Right.READ, Right.DESCRIBE})
+    assert found.replicas == {0: Replicas(2, 1, has_leader=True), 1: Replicas(2, 0, has_leader=False)}
+    monkeypatch.setattr(Cluster, "operations", None)
+    assert cluster.standing("orders").rights is None
+
+
+def test_offsets_by_time_are_looked_up(cluster: Inspection) -> None:
+    """A partition without a record that late has no such offset."""
+    assert cluster.first_since("orders", [1, 0], 1_000) == {0: 5, 1: None}
+    assert cluster.first_since("orders", [], 1_000) == {}
+
+
+def test_a_brokers_version_is_told_by_its_settings(cluster: Inspection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 3.9 a setting names it; 4.0 has that setting no more."""
+    assert cluster.brokers() == [Broker(7, "h:9", FROM_4)]
+    monkeypatch.setattr(Cluster, "settings", {"inter.broker.protocol.version": SimpleNamespace(value="3.8-IV0")})
+    assert cluster.brokers() == [Broker(7, "h:9", "3.8-IV0")]
+
+
+def test_the_longest_time_held_back_is_kept(cluster: Inspection, log: ClientLog) -> None:
+    """A client hears of each answer that a broker held back, and that it no longer does."""
+    assert cluster.throttled_s <= 0
+    for seconds in (0.5, 2.0, 0.0):
+        log.callbacks()["throttle_cb"](SimpleNamespace(broker_name="b", throttle_time=seconds))
+    assert cluster.throttled_s == pytest.approx(2.0)

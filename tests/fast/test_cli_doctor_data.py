@@ -1,0 +1,280 @@
+"""`doctor` on the data topics that the log names: what is lost, or will be, before it is read."""
+
+from collections.abc import Iterable, Mapping
+from typing import cast
+
+import pytest
+
+from marshal_dagster.cli.checks.data import (
+    DataTopic,
+    Position,
+    check_data_topics,
+    held_back,
+    judge,
+    look,
+    positions,
+)
+from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli.checks.rights import Asker
+from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.kafka.inspection import Inspection, Replicas, Right, Standing
+from marshal_dagster.kafka.topics import OffsetBounds
+from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, render
+from marshal_dagster.protocol.messages import DataTopic as DataTopicRecord
+from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.world import World
+
+ID = "7tPg1PQ3SOOgBg6Ha5P9nw"
+OTHER_ID = "QN2EAngHR2eh1GKqIax1BQ"
+READER = frozenset({Right.DESCRIBE, Right.READ})
+DELETES = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
+WEEK_MS = 604_800_000
+ASKER = Asker("broker:9092", "dora")
+
+
+def topic(
+    settings: Mapping[str, str] | None = None,
+    bounds: tuple[int, int] = (0, 100),
+    *,
+    end: int | None = None,
+    young_from: Mapping[int, int | None] | None = None,
+) -> DataTopic:
+    """Give a topic with one partition that holds `bounds`, of which open transactions may hold back the rest."""
+    standing = Standing("orders", ID, READER, {0: Replicas(1, 1, has_leader=True)})
+    ends = {0: bounds[1] if end is None else end}
+    return DataTopic(standing, {**DELETES, **(settings or {})}, {0: OffsetBounds(*bounds)}, ends, young_from or {})
+
+
+def judged(data: DataTopic, *at: Position) -> list[Finding]:
+    """Judge it, and see that each finding says what, why and what to do."""
+    findings = list(judge(data, at or [Position("g", 0, 50, ID)], "broker:9092"))
+    assert all((each.found, each.why, each.mend) for each in findings)
+    assert all(each.name == "data topic orders" for each in findings)
+    return findings
+
+
+def test_a_topic_in_order_has_no_finding() -> None:
+    """Positions within the topic, at its ends, and none at all, are fine."""
+    at = [Position("g", 0, offset, topic_id) for offset in (0, 50, 100, None) for topic_id in (ID, None)]
+    assert judged(topic(), *at) == []
+
+
+def test_a_topic_made_anew_is_a_problem() -> None:
+    """An offset of a topic with another id is told as such, and judged no further."""
+    (finding,) = judged(topic(), Position("g", 0, 5_000, OTHER_ID), Position("h", 0, 50, ID))
+    assert finding.state is State.PROBLEM
+    assert "group g: partitions 0 stand in another topic of that name" in finding.found
+    assert "group h" not in finding.found
+
+
+def test_a_partition_that_is_not_there_is_a_problem() -> None:
+    """Partitions are never taken away from a topic, so it is another one."""
+    (finding,) = judged(topic(), Position("g", 0, 50, ID), Position("g", 3, 50, ID))
+    assert (finding.state, "group g: partitions 3 are named" in finding.found) == (State.PROBLEM, True)
+
+
+@pytest.mark.parametrize(("offset", "is_wrong"), [(100, False), (110, False), (111, True)])
+def test_a_position_beyond_the_end_is_a_problem(offset: int, *, is_wrong: bool) -> None:
+    """The end is that of all records: those of open transactions are there."""
+    findings = judged(topic(end=110), Position("g", 0, offset, ID))
+    assert [each.state for each in findings] == [State.PROBLEM] * is_wrong
+
+
+@pytest.mark.parametrize(("offset", "is_wrong"), [(40, False), (39, True)])
+def test_records_that_were_deleted_unread_are_a_problem(offset: int, *, is_wrong: bool) -> None:
+    """A position before the first offset that is left has lost what lies between."""
+    findings = judged(topic(bounds=(40, 100)), Position("g", 0, offset, ID))
+    assert [each.state for each in findings] == [State.PROBLEM] * is_wrong
+    assert all("1 offsets were deleted unread" in each.found for each in findings)
+
+
+@pytest.mark.parametrize(
+    ("offset", "young_from", "records"),
+    [(50, 50, 0), (49, 50, 1), (20, None, 80), (100, None, 0), (30, 90, 60), (None, 90, 0)],
+)
+def test_unread_records_that_will_soon_be_deleted_are_told(
+    offset: int | None, young_from: int | None, records: int
+) -> None:
+    """What is unread and older than half of the retention is counted; without a younger record that is all."""
+    data = topic({"retention.ms": str(WEEK_MS)}, young_from={0: young_from})
+    findings = judged(data, Position("g", 0, offset, ID))
+    assert [each.state for each in findings] == [State.WARNING] * bool(records)
+    assert all(f"have {records} unread records" in each.found for each in findings)
+    assert all(f"--add-config retention.ms={2 * WEEK_MS}" in each.mend for each in findings)
+
+
+def test_what_is_lost_is_not_counted_as_what_will_be() -> None:
+    """Of a position that retention has overtaken, what is left and old is told beside what is gone."""
+    data = topic({"retention.ms": str(WEEK_MS)}, (40, 100), young_from={0: 60})
+    lost, old = judged(data, Position("g", 0, 10, ID))
+    assert ("30 offsets were deleted" in lost.found, "have 20 unread records" in old.found) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("offset", "start", "is_told"), [(59, 20, True), (60, 20, False), (10, 0, False), (None, 20, False)]
+)
+def test_a_position_in_the_older_half_of_a_topic_of_limited_size_is_told(
+    offset: int | None, start: int, *, is_told: bool
+) -> None:
+    """Where size limits what is kept and something was deleted already, the older half will go next."""
+    findings = judged(topic({"retention.bytes": "1000"}, (start, 100)), Position("g", 0, offset, ID))
+    assert [each.state for each in findings] == [State.WARNING] * is_told
+    assert all("retention.bytes=2000" in each.mend for each in findings)
+
+
+def test_a_retention_that_does_not_count_is_not_told() -> None:
+    """A topic that is only compacted deletes nothing by age or size, whatever these settings say."""
+    settings = {"cleanup.policy": "compact", "retention.ms": "1", "retention.bytes": "1"}
+    (finding,) = judged(topic(settings, (20, 100), young_from={0: None}))
+    assert "cleanup.policy" in finding.found
+
+
+@pytest.mark.parametrize("policy", ["compact", "compact,delete", "delete, compact"])
+def test_compaction_is_told(policy: str) -> None:
+    """Compaction removes records that nobody read yet."""
+    (finding,) = judged(topic({"cleanup.policy": policy}))
+    assert (finding.state, policy in finding.found) == (State.WARNING, True)
+    assert finding.mend.endswith("--entity-name orders --add-config cleanup.policy=delete")
+
+
+def test_unclean_elections_are_told() -> None:
+    """They give offsets that were read to other records."""
+    (finding,) = judged(topic({"unclean.leader.election.enable": "true"}))
+    assert (finding.state, "unclean" in finding.found) == (State.WARNING, True)
+
+
+def test_what_open_transactions_hold_back_is_counted() -> None:
+    """A reader of committed records gets to the first open transaction."""
+    assert (held_back(topic()), held_back(topic(end=107))) == (0, 7)
+
+
+class Cluster:
+    """A cluster with one topic, which may raise in place of answering."""
+
+    def __init__(self, settings: Mapping[str, str], rights: frozenset[Right] = READER) -> None:
+        self.held = rights
+        self.kept = settings
+        self.raises: dict[str, MarshalError] = {}
+        self.asked_since_ms = 0
+
+    def standing(self, name: str) -> Standing:
+        """Tell of its two partitions."""
+        if name in self.raises:
+            raise self.raises[name]
+        return Standing(name, ID, self.held, {number: Replicas(1, 1, has_leader=True) for number in (0, 1)})
+
+    def settings(self, name: str) -> Mapping[str, str]:
+        """Tell its settings."""
+        if f"settings of {name}" in self.raises:
+            raise self.raises[f"settings of {name}"]
+        return self.kept
+
+    def offsets(self, _name: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
+        """Tell of 100 records in each, the last 7 of an open transaction."""
+        return {number: OffsetBounds(0, 93 if committed_only else 100) for number in partitions}
+
+    def first_since(self, _name: str, partitions: Iterable[int], time_ms: int) -> dict[int, int | None]:
+        """Tell that the first 60 are older, whatever was asked for."""
+        self.asked_since_ms = time_ms
+        return dict.fromkeys(partitions, 60)
+
+
+def world_of(topics: Iterable[str]) -> World:
+    """Make a world state with partition 0 of each topic at offset 50, claimed by group g."""
+    world = World(1)
+    world.start(0, 0)
+    offset = 0
+    for name in topics:
+        assert coordination_partition(name, 1) == 0
+        about = {"instance": "i", "client": "c", "group": "g", "topic": name, "partition": 0, "time_s": 1}
+        for record in (
+            ClaimingPartition(**about),  # type: ignore[arg-type]
+            DataTopicRecord(**about, topic_id=ID),  # type: ignore[arg-type]
+            Heartbeat(**about, offset=50),  # type: ignore[arg-type]
+        ):
+            world.partitions[0].apply(offset, 1_000, render(record))
+            offset += 1
+    return world
+
+
+def check(cluster: Cluster, *topics: str) -> list[Finding]:
+    """Check the data topics that the log names."""
+    return list(check_data_topics(cast("Inspection", cluster), world_of(topics), ASKER, WEEK_MS, is_member=True))
+
+
+def test_positions_are_those_of_the_log() -> None:
+    """Group, partition, offset and data topic id come from the log."""
+    assert positions(world_of(["orders"])) == {"orders": [Position("g", 0, 50, ID)]}
+
+
+def test_a_topic_is_looked_up_where_the_log_names_it() -> None:
+    """Only partitions that are there are asked for; with a limited age, also what is younger than half of it."""
+    cluster = Cluster({**DELETES, "retention.ms": "1000"})
+    standing = cluster.standing("orders")
+    at = [Position("g", 1, 50, ID), Position("g", 9, 50, ID)]
+    found = look(cast("Inspection", cluster), standing, cluster.kept, at, 10_000)
+    assert (found.bounds, found.ends, found.young_from) == ({1: OffsetBounds(0, 93)}, {1: 100}, {1: 60})
+    assert cluster.asked_since_ms == 10_000 - 500
+    assert look(cast("Inspection", cluster), standing, DELETES, at, 10_000).young_from == {}
+
+
+class BusyCluster(Cluster):
+    """A cluster whose topics get 10 records between any two questions, without transactions."""
+
+    end = 0
+
+    def offsets(self, _name: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
+        """Tell of all records so far."""
+        assert committed_only in {True, False}
+        self.end += 10
+        return {number: OffsetBounds(0, self.end) for number in partitions}
+
+
+def test_what_is_written_meanwhile_is_no_transaction() -> None:
+    """The end of all records is asked for first: what comes after that is not held back by anything."""
+    cluster = BusyCluster(DELETES)
+    at = [Position("g", 0, 5, ID)]
+    found = look(cast("Inspection", cluster), cluster.standing("orders"), DELETES, at, 0)
+    assert held_back(found) == 0
+
+
+def test_what_all_topics_come_to_is_said_last() -> None:
+    """How many there are and what open transactions hold back is information, no fault."""
+    (finding,) = check(Cluster(DELETES), "orders", "flights")
+    assert finding.state is State.OK
+    assert "the log names 2" in finding.found
+    assert "open transactions hold back 14 offsets" in finding.found
+    (finding,) = check(Cluster(DELETES))
+    assert finding.found == "the log names 0"
+
+
+def test_what_cannot_be_seen_of_one_topic_keeps_nothing_from_the_others() -> None:
+    """A topic that is missing, or may not be seen, is a warning; the others are judged all the same."""
+    cluster = Cluster({**DELETES, "cleanup.policy": "compact"})
+    cluster.raises = {"a": TopicMissing("no such topic"), "b": RightMissing("DESCRIBE")}
+    missing, forbidden, compacted, summary = check(cluster, "a", "b", "c")
+    assert (missing.name, missing.state, bool(missing.mend)) == ("data topic a", State.WARNING, True)
+    assert (forbidden.state, "--topic b" in forbidden.mend) == (State.WARNING, True)
+    assert (compacted.name, summary.state) == ("data topic c", State.OK)
+
+
+def test_settings_that_may_not_be_seen_are_counted() -> None:
+    """Without DESCRIBE_CONFIGS the offsets are judged, and what was not is said."""
+    cluster = Cluster(DELETES)
+    cluster.raises = {"settings of orders": RightMissing("DESCRIBE_CONFIGS")}
+    (summary,) = check(cluster, "orders")
+    assert "the settings of 1 may not be seen" in summary.found
+
+
+def test_a_data_topic_without_read_is_told() -> None:
+    """Who may look at a topic and not read it cannot work on it."""
+    right, _ = check(Cluster(DELETES, frozenset({Right.DESCRIBE})), "orders")
+    assert (right.name, right.state) == ("rights", State.WARNING)
+
+
+def test_a_cluster_that_stops_answering_is_told_once() -> None:
+    """The time-out of one question is not waited for again and again."""
+    cluster = Cluster(DELETES)
+    cluster.raises = {"a": UnavailableError("gone")}
+    (finding,) = check(cluster, "a", "b")
+    assert finding.state is State.NOT_CHECKED

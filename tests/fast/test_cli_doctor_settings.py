@@ -1,0 +1,82 @@
+"""`doctor` on the topic for snapshots: it must keep the newest of each coordination partition."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli.checks.settings import check_snapshot_topic
+from marshal_dagster.coordination.admin import SNAPSHOT_SETTINGS
+from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing
+
+if TYPE_CHECKING:
+    from marshal_dagster.kafka.topics import Topics
+
+
+class Cluster:
+    """A coordination topic of 4 partitions, and one for its snapshots."""
+
+    def __init__(self, settings: Mapping[str, str], partitions: int = 4, raises: MarshalError | None = None) -> None:
+        self.kept = settings
+        self.partitions = {"__marshal": 4, "__marshal_snapshot": partitions}
+        self.raises = raises
+
+    def describe(self, name: str) -> SimpleNamespace:
+        """Tell how many partitions it has."""
+        return SimpleNamespace(partitions=range(self.partitions[name]))
+
+    def settings(self, name: str) -> Mapping[str, str]:
+        """Tell the settings of the one for snapshots."""
+        assert name == "__marshal_snapshot"
+        if self.raises is not None:
+            raise self.raises
+        return self.kept
+
+
+def check(cluster: Cluster, *, log_is_cut: bool = False) -> list[Finding]:
+    """Check it."""
+    return list(check_snapshot_topic(cast("Topics", cluster), "__marshal", "broker:9092", log_is_cut=log_is_cut))
+
+
+def test_a_topic_as_it_is_made_is_right() -> None:
+    """What `topic create` makes has no problem; nor has what the broker does not tell."""
+    for settings in (SNAPSHOT_SETTINGS, {}):
+        (finding,) = check(Cluster(settings), log_is_cut=True)
+        assert finding.state is State.OK
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "when_cut"),
+    [
+        ("cleanup.policy", "delete", State.PROBLEM),
+        ("cleanup.policy", "compact,delete", State.PROBLEM),
+        ("max.message.bytes", "1048587", State.PROBLEM),
+        ("unclean.leader.election.enable", "true", State.WARNING),
+    ],
+)
+def test_a_wrong_setting_is_told(setting: str, value: str, when_cut: State) -> None:
+    """It matters more where retention cuts the log: then snapshots are all that there is to start from."""
+    cluster = Cluster({**SNAPSHOT_SETTINGS, setting: value})
+    (whole,), (cut,) = check(cluster), check(cluster, log_is_cut=True)
+    assert (whole.state, cut.state) == (State.WARNING, when_cut)
+    assert whole.found == f"{setting} of __marshal_snapshot is {value}, should be {SNAPSHOT_SETTINGS[setting]}"
+    assert whole.why
+    assert whole.mend.endswith(f"--entity-name __marshal_snapshot --add-config {setting}={SNAPSHOT_SETTINGS[setting]}")
+
+
+@pytest.mark.parametrize(("partitions", "states"), [(3, [State.WARNING]), (4, [State.OK]), (5, [State.OK])])
+def test_missing_partitions_are_told(partitions: int, states: list[State]) -> None:
+    """Snapshots of a coordination partition lie in the partition with its number; more do no harm."""
+    findings = check(Cluster(SNAPSHOT_SETTINGS, partitions))
+    assert [each.state for each in findings] == states
+    if partitions == 3:
+        assert findings[0].mend.endswith("--alter --topic __marshal_snapshot --partitions 4")
+
+
+def test_a_missing_topic_is_told_elsewhere() -> None:
+    """That it is missing stands with the snapshots; settings that may not be seen are not checked."""
+    assert check(Cluster({}, raises=TopicMissing("no such topic"))) == []
+    (finding,) = check(Cluster({}, raises=RightMissing("DESCRIBE_CONFIGS")))
+    assert finding.state is State.NOT_CHECKED

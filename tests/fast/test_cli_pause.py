@@ -1,0 +1,189 @@
+"""`pause` and `resume` as their user calls them, on a log in memory."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from marshal_dagster.cli import pause
+from marshal_dagster.cli.connecting import person
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.testing import ManualClock
+from tests.cli import Answer, call
+from tests.faulty_log import Fault, FaultyLog, of_type
+from tests.members import GROUP, TOPIC, Site
+
+HOUR_S = 3_600
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A coordination topic of its own, which commands find at any server, and a group that has begun."""
+    site = Site(ManualClock(time.time_ns() // 1_000_000))
+    site.owner_of(0, at=50).release()
+    use(site.log(), monkeypatch)
+    return site
+
+
+def use(log: FaultyLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have commands read and write `log`."""
+    monkeypatch.setattr(pause, "open_reader", lambda *_: Rationalizer(log))
+
+
+def act(capsys: pytest.CaptureFixture[str], *arguments: str) -> Answer:
+    """Carry out a command line."""
+    return call(capsys, *arguments, "-b", "somewhere:1")
+
+
+def paused_until(site: Site) -> set[int | None]:
+    """Give until when the group is paused, over all coordination partitions."""
+    groups = [world.groups.get(GROUP) for world in site.world().partitions.values()]
+    now_ms = site.clock.wall_ms()
+    return {each.paused_until_s if each is not None and each.is_paused(now_ms) else None for each in groups}
+
+
+def iso(at_s: int) -> str:
+    """Write a time."""
+    return datetime.fromtimestamp(at_s, UTC).isoformat()
+
+
+def ends(rows: list[dict[str, Any]], when: str) -> set[tuple[int | None, bool]]:
+    """Give the ends that JSON rows show."""
+    return {(row[when]["paused_until"], row[when]["paused"]) for row in rows}
+
+
+def test_a_group_is_paused_and_resumed(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """For a length of time that begins now; the table shows what was and what is, alike partitions in one row."""
+    now_s = site.clock.wall_ms() // 1_000
+    answer = act(capsys, "pause", GROUP, "--for", "2h")
+    assert (answer.code, answer.err) == (0, "")
+    (until_s,) = paused_until(site)
+    assert until_s is not None
+    assert now_s + 2 * HOUR_S <= until_s <= now_s + 2 * HOUR_S + 30
+    (row,) = answer.out.splitlines()[2:]
+    assert row.startswith("0-3                      not paused  paused until ")
+    assert " by operator." in row
+    answer = act(capsys, "resume", GROUP)
+    assert (answer.code, answer.err) == (0, "")
+    assert paused_until(site) == {None}
+    assert answer.out.rstrip().endswith("not paused")
+
+
+def test_a_pause_until_a_time_is_told_as_json(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Standard output holds what was and what is in each coordination partition."""
+    until_s = site.clock.wall_ms() // 1_000 + HOUR_S
+    answer = act(capsys, "pause", GROUP, "--until", iso(until_s), "--json")
+    assert (answer.code, answer.json["dry_run"], paused_until(site)) == (0, False, {until_s})
+    rows = answer.json["coordination_partitions"]
+    assert [row["partition"] for row in rows] == [0, 1, 2, 3]
+    assert (ends(rows, "before"), ends(rows, "after")) == ({(None, False)}, {(until_s, True)})
+    rows = act(capsys, "resume", GROUP, "--json").json["coordination_partitions"]
+    assert (ends(rows, "before"), ends(rows, "after")) == ({(until_s, True)}, {(0, False)})
+
+
+def test_a_dry_run_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """It shows what would be."""
+    before = site.values()
+    until_s = site.clock.wall_ms() // 1_000 + HOUR_S
+    answer = act(capsys, "pause", GROUP, "--until", iso(until_s), "--dry-run")
+    assert (answer.code, answer.out.splitlines()[-1]) == (0, "A dry run: nothing was written.")
+    assert act(capsys, "resume", GROUP, "--dry-run").code == 0
+    shown = act(capsys, "pause", GROUP, "--until", iso(until_s), "--dry-run", "--json").json
+    assert (shown["dry_run"], ends(shown["coordination_partitions"], "after")) == (True, {(until_s, True)})
+    assert site.values() == before
+
+
+def test_a_pause_that_is_over_is_refused_before_it_is_written(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Written, it would resume the group. What counts is log time where that is ahead of this machine's clock."""
+    site.pause(HOUR_S)
+    now_s = site.clock.wall_ms() // 1_000
+    answer = act(capsys, "pause", GROUP, "--until", iso(now_s - 1))
+    assert (answer.code, "--until: that is over already" in answer.error) == (2, True)
+    assert paused_until(site) == {now_s + HOUR_S}
+    site.clock.advance(10 * HOUR_S * 1_000)
+    site.pause(HOUR_S)
+    before = site.values()
+    assert act(capsys, "pause", GROUP, "--until", iso(now_s + 2 * HOUR_S)).code == 2
+    assert site.values() == before
+    assert act(capsys, "pause", GROUP, "--for", "2h").code == 0
+    assert paused_until(site) == {-(-site.clock.wall_ms() // 1_000) + 2 * HOUR_S}
+
+
+def test_a_pause_that_shortens_another_says_so(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Somebody may have wanted the longer one."""
+    site.pause(3 * HOUR_S)
+    answer = act(capsys, "pause", GROUP, "--for", "1h")
+    assert (answer.code, "this ends earlier than the pause in force" in answer.error) == (0, True)
+    assert "not paused" not in answer.out
+    assert "this ends" not in act(capsys, "pause", GROUP, "--for", "4h").err
+
+
+def test_a_pause_in_one_part_only_is_shown_and_mended(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was written by halves has a row of its own; pausing again completes it."""
+    until_s = site.clock.wall_ms() // 1_000 + HOUR_S
+    site.pause(HOUR_S)
+    site.broker.append(2, f"ReleaseGroup/1/1/x.1/x/{GROUP}//0/0".encode())
+    rows = act(capsys, "pause", GROUP, "--until", iso(until_s)).out.splitlines()[2:]
+    assert [row.split()[:2] for row in rows] == [["0-1,", "3"], ["2", "not"]]
+    assert paused_until(site) == {until_s}
+
+
+@pytest.mark.parametrize("command", [["pause", "fligths", "--for", "1h"], ["resume", "fligths"]], ids=" ".join)
+def test_a_group_that_the_log_does_not_name_is_refused(
+    site: Site, capsys: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    """A misspelt name pauses nothing while its user believes that it did; a new group can be paused on request."""
+    before = site.values()
+    answer = act(capsys, *command)
+    assert (answer.code, f"does not name a group 'fligths'; it names '{GROUP}'" in answer.error) == (2, True)
+    assert site.values() == before
+    if command[0] == "pause":
+        assert act(capsys, *command, "--new-group").code == 0
+        assert site.world().group_of("fligths", TOPIC).paused_until_s is not None
+
+
+def test_what_could_not_be_written_is_one_line(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names the coordination partitions and what to do; the exit code says that Kafka did not answer."""
+    log = site.log()
+    log.fail(Fault.FAILED, of_type("ReleaseGroup"))
+    use(log, monkeypatch)
+    answer = act(capsys, "resume", GROUP)
+    assert (answer.code, answer.out) == (3, "")
+    assert "could not be written to coordination partitions [0, 1, 2, 3]" in answer.err.splitlines()[-1]
+    assert answer.err.count("4 of 4 records (ReleaseGroup) were not acknowledged") == 1
+
+
+def test_resuming_what_runs_says_so(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no error: the group is as it should be."""
+    answer = act(capsys, "resume", GROUP)
+    assert (answer.code, answer.error) == (0, f"group '{GROUP}' is not paused")
+    assert paused_until(site) == {None}
+
+
+def test_who_acts_is_named_in_the_log(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """As user and machine, or as an operator where that is no name for a record."""
+    act(capsys, "pause", GROUP, "--for", "1h")
+    assert site.values()[-1].split("/")[4] == person()
+
+
+@pytest.mark.parametrize("name", ["a/b", ""])
+def test_a_user_whose_name_no_record_can_carry_is_an_operator(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A slash would end the field."""
+    monkeypatch.setattr("getpass.getuser", lambda: name)
+    monkeypatch.setattr("socket.gethostname", lambda: "h/i")
+    assert person() == "operator"
+
+
+def test_a_user_without_a_name_has_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container."""
+
+    def nameless() -> str:
+        raise KeyError(4_711)
+
+    monkeypatch.setattr("getpass.getuser", nameless)
+    monkeypatch.setattr("socket.gethostname", lambda: "pod")
+    monkeypatch.setattr("os.getuid", lambda: 4_711)
+    assert person() == "4711@pod"

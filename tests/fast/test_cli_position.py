@@ -1,0 +1,400 @@
+"""`position get` and `position set` as their user calls them, on a log in memory."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from marshal_dagster.cli import position_get, position_set
+from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.operations.positions import Repositioning
+from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, DeliveryMode, RuleSet, Settings
+from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, TOPIC, Site, about
+from tests.operating import END, START, WRITTEN, FakeTopics, act, at_work_on, site_now
+
+ELSEWHERE = "orders-10"
+SET = ("position", "set", GROUP, TOPIC)
+
+
+@pytest.fixture
+def topics() -> FakeTopics:
+    """The data topic."""
+    return FakeTopics()
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
+    """A group that stands at 50 in two of the three partitions, and waits as long as its clock is told to."""
+    site = site_now()
+    site.owner_of(0, 1, at=50).release()
+    at_work_on(site, monkeypatch, position_get, position_set, topics=topics)
+    monkeypatch.setattr(position_set, "Repositioning", partial(Repositioning, clock=site.clock))
+    return site
+
+
+def standing(site: Site) -> list[int | None]:
+    """Give where the group stands."""
+    return [site.key(number).offset for number in range(3)]
+
+
+def is_paused(site: Site) -> bool:
+    """Tell whether the group is paused anywhere."""
+    groups = [world.groups.get(GROUP) for world in site.world().partitions.values()]
+    return any(each is not None and each.is_paused(site.clock.wall_ms()) for each in groups)
+
+
+def cells(table: str) -> list[list[str]]:
+    """Give the cells of the rows of partitions."""
+    return [line.split() for line in table.splitlines() if line[:1].isdigit() or line.startswith(f"{TOPIC}/")]
+
+
+def test_positions_are_shown_beside_what_the_topic_holds(
+    site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics
+) -> None:
+    """Also of a partition in which the group has none yet."""
+    topics.committed[1] = 44
+    answer = act(capsys, "position", "get", GROUP)
+    assert (answer.code, answer.err) == (0, "")
+    assert cells(answer.out) == [
+        ["orders/0", "20", "100", "50", "50", "-", "0", "-"],
+        ["orders/1", "20", "100", "50", "50", "44", "0", "-"],
+        ["orders/2", "20", "100", "-", "-", "-", "0", "-"],
+    ]
+    rows = act(capsys, "position", "get", GROUP, TOPIC, "--json").json["positions"]
+    assert rows[1] == {
+        "topic": TOPIC,
+        "partition": 1,
+        "log_start": START,
+        "log_end": END,
+        "offset": 50,
+        "lag": 50,
+        "committed_in_kafka": 44,
+        "generation": 0,
+        "notes": [],
+    }
+    assert site.key(2).offset is None
+
+
+def test_what_to_think_of_stands_beside_a_position(
+    site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics
+) -> None:
+    """An open plan, what retention has deleted, a topic made anew."""
+    site.owner_of(0).plan({0: 70})
+    rows = act(capsys, "position", "get", GROUP, "--json").json["positions"]
+    assert [row["notes"] for row in rows] == [["planned up to 70"], [], []]
+    topics.topic_id = OTHER_TOPIC_ID
+    rows = act(capsys, "position", "get", GROUP, "--json").json["positions"]
+    assert [(row["lag"], row["notes"][0]) for row in rows[:2]] == [(None, "the topic was made anew")] * 2
+
+
+def test_positions_are_shown_though_the_topic_is_missing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """As the log has them, with a line that says why there is no more; a group it does not name is an error."""
+    site.say(replace(about(ClaimingPartition, "x"), topic=ELSEWHERE))
+    answer = act(capsys, "position", "get", GROUP, ELSEWHERE)
+    assert (answer.code, answer.error) == (0, f"topic '{ELSEWHERE}' does not exist")
+    assert answer.out.splitlines()[-1].split() == [f"{ELSEWHERE}/0", *"-----", "0", "-"]
+    answer = act(capsys, "position", "get", "other")
+    assert (answer.code, "does not name a group 'other'" in answer.error) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "after"),
+    [
+        (["--offsets", "30"], [30, 30, 30]),
+        (["--offsets", "0=30,2=40"], [30, 50, 40]),
+        (["--earliest"], [START] * 3),
+        (["--latest", "--partitions", "1-2"], [50, END, END]),
+        (["--back", "10", "--partitions", "0,1"], [40, 40, None]),
+        (["--timestamp", "1970-01-01T00:00:03.001Z"], [61, 61, 61]),
+        (["--offsets", str(WRITTEN)], [WRITTEN] * 3),
+    ],
+)
+def test_positions_are_set(
+    site: Site,
+    capsys: pytest.CaptureFixture[str],
+    topics: FakeTopics,
+    arguments: list[str],
+    after: list[int | None],
+) -> None:
+    """In every way to name them; the rest stays, the group goes on, and Kafka's own group offsets follow."""
+    before = standing(site)
+    answer = act(capsys, *SET, *arguments, "--yes")
+    assert (answer.code, answer.err) == (0, "")
+    assert standing(site) == after
+    assert not is_paused(site)
+    moved = {n: at for n, at in enumerate(after) if site.key(n).generation}
+    assert topics.committed == moved
+    assert cells(answer.out) == [
+        [str(n), "20", "100", str(before[n] or "-"), str(at), f"{at - before[n]:+d}" if before[n] else "-", "-"]  # type: ignore[operator]
+        for n, at in moved.items()
+    ]
+    assert "were set." in answer.out.splitlines()[-1]
+
+
+def test_a_time_that_no_record_has_is_pointed_out(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """The end is meant then."""
+    assert site.key(0).offset == 50
+    young = act(capsys, *SET, "--timestamp", "2100-01-01T00:00:00Z", "--dry-run", "--json").json["positions"]
+    assert [(row["after"], row["notes"]) for row in young] == [(END, ["no record is that young"])] * 3
+    old = act(capsys, *SET, "--timestamp", "1970-01-01T00:00:03Z", "--dry-run", "--json").json["positions"]
+    assert [(row["after"], row["notes"]) for row in old] == [(60, [])] * 3
+
+
+def test_a_dry_run_of_positions_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """It shows what would be, and asks nobody."""
+    before = site.values()
+    answer = act(capsys, *SET, "--earliest", "--dry-run")
+    assert (answer.code, answer.out.splitlines()[-1]) == (0, "A dry run: nothing was written.")
+    shown = act(capsys, *SET, "--earliest", "--dry-run", "--json").json
+    assert (shown["dry_run"], [row["after"] for row in shown["positions"]]) == (True, [START] * 3)
+    assert [row["set"] for row in shown["positions"]] == [False] * 3
+    assert site.values() == before
+
+
+@pytest.mark.parametrize(("agreed", "after"), [(True, (0, 30)), (False, (1, 50))])
+def test_a_person_is_asked(
+    site: Site,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    agreed: bool,
+    after: tuple[int, int],
+) -> None:
+    """Who does not agree changes nothing."""
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: agreed)
+    answer = act(capsys, *SET, "--offsets", "0=30")
+    assert (answer.code, site.key(0).offset) == after
+    assert ("nothing was written" in answer.err) == (not agreed)
+
+
+def test_what_was_set_is_told_as_json(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the generation that it began; nobody can be asked."""
+    refused = act(capsys, *SET, "--earliest", "--json")
+    assert (refused.code, "give --yes too" in refused.error) == (2, True)
+    answer = act(capsys, *SET, "--offsets", "0=30", "--json", "--yes")
+    assert answer.json["positions"] == [
+        {
+            "partition": 0,
+            "log_start": START,
+            "log_end": END,
+            "before": 50,
+            "after": 30,
+            "set": True,
+            "generation": site.key(0).generation,
+            "notes": [],
+        }
+    ]
+
+
+@pytest.mark.parametrize(
+    ("offset", "why"), [(START - 1, "offsets 19 to 20 (exclusive) are deleted"), (WRITTEN + 1, "beyond the end 110")]
+)
+def test_an_offset_outside_the_log_is_refused_unless_told(
+    site: Site, capsys: pytest.CaptureFixture[str], offset: int, why: str
+) -> None:
+    """What lies in an open transaction is inside: it is written."""
+    before = site.values()
+    answer = act(capsys, *SET, "--offsets", f"1={offset}", "--yes")
+    assert (answer.code, f"orders/1: offset {offset}: {why}" in answer.error) == (2, True)
+    assert site.values() == before
+    answer = act(capsys, *SET, "--offsets", f"1={offset}", "--yes", "--outside-the-log")
+    assert (answer.code, why in answer.out, site.key(1).offset) == (0, True, offset)
+
+
+def test_what_ends_and_who_is_at_work_stand_in_the_table(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plan that ends, an owner that has to leave."""
+    owner = site.owner_of(0, at=50)
+    owner.plan({0: 70})
+    answer = act(capsys, *SET, "--offsets", "0=30", "--dry-run")
+    assert f"the plan up to 70 ends; held by {owner.member.instance}" in answer.out
+
+
+def test_ranges_ahead_are_warned_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is planned or done ahead of the offset will be done again, or never."""
+    site = site_now()
+    at_work_on(site, monkeypatch, position_set, topics=FakeTopics())
+    monkeypatch.setattr(position_set, "Repositioning", partial(Repositioning, clock=site.clock))
+    site.begin(0, at=50)
+    site.holder_of({0: (60, 70)}, settings=RANGES, plans=True).release()
+    answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
+    assert "[60, 70) planned: done again, or never" in answer.out
+    assert (answer.code, site.key(0).offset, site.ranges()) == (0, 30, [])
+
+
+def test_members_are_waited_for_and_named_if_they_stay(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Then nothing was set, the exit code is 1, and the group goes on."""
+    owner = site.owner_of(0, at=50)
+    answer = act(capsys, *SET, "--offsets", "0=30,1=30", "--yes", "--wait", "5s")
+    assert answer.code == 1
+    lines = answer.err.splitlines()
+    assert lines[0] == "the group is paused; those that hold partitions have 5s to leave"
+    assert lines[-2] == "set: partitions none; not set: 0-1"
+    assert "partitions [0] of 'orders' are still held by live members" in lines[-1]
+    assert (standing(site)[:2], is_paused(site)) == ([50, 50], False)
+    assert f"held by {owner.member.instance}" in answer.out
+    assert act(capsys, *SET, "--offsets", "0=30", "--yes", "--wait", f"{3 * HI_MS // 1_000}s").code == 0
+    assert site.key(0).offset == 30
+
+
+@pytest.mark.parametrize("error", [UnavailableError("the broker is gone"), KeyboardInterrupt()], ids=repr)
+def test_what_was_set_half_way_is_told(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """By what the log shows, however it ended."""
+    set_positions = Operator.set_positions
+
+    def half(self: Operator, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
+        set_positions(self, topic, {0: offsets[0]}, topic_id, wait_ms=0)
+        raise error
+
+    monkeypatch.setattr(Operator, "set_positions", half)
+    answer = act(capsys, *SET, "--offsets", "30", "--yes")
+    assert answer.code == (3 if isinstance(error, UnavailableError) else 130)
+    assert "set: partitions 0; not set: 1-2" in answer.err
+    assert [site.key(number).offset for number in range(3)] == [30, 50, None]
+    assert "were set." not in answer.out
+
+
+def test_a_topic_that_was_named_anew_is_not_a_position_that_was_set(
+    site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It begins a generation too, and leaves no offset."""
+    topics.topic_id = OTHER_TOPIC_ID
+
+    def stops_early(*_: object, **__: object) -> None:
+        site.pause(60, "ops.1")
+        site.say(about(ClaimingPartition, "ops.1"))
+        site.say(about(DataTopic, "ops.1", topic_id=OTHER_TOPIC_ID))
+        raise UnavailableError("the broker is gone")
+
+    monkeypatch.setattr(Operator, "set_positions", stops_early)
+    answer = act(capsys, *SET, "--offsets", "0=0", "--outside-the-log", "--yes")
+    assert (site.key(0).generation > 0, site.key(0).offset) == (True, None)
+    assert "set: partitions none; not set: 0" in answer.err
+
+
+def test_nobody_is_asked_by_a_log_that_is_only_observed(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it shows is not sure."""
+    site.broker.retain_from(site.home, 1)
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: pytest.fail("asked"))
+    answer = act(capsys, *SET, "--earliest")
+    assert (answer.code, "marshal-dagster recover" in answer.err.splitlines()[-1], answer.out) == (1, True, "")
+
+
+def test_that_the_group_stays_paused_is_told(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the broker is gone before the pause could be put back; with what was set before."""
+    logs = [breaking := site.log(), site.log()]
+
+    def breaks_down() -> None:
+        if breaking.types()[-1] == "ReleaseGroup" and "ReleasingPartition" in breaking.types():
+            breaking.is_down = True
+
+    breaking.before_append = breaks_down
+    monkeypatch.setattr(position_set, "open_reader", lambda *_, **__: Rationalizer(logs.pop(), clock=site.clock))
+    answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
+    assert answer.code == 3
+    assert "stays paused for 3600 s or a little longer, resume it" in answer.err
+    assert "set: partitions 0; not set: none" in answer.err
+    assert (site.key(0).offset, is_paused(site)) == (30, True)
+
+
+def test_offsets_that_kafka_does_not_take_are_told(
+    site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics
+) -> None:
+    """The positions are set all the same: only lag tools read those."""
+    topics.problem = "READ is missing"
+    answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
+    assert (answer.code, site.key(0).offset) == (0, 30)
+    assert "were not updated (only lag tools read them): READ is missing" in answer.error
+
+
+def test_a_topic_that_was_made_anew_meanwhile_is_found_out(
+    site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the person was asked: nothing is set that was meant for another topic."""
+
+    def agree(*_: object, **__: object) -> bool:
+        topics.topic_id = OTHER_TOPIC_ID
+        return True
+
+    monkeypatch.setattr("typer.confirm", agree)
+    before = site.values()
+    answer = act(capsys, *SET, "--offsets", "0=30")
+    assert (answer.code, "was made anew meanwhile" in answer.err, site.values()) == (1, True, before)
+
+
+def test_a_topic_that_is_made_anew_while_positions_are_set_is_told(
+    site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They mean nothing in the new one."""
+    set_positions = Operator.set_positions
+
+    def slowly(self: Operator, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
+        set_positions(self, topic, offsets, topic_id, wait_ms=0)
+        topics.topic_id = OTHER_TOPIC_ID
+
+    monkeypatch.setattr(Operator, "set_positions", slowly)
+    answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
+    assert (answer.code, "positions were set in one that is no more" in answer.err) == (1, True)
+    assert (site.key(0).offset, topics.committed) == (30, {})
+
+
+def test_a_position_in_a_topic_that_is_no_more_is_no_measure(
+    site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics
+) -> None:
+    """One cannot go back from it; an offset in the new one can be set."""
+    topics.topic_id = OTHER_TOPIC_ID
+    refused = act(capsys, *SET, "--back", "5", "--partitions", "0", "--yes")
+    assert (refused.code, "orders/0 cannot go back from where it stands" in refused.error) == (2, True)
+    answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
+    assert cells(answer.out)[0][:6] == ["0", "20", "100", "50", "30", "-"]
+    assert "the topic was made anew" in answer.out
+    assert (site.key(0).offset, site.key(0).data_topic_id) == (30, OTHER_TOPIC_ID)
+
+
+def test_the_log_is_written_as_the_groups_members_do(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No record may wait longer to be sent than the group's heartbeat interval allows."""
+    asked: list[int] = []
+
+    def open_reader(connection: KafkaConnection, topic: str, *, interval_ms: int) -> Rationalizer:
+        asked.append(interval_ms)
+        assert (connection.bootstrap_servers, topic) == ("somewhere:1", "__marshal")
+        return Rationalizer(site.log(), clock=site.clock)
+
+    monkeypatch.setattr(position_set, "open_reader", open_reader)
+    assert act(capsys, *SET, "--offsets", "0=30", "--yes").code == 0
+    assert asked[-1] == site.world().group_of(GROUP, TOPIC).settings.heartbeat_interval_ms == HI_MS
+
+
+def test_a_group_that_has_never_claimed_can_begin_somewhere(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """If that is said; else its name is most likely misspelt."""
+    command = ("position", "set", "new", TOPIC, "--latest", "--yes")
+    refused = act(capsys, *command)
+    assert (refused.code, "give --new-group" in refused.error) == (2, True)
+    assert act(capsys, *command, "--new-group").code == 0
+    assert site.world().key("new", TOPIC, 2).offset == END
+
+
+@pytest.mark.parametrize(
+    ("settings", "warning"),
+    [
+        (Settings(60_000, rule_set=RuleSet.GO), "shared with Go consumers"),
+        (Settings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE), "delivers effectively once"),
+    ],
+)
+def test_what_a_group_is_like_is_warned_of(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, settings: Settings, warning: str
+) -> None:
+    """Go consumers that still run, and outputs that have what will be read again."""
+    site = site_now()
+    at_work_on(site, monkeypatch, position_set, topics=FakeTopics())
+    site.owner_of(0, at=50, settings=settings).release()
+    assert warning in act(capsys, *SET, "--offsets", "0=30", "--dry-run").error

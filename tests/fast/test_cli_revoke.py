@@ -1,0 +1,162 @@
+"""`revoke` as its user calls it, on a log in memory."""
+
+from functools import partial
+
+import pytest
+
+from marshal_dagster.cli import revoke
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ClaimLost
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.operations.revoking import Revoking
+from tests.members import GROUP, HI_MS, TOPIC, Site
+from tests.operating import act, at_work_on, site_now
+
+REVOKE = ("revoke", GROUP, TOPIC, "--instance")
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A coordination topic of its own."""
+    site = site_now()
+    monkeypatch.setattr(revoke, "Revoking", partial(Revoking, clock=site.clock))
+    at_work_on(site, monkeypatch, revoke)
+    return site
+
+
+@pytest.mark.parametrize("by_run", [True, False])
+def test_what_an_owner_holds_is_taken(site: Site, capsys: pytest.CaptureFixture[str], by_run: bool) -> None:
+    """Named by its instance, or by its run; what others hold stays theirs."""
+    dead, other = site.owner_of(0, 1, at=50), site.owner_of(2, at=7)
+    site.clock.advance(HI_MS + 1)
+    name = dead.member.instance.rpartition(".")[0] if by_run else dead.member.instance
+    answer = act(capsys, *REVOKE, name, "--yes")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.splitlines()[-1] == "Revoked in partitions 0-1: others can claim them."
+    rows = [line.split() for line in answer.out.splitlines()[2:-1]]
+    assert [(row[0], row[1], row[-2]) for row in rows] == [(n, dead.member.instance, "unknown") for n in ("0", "1")]
+    assert [site.owner(number) for number in range(3)] == [None, None, other.member.instance]
+    assert (site.key(0).offset, site.key(0).generation) == (50, 0)
+    dead.rationalizer.catch_up()
+    with pytest.raises(ClaimLost):
+        dead.commit({0: 60})
+
+
+def test_some_partitions_are_taken(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those that are named."""
+    dead = site.owner_of(0, 1, 2)
+    assert act(capsys, *REVOKE, dead.member.instance, "--yes", "--partitions", "0,2").code == 0
+    assert [site.owner(number) for number in range(3)] == [None, dead.member.instance, None]
+
+
+def test_ranges_are_taken_too(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each by its own epoch; a plan stays for who comes next."""
+    site.begin(0, 1, at=50)
+    dead = site.holder_of({0: (50, 60), 1: (50, 70)}, plans=True)
+    other = site.holder_of({0: (60, 80)})
+    answer = act(capsys, *REVOKE, dead.member.instance, "--yes", "--json")
+    assert answer.code == 0
+    assert [(row["partition"], row["start"], row["end"], row["revoked"]) for row in answer.json["claims"]] == [
+        (0, 50, 60, True),
+        (1, 50, 70, True),
+    ]
+    assert [each.owner.instance if each.owner else None for each in site.key(0).ranges] == [None, other.member.instance]
+    assert site.ranges(1) == [(50, 70, "planned")]
+
+
+def test_who_was_heard_of_a_moment_ago_is_warned_of(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """It may live; then a person is asked, and may think again."""
+    owner = site.owner_of(0)
+    answer = act(capsys, *REVOKE, owner.member.instance, "--dry-run")
+    assert (answer.code, "it was heard of within a heartbeat interval" in answer.error) == (0, True)
+    assert site.owner(0) == owner.member.instance
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_a_person_says_that_the_owner_is_dead(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, agreed: bool
+) -> None:
+    """Who does not changes nothing; with JSON nobody can be asked."""
+    owner = site.owner_of(0)
+    before = site.values()
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: agreed)
+    assert act(capsys, *REVOKE, owner.member.instance, "--json").code == 2
+    assert site.values() == before
+    assert act(capsys, *REVOKE, owner.member.instance).code == (0 if agreed else 1)
+    assert (site.values() == before) == (not agreed)
+
+
+def test_a_dry_run_revokes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """It shows what would be."""
+    owner = site.owner_of(0)
+    before = site.values()
+    answer = act(capsys, *REVOKE, owner.member.instance, "--dry-run", "--json")
+    assert [(row["partition"], row["revoked"]) for row in answer.json["claims"]] == [(0, False)]
+    assert (answer.code, answer.json["dry_run"], site.values()) == (0, True, before)
+
+
+@pytest.mark.parametrize("more", [(), ("--partitions", "1"), ("--json", "--yes")], ids=str)
+def test_who_holds_nothing_is_told_with_who_does(
+    site: Site, capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    """The name may be misspelt, or the claim was released meanwhile: the exit code is 1."""
+    owner = site.owner_of(0)
+    before = site.values()
+    name = owner.member.instance if "--partitions" in more else "nobody.1"
+    answer = act(capsys, *REVOKE, name, *more)
+    assert answer.code == 1
+    assert f"{name!r} holds nothing of topic 'orders'" in answer.error
+    assert repr(owner.member.instance) in answer.error
+    assert site.values() == before
+    if "--json" in more:
+        assert answer.json["claims"] == []
+
+
+def test_what_changed_hands_meanwhile_is_not_taken(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A revocation counts for the claim that was shown, not for that of who came next."""
+    owner = site.owner_of(0, 1)
+    successors: list[str] = []
+
+    def agree(*_: object, **__: object) -> bool:
+        owner.release([0])
+        successors.append(site.owner_of(0).member.instance)
+        return True
+
+    monkeypatch.setattr("typer.confirm", agree)
+    answer = act(capsys, *REVOKE, owner.member.instance)
+    assert (answer.code, "not revoked in partitions 0: they changed hands" in answer.err) == (1, True)
+    assert [site.owner(0), site.owner(1)] == [successors[0], None]
+
+
+def test_a_group_that_the_log_does_not_name_has_no_owners(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is most likely misspelt."""
+    site.owner_of(0)
+    answer = act(capsys, "revoke", "other", TOPIC, "--instance", "x", "--yes")
+    assert (answer.code, "does not name a group 'other'" in answer.error) == (2, True)
+
+
+def test_nothing_is_revoked_by_a_log_that_shows_no_epochs(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is only observed."""
+    owner = site.owner_of(0)
+    site.broker.retain_from(site.home, 1)
+    answer = act(capsys, *REVOKE, owner.member.instance, "--yes")
+    assert (answer.code, "marshal-dagster recover" in answer.err.splitlines()[-1]) == (1, True)
+
+
+def test_revocations_are_written_as_the_groups_members_write(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No record may wait longer to be sent than the group's heartbeat interval allows."""
+    asked: list[int] = []
+
+    def open_reader(connection: KafkaConnection, topic: str, *, interval_ms: int) -> Rationalizer:
+        asked.append(interval_ms)
+        assert (connection.bootstrap_servers, topic) == ("somewhere:1", "__marshal")
+        return Rationalizer(site.log(), clock=site.clock)
+
+    owner = site.owner_of(0)
+    monkeypatch.setattr(revoke, "open_reader", open_reader)
+    assert act(capsys, *REVOKE, owner.member.instance, "--yes").code == 0
+    assert asked[-1] == HI_MS

@@ -1,0 +1,338 @@
+"""The jobs by which a person acts on a group, on a coordination log in memory."""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+
+from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.operations.revoking import HeldClaim, Revoking
+from marshal_dagster.operator_jobs import (
+    PauseConfig,
+    ResumeConfig,
+    RevokeConfig,
+    SetPositionConfig,
+    build_pause_job,
+    build_resume_job,
+    build_revoke_job,
+    build_set_position_job,
+)
+from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
+from tests.members import GROUP, HI_MS, TOPIC, Site
+from tests.operating import END, START, FakeTopics, site_now
+
+HOUR_S = 3_600
+JOBS = {
+    "pause_group": (build_pause_job, PauseConfig),
+    "resume_group": (build_resume_job, ResumeConfig),
+    "set_position": (build_set_position_job, SetPositionConfig),
+    "revoke_claims": (build_revoke_job, RevokeConfig),
+}
+
+
+@dataclass(slots=True)
+class Stand:
+    """A group that stands at 50 in two partitions, and a Dagster that acts on it."""
+
+    instance: dg.DagsterInstance
+    site: Site = field(default_factory=site_now)
+    topics: FakeTopics = field(default_factory=FakeTopics)
+    intervals: list[int] = field(default_factory=list)
+
+    def claimer(self) -> ClaimerResource:
+        """Give a claimer whose log and data topics are these."""
+        stand = self
+
+        class SceneClaimer(ClaimerResource):
+            def open_log(self, interval_ms: int) -> Rationalizer:
+                stand.intervals.append(interval_ms)
+                return Rationalizer(stand.site.log())
+
+            def open_data(self) -> Topics:
+                return cast("Topics", stand.topics)
+
+        return SceneClaimer(connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1"), group=GROUP)
+
+    def run(self, name: str, **config: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - the config's
+        """Run a job."""
+        build, config_class = JOBS[name]
+        return build().execute_in_process(
+            run_config=dg.RunConfig(ops={f"{name}_op": config_class(**config)}),
+            resources={"claimer": self.claimer()},
+            instance=self.instance,
+            raise_on_error=False,
+        )
+
+    def is_paused(self) -> set[bool]:
+        """Tell whether the group is paused, over all coordination partitions."""
+        groups = [world.groups.get(GROUP) for world in self.site.world().partitions.values()]
+        return {each is not None and each.is_paused(self.site.clock.wall_ms()) for each in groups}
+
+    def offsets(self) -> list[int | None]:
+        """Give where the group stands."""
+        return [self.site.key(number).offset for number in range(3)]
+
+    def lines(self, result: dg.ExecuteInProcessResult) -> str:
+        """Give what was logged in a run."""
+        return "\n".join(
+            entry.user_message for entry in self.instance.all_logs(result.run_id) if not entry.is_dagster_event
+        )
+
+
+@pytest.fixture(scope="module")
+def instance() -> Iterator[dg.DagsterInstance]:
+    """One Dagster for all tests here."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+@pytest.fixture
+def stand(instance: dg.DagsterInstance) -> Stand:
+    """A group that has begun."""
+    stand = Stand(instance)
+    stand.site.owner_of(0, 1, at=50).release()
+    return stand
+
+
+def shown(result: dg.ExecuteInProcessResult) -> list[dict[str, Any]]:
+    """Give the rows of the table of before and after."""
+    assert result.success
+    (event,) = [each for each in result.all_node_events if each.is_successful_output]
+    return rows(event.step_output_data.metadata["before_and_after"])
+
+
+def rows(table: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a metadata value
+    """Give a table's rows."""
+    return [record.data for record in table.records]
+
+
+def failure(result: dg.ExecuteInProcessResult) -> dg.DagsterEvent:
+    """Give the event by which the op failed."""
+    (event,) = [each for each in result.all_node_events if each.is_step_failure]
+    return event
+
+
+def test_a_group_is_paused_and_resumed_from_the_launchpad(stand: Stand) -> None:
+    """Before and after stand in the metadata, for each coordination partition."""
+    before_s = int(time.time())
+    table = shown(stand.run("pause_group", duration="2h"))
+    assert stand.is_paused() == {True}
+    assert [(row["coordination_partition"], row["paused_before"], row["paused_after"]) for row in table] == [
+        (number, False, True) for number in range(4)
+    ]
+    assert before_s + 2 * HOUR_S <= table[0]["until_after"] <= before_s + 2 * HOUR_S + 60
+    table = shown(stand.run("resume_group"))
+    assert stand.is_paused() == {False}
+    assert {(row["paused_before"], row["paused_after"]) for row in table} == {(True, False)}
+    assert {row["by_before"].partition(".")[0] for row in table} == {"operator"}
+
+
+def test_a_pause_ends_at_a_time(stand: Stand) -> None:
+    """As it is written, in its zone."""
+    assert {row["until_after"] for row in shown(stand.run("pause_group", until="2100-01-01T00:00:00Z"))} == {
+        4_102_444_800
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({}, "give one of until and duration"),
+        ({"until": "2100-01-01T00:00:00Z", "duration": "1h"}, "give one of until and duration"),
+        ({"until": "2001-01-01T00:00:00Z"}, "until: that is over already"),
+        ({"duration": "soon"}, "duration: 'soon' is no length of time"),
+    ],
+    ids=str,
+)
+def test_a_pause_that_cannot_be_fails_the_run(stand: Stand, config: dict[str, str], says: str) -> None:
+    """Nothing is written."""
+    before = stand.site.values()
+    result = stand.run("pause_group", **config)
+    assert says in str(failure(result).step_failure_data.error)
+    assert stand.site.values() == before
+
+
+def test_what_is_not_paused_is_resumed_all_the_same(stand: Stand) -> None:
+    """That mends a pause that was written by halves; the log says that there was none."""
+    assert "group 'etl' is not paused" in stand.lines(stand.run("resume_group"))
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("pause_group", {"duration": "1h"}),
+        ("resume_group", {}),
+        ("set_position", {"topic": TOPIC, "earliest": True}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_dry_run_from_the_launchpad_writes_nothing(stand: Stand, name: str, config: dict[str, Any]) -> None:
+    """It shows what would be."""
+    before = stand.site.values()
+    result = stand.run(name, dry_run=True, **config)
+    assert len(shown(result)) == (3 if name == "set_position" else 4)
+    assert "a dry run: nothing was written" in stand.lines(result)
+    assert stand.site.values() == before
+
+
+def test_positions_are_set_from_the_launchpad(stand: Stand) -> None:
+    """Before and after stand in the metadata; the group goes on, and Kafka's own offsets follow."""
+    table = shown(stand.run("set_position", topic=TOPIC, offsets="0=30,2=40"))
+    assert [(row["partition"], row["before"], row["after"], row["set"]) for row in table] == [
+        (0, 50, 30, True),
+        (2, None, 40, True),
+    ]
+    assert {(row["log_start"], row["log_end"]) for row in table} == {(START, END)}
+    assert (stand.offsets(), stand.is_paused(), stand.topics.committed) == ([30, 50, 40], {False}, {0: 30, 2: 40})
+    assert stand.intervals[-1] == HI_MS
+
+
+@pytest.mark.parametrize(
+    ("config", "after"),
+    [
+        ({"timestamp": "1970-01-01T00:00:03Z"}, [60, 60, 60]),
+        ({"latest": True, "partitions": "1-2"}, [50, END, END]),
+        ({"back": 10, "partitions": "0"}, [40, 50, None]),
+        ({"offsets": "5", "partitions": "1", "outside_the_log": True}, [50, 5, None]),
+    ],
+    ids=str,
+)
+def test_each_way_to_name_a_position_is_in_the_config(
+    stand: Stand, config: dict[str, Any], after: list[int | None]
+) -> None:
+    """As on the command line."""
+    assert stand.run("set_position", topic=TOPIC, **config).success
+    assert stand.offsets() == after
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({}, "give one of offsets, timestamp, earliest, latest and back"),
+        ({"earliest": True, "latest": True}, "give one of"),
+        ({"offsets": "5"}, "outside what the topic holds"),
+        ({"earliest": True, "partitions": "x"}, "partitions: 'x' names no partitions"),
+    ],
+    ids=str,
+)
+def test_a_position_that_cannot_be_fails_the_run(stand: Stand, config: dict[str, Any], says: str) -> None:
+    """Nothing is written."""
+    before = stand.site.values()
+    assert says in str(failure(stand.run("set_position", topic=TOPIC, **config)).step_failure_data.error)
+    assert stand.site.values() == before
+
+
+def test_members_that_stay_fail_the_run(stand: Stand) -> None:
+    """Nothing was set, and the metadata of the failure says so."""
+    stand.site.owner_of(0, at=50)
+    result = stand.run("set_position", topic=TOPIC, offsets="30", partitions="0,1", wait_s=0)
+    data = failure(result).step_failure_data
+    assert data.user_failure_data is not None
+    assert "still held by live members" in (data.user_failure_data.description or "")
+    table = rows(data.user_failure_data.metadata["before_and_after"])
+    assert [(row["partition"], row["set"]) for row in table] == [(0, False), (1, False)]
+    assert (stand.offsets()[:2], stand.is_paused()) == ([50, 50], {False})
+
+
+def test_what_was_set_half_way_stands_in_the_failure(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By what the log shows."""
+    set_positions = Operator.set_positions
+
+    def half(self: Operator, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
+        set_positions(self, topic, {0: offsets[0]}, topic_id, wait_ms=0)
+        raise UnavailableError("the broker is gone")
+
+    monkeypatch.setattr(Operator, "set_positions", half)
+    data = failure(stand.run("set_position", topic=TOPIC, offsets="30")).step_failure_data
+    assert data.user_failure_data is not None
+    assert data.user_failure_data.description == "the broker is gone. Set: partitions [0]"
+    table = rows(data.user_failure_data.metadata["before_and_after"])
+    assert [(row["partition"], row["set"]) for row in table] == [(0, True), (1, False), (2, False)]
+
+
+def test_what_a_run_holds_that_is_over_is_not_waited_for(stand: Stand) -> None:
+    """Dagster knows it."""
+    over = stand.run("resume_group")
+    claimer = stand.site.claimer(instance=f"{over.run_id}.0")
+    claimer.agree_on_settings()
+    assert claimer.claim([0])
+    assert stand.run("set_position", topic=TOPIC, offsets="0=30", wait_s=0).success
+    assert stand.site.key(0).offset == 30
+
+
+def test_offsets_that_kafka_does_not_take_are_a_warning(stand: Stand) -> None:
+    """Only lag tools read them."""
+    stand.topics.problem = "READ is missing"
+    result = stand.run("set_position", topic=TOPIC, offsets="0=30")
+    assert result.success
+    assert "were not updated (only lag tools read them): READ is missing" in stand.lines(result)
+
+
+def test_what_the_dead_hold_is_revoked_from_the_launchpad(stand: Stand) -> None:
+    """What was taken stands in the metadata; with a dry run what would be."""
+    dead = stand.site.owner_of(0, 1, at=50)
+    before = stand.site.values()
+    table = shown(stand.run("revoke_claims", topic=TOPIC, instance=dead.member.instance, dry_run=True))
+    assert ([row["revoked"] for row in table], stand.site.values()) == ([False, False], before)
+    table = shown(stand.run("revoke_claims", topic=TOPIC, instance=dead.member.instance, partitions="1"))
+    assert [(row["partition"], row["instance"], row["freshness"], row["revoked"]) for row in table] == [
+        (1, dead.member.instance, "fresh", True)
+    ]
+    assert [stand.site.owner(number) for number in (0, 1)] == [dead.member.instance, None]
+    assert stand.intervals[-1] == HI_MS
+
+
+def test_a_revocation_of_nothing_fails_the_run(stand: Stand) -> None:
+    """It names who does hold something."""
+    owner = stand.site.owner_of(0)
+    before = stand.site.values()
+    data = failure(stand.run("revoke_claims", topic=TOPIC, instance="nobody")).step_failure_data
+    assert data.user_failure_data is not None
+    assert "'nobody' holds nothing of topic 'orders'" in (data.user_failure_data.description or "")
+    assert owner.member.instance in (data.user_failure_data.description or "")
+    assert stand.site.values() == before
+
+
+def test_what_changed_hands_fails_the_run(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metadata of the failure say what was taken."""
+    dead = stand.site.owner_of(0, 1, at=50)
+    carry_out = Revoking.carry_out
+
+    def late(self: Revoking, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
+        dead.release([0])
+        return carry_out(self, claims)
+
+    monkeypatch.setattr(Revoking, "carry_out", late)
+    data = failure(stand.run("revoke_claims", topic=TOPIC, instance=dead.member.instance)).step_failure_data
+    assert data.user_failure_data is not None
+    table = rows(data.user_failure_data.metadata["claims"])
+    assert [(row["partition"], row["revoked"]) for row in table] == [(0, False), (1, True)]
+
+
+def test_another_resource_is_refused(stand: Stand) -> None:
+    """Only a claimer says of which group."""
+    job = build_resume_job(claimer_key="other")
+    with pytest.raises(ConfigurationError, match="'other' must be a ClaimerResource"):
+        job.execute_in_process(
+            resources={"other": dg.ResourceDefinition.hardcoded_resource(1)}, instance=stand.instance
+        )
+
+
+@pytest.mark.parametrize("config_class", [PauseConfig, ResumeConfig, SetPositionConfig, RevokeConfig])
+def test_the_launchpad_explains_every_field(config_class: type[dg.Config]) -> None:
+    """Each field of the config has a description."""
+    assert [name for name, field in config_class.model_fields.items() if not field.description] == []
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_an_operators_job_can_be_named_and_tagged(name: str) -> None:
+    """One for each group of a deployment."""
+    job = JOBS[name][0](name="mine", tags={"team": "a"})
+    assert (job.name, job.tags["team"]) == ("mine", "a")
+    assert JOBS[name][0]().name == name

@@ -1,0 +1,134 @@
+"""Where a person wants partitions to stand, and what offset that is."""
+
+import pytest
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.operations.targets import (
+    Back,
+    Earliest,
+    FirstAt,
+    Latest,
+    Offsets,
+    Standing,
+    Target,
+    choose,
+    offsets_of,
+    outside,
+    partitions_of,
+    resolve,
+)
+from marshal_dagster.protocol.positions import Extent
+
+EXTENT = Extent(20, 100)
+HERE = Standing(50, EXTENT)
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("5", Offsets(each=5)),
+        ("0", Offsets(each=0)),
+        ("0=5,1=7", Offsets(by_partition=((0, 5), (1, 7)))),
+        ("3=0, 1=9223372036854775807", Offsets(by_partition=((1, 2**63 - 1), (3, 0)))),
+        ("1=2,1=2", Offsets(by_partition=((1, 2),))),
+    ],
+)
+def test_offsets_are_read(text: str, target: Target) -> None:
+    """One for all partitions, or one for each that is named."""
+    assert offsets_of(text, "--offsets") == target
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-1", "a", "0=", "=1", "0=1,", "0=1;1=2", "1=2,1=3", "01=2", "5,6", "9223372036854775808"]
+)
+def test_what_are_no_offsets_is_an_error_that_names_them(text: str) -> None:
+    """Also a partition that is named twice, and what no record can carry."""
+    with pytest.raises(ConfigurationError, match="--offsets: "):
+        offsets_of(text, "--offsets")
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("0", [0]), ("0,2-4", [0, 2, 3, 4]), ("3-3, 1", [1, 3]), ("1,0-2", [0, 1, 2])]
+)
+def test_partitions_are_read(text: str, numbers: list[int]) -> None:
+    """Numbers and runs of them, in any order, each counted once."""
+    assert choose("t", Earliest(), partitions_of(text, "--partitions"), range(5)) == numbers
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "-1", "1-", "0,,1", "99999999999", "2147483648", "٣"])
+def test_what_are_no_partitions_is_an_error_that_names_them(text: str) -> None:
+    """Also a run that ends before it begins, and numbers that no partition has."""
+    with pytest.raises(ConfigurationError, match="--partitions: "):
+        partitions_of(text, "--partitions")
+
+
+def test_all_partitions_are_meant_unless_some_are_named() -> None:
+    """By themselves, or with their offsets; not in both ways."""
+    assert choose("t", Offsets(each=3), None, (1, 0)) == [0, 1]
+    some = Offsets(by_partition=((1, 5),))
+    assert choose("t", some, None, (0, 1)) == [1]
+    with pytest.raises(ConfigurationError, match="name no others"):
+        choose("t", some, [range(1, 2)], (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("target", "named", "number"),
+    [
+        (Latest(), [range(1, 3)], 2),
+        (Latest(), [range(2_000_000_000)], 1_999_999_999),
+        (Offsets(None, ((7, 0),)), None, 7),
+    ],
+)
+def test_a_partition_that_there_is_not_is_named(target: Target, named: list[range] | None, number: int) -> None:
+    """However long the run is that it is in."""
+    with pytest.raises(ConfigurationError, match=f"topic 't' has no partition {number}; it has 2"):
+        choose("t", target, named, (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("target", "offset"),
+    [
+        (Offsets(each=7), 7),
+        (Offsets(by_partition=((0, 9), (1, 8))), 9),
+        (Earliest(), 20),
+        (Latest(), 100),
+        (Back(1), 49),
+        (Back(50), 0),
+        (FirstAt(0), 100),
+    ],
+    ids=repr,
+)
+def test_a_target_means_an_offset(target: Target, offset: int) -> None:
+    """Where no record is as young as asked for that is the end: what comes will be."""
+    assert resolve("t", target, {0: HERE}) == {0: offset}
+
+
+def test_a_time_means_the_first_record_of_it() -> None:
+    """As it was looked up."""
+    assert resolve("t", FirstAt(5), {0: Standing(50, EXTENT, at_time=33), 1: Standing(None, EXTENT, at_time=34)}) == {
+        0: 33,
+        1: 34,
+    }
+
+
+@pytest.mark.parametrize(
+    ("at", "why"),
+    [
+        (Standing(None, EXTENT), "it has no position"),
+        (Standing(50, EXTENT, is_other=True), "the topic was made anew"),
+        (Standing(9, EXTENT), "stands at 9 and cannot go back by 10"),
+    ],
+)
+def test_one_cannot_go_back_from_everywhere(at: Standing, why: str) -> None:
+    """From nowhere, from a topic that is no more, or to before the first offset of all."""
+    with pytest.raises(ConfigurationError, match=f"t/3 .*{why}"):
+        resolve("t", Back(10), {3: at})
+
+
+@pytest.mark.parametrize(
+    ("offset", "text"),
+    [(19, "offsets 19 to 20 (exclusive) are deleted"), (20, ""), (100, ""), (101, "beyond the end 100")],
+)
+def test_an_offset_lies_in_what_is_there_or_outside(offset: int, text: str) -> None:
+    """The end itself is where the next record will be."""
+    assert outside(offset, EXTENT) == text

@@ -1,0 +1,88 @@
+"""What tests of an operator's commands stand on: a group in memory, and a data topic that is none."""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pytest
+
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import TopicMissing
+from marshal_dagster.kafka.topics import OffsetBounds, TopicDescription
+from marshal_dagster.testing import ManualClock
+from tests.cli import Answer, call
+from tests.members import TOPIC, TOPIC_ID, Site
+
+START, END, WRITTEN = 20, 100, 110
+"""What each partition of the data topic holds; from `END` to `WRITTEN` by an open transaction."""
+YOUNGEST_MS = 5_000
+"""The record at offset n has timestamp 50·n: the last one's is this."""
+
+
+@dataclass(slots=True)
+class FakeTopics:
+    """A cluster with the data topic `TOPIC` of three partitions, and the group offsets that were committed."""
+
+    topic_id: str = TOPIC_ID
+    committed: dict[int, int] = field(default_factory=dict)
+    problem: str | None = None
+    partitions: tuple[int, ...] = (0, 1, 2)
+
+    def __enter__(self) -> Self:
+        """Give itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close nothing."""
+
+    def describe(self, topic: str) -> TopicDescription:
+        """Describe it."""
+        if topic != TOPIC:
+            raise TopicMissing(f"topic {topic!r} does not exist")
+        return TopicDescription(topic, self.topic_id, self.partitions, 1)
+
+    def offsets(self, _: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
+        """Give what each partition holds."""
+        return {number: OffsetBounds(START, END if committed_only else WRITTEN) for number in partitions}
+
+    def offsets_at(self, _: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
+        """Give the first offset of that time or later."""
+        at = max(START, -(-at_ms // 50))
+        return {} if at_ms > YOUNGEST_MS else dict.fromkeys(partitions, at)
+
+    def group_offsets(self, group: str, topic: str) -> dict[int, int]:
+        """Give what is committed."""
+        assert group
+        assert topic
+        return self.committed
+
+    def commit_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> str | None:
+        """Commit, or say why not."""
+        assert group
+        assert topic
+        if self.problem is None:
+            self.committed.update(offsets)
+        return self.problem
+
+
+def site_now() -> Site:
+    """Make a coordination topic whose broker's clock begins as this machine's."""
+    return Site(ManualClock(time.time_ns() // 1_000_000))
+
+
+def at_work_on(site: Site, monkeypatch: pytest.MonkeyPatch, *modules: object, topics: FakeTopics | None = None) -> None:
+    """Have the commands in `modules` find the group and the data topic at any server."""
+
+    def open_reader(*_: object, **__: object) -> Rationalizer:
+        return Rationalizer(site.log(), clock=site.clock)
+
+    for module in modules:
+        monkeypatch.setattr(module, "open_reader", open_reader)
+        if topics is not None:
+            monkeypatch.setattr(module, "Topics", lambda *_, **__: topics)
+
+
+def act(capsys: pytest.CaptureFixture[str], *arguments: Any) -> Answer:  # noqa: ANN401 - words
+    """Carry out a command line on some server."""
+    return call(capsys, *map(str, arguments), "-b", "somewhere:1")

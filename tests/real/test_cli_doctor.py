@@ -1,0 +1,164 @@
+"""`doctor` on a real broker: what only one can show of data topics, brokers and quotas."""
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.log import Append
+from marshal_dagster.devkafka import ensure_jars
+from marshal_dagster.java import find_java
+from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.inspection import FROM_4, Inspection, Replicas, Right
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, Heartbeat, Message, render
+from marshal_dagster.protocol.placement import coordination_partition
+from tests.cli import start
+from tests.real.conftest import MakeTopic
+
+PARTITIONS = 4
+HOUR_MS = 3_600_000
+WITHIN_S = 30.0
+
+Fill = Callable[[str, int, int], None]
+
+
+def about(kind: type[Message], topic: str, **fields: int | str) -> Message:
+    """Make a record of group g on partition 0 of a data topic, sent now."""
+    now_s = time.time_ns() // 1_000_000_000
+    return kind(instance=f"i-{topic}", client="c", group="g", topic=topic, partition=0, time_s=now_s, **fields)  # type: ignore[arg-type]
+
+
+def stand_at(connection: KafkaConnection, coordination_topic: str, offsets: dict[str, tuple[str, int]]) -> None:
+    """Have group g claim partition 0 of each topic, of the incarnation with that id, and stand at that offset."""
+    log = KafkaLog(connection, coordination_topic)
+    messages = [
+        message
+        for topic, (topic_id, offset) in offsets.items()
+        for message in (
+            about(ClaimingPartition, topic),
+            about(DataTopic, topic, topic_id=topic_id),
+            about(Heartbeat, topic, offset=offset),
+        )
+    ]
+    acks = log.append([Append(coordination_partition(each.topic, PARTITIONS), render(each)) for each in messages])
+    assert all(ack.offset is not None for ack in acks)
+    log.close()
+
+
+def test_what_becomes_of_data_is_found(
+    connection: KafkaConnection, topics: Topics, coordination_topic: str, topic: MakeTopic, fill: Fill
+) -> None:
+    """Of one log: a topic deleted unread, one that soon will be, one made anew, a compacted one, and a good one."""
+    lost, old = topic(), topic(1, {"retention.ms": str(HOUR_MS)})
+    anew, compacted, fine = topic(), topic(1, {"cleanup.policy": "compact"}), topic()
+    for name in (lost, anew, fine):
+        fill(name, 1, 10)
+    delete_up_to(connection, lost, 5)
+    write_aged(connection, old, [50 * 60, 40 * 60, 60])
+    ids = {name: topics.describe(name).topic_id for name in (lost, old, compacted, fine)}
+    at = {lost: (ids[lost], 3), old: (ids[old], 1), compacted: (ids[compacted], 0), fine: (ids[fine], 10)}
+    stand_at(connection, coordination_topic, at | {anew: (ids[fine], 4)})
+    with open_transaction(connection, fine, 3):
+        answer = doctor(connection, coordination_topic)
+    findings = {each["name"]: each for each in answer if each["name"].startswith("data topic")}
+    assert {name: each["state"] for name, each in findings.items()} == {
+        f"data topic {lost}": "problem",
+        f"data topic {old}": "warning",
+        f"data topic {anew}": "problem",
+        f"data topic {compacted}": "warning",
+        "data topics": "ok",
+    }
+    assert "2 offsets were deleted unread" in findings[f"data topic {lost}"]["found"]
+    assert "have 1 unread records older than half" in findings[f"data topic {old}"]["found"]
+    assert f"the id {topics.describe(anew).topic_id}" in findings[f"data topic {anew}"]["found"]
+    assert "open transactions hold back 3 offsets" in findings["data topics"]["found"]
+    states = {each["name"]: each["state"] for each in answer}
+    assert (states["clocks"], states["members"], states["rights"], states["replicas"]) == ("ok", "ok", "ok", "ok")
+
+
+def doctor(connection: KafkaConnection, coordination_topic: str) -> list[dict[str, str]]:
+    """Call it, with a connection of their own for the data topics, and give its findings."""
+    environment = {
+        "MARSHAL_BOOTSTRAP_SERVERS": connection.bootstrap_servers,
+        "MARSHAL_COORDINATION_TOPIC": coordination_topic,
+        "MARSHAL_DATA_BOOTSTRAP_SERVERS": connection.bootstrap_servers,
+        "MARSHAL_DATA_TIMEOUT_S": "9",
+    }
+    answer = start("doctor", "--json", environment=environment)
+    assert answer.err == ""
+    findings: list[dict[str, str]] = answer.json["findings"]
+    return findings
+
+
+def delete_up_to(connection: KafkaConnection, topic: str, offset: int) -> None:
+    """Have the broker delete the records before `offset`, as retention does."""
+    client, _ = clients.admin(connection, client_id="test")
+    (future,) = client.delete_records([TopicPartition(topic, 0, offset)]).values()
+    future.result(WITHIN_S)
+
+
+def write_aged(connection: KafkaConnection, topic: str, ages_s: list[int]) -> None:
+    """Write a record of each age, by its sender's time."""
+    producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
+    now_ms = time.time_ns() // 1_000_000
+    for age_s in ages_s:
+        producer.produce(topic, b"message", partition=0, timestamp=now_ms - 1_000 * age_s)
+    assert producer.flush(WITHIN_S) == 0
+
+
+@contextmanager
+def open_transaction(connection: KafkaConnection, topic: str, messages: int) -> Iterator[None]:
+    """Write so many messages in a transaction that is open meanwhile."""
+    producer = Producer({"bootstrap.servers": connection.bootstrap_servers, "transactional.id": f"open-{topic}"})
+    producer.init_transactions(WITHIN_S)
+    producer.begin_transaction()
+    for _ in range(messages):
+        producer.produce(topic, b"message", partition=0)
+    producer.flush(WITHIN_S)
+    try:
+        yield
+    finally:
+        producer.abort_transaction(WITHIN_S)
+
+
+def test_a_broker_tells_of_itself(connection: KafkaConnection, topic: MakeTopic, topics: Topics) -> None:
+    """Rights, replicas, version and offsets by time, as the client library hands them on."""
+    name = topic(2)
+    write_aged(connection, name, [100, 10])
+    now_ms = time.time_ns() // 1_000_000
+    with Inspection(connection) as cluster:
+        standing = cluster.standing(name)
+        assert (standing.topic_id, standing.rights) == (topics.describe(name).topic_id, frozenset(Right))
+        assert standing.replicas == dict.fromkeys((0, 1), Replicas(1, 1, has_leader=True))
+        assert [each.version for each in cluster.brokers()] == [FROM_4]
+        assert cluster.first_since(name, [0, 1], now_ms - 50_000) == {0: 1, 1: None}
+        assert cluster.throttled_s == pytest.approx(0.0)
+
+
+def test_a_client_hears_that_a_quota_holds_it_back(connection: KafkaConnection, topic: MakeTopic) -> None:
+    """A quota on requests, set for this client id alone, is felt after some questions."""
+    name, client_id = topic(), f"held-back-{time.time_ns()}"
+    set_quota(connection, client_id, "request_percentage=1")
+    patient = connection.model_copy(update={"timeout_s": WITHIN_S})
+    with Inspection(patient, client_id=client_id) as cluster:
+        deadline = time.monotonic() + WITHIN_S
+        while cluster.throttled_s <= 0:
+            assert time.monotonic() < deadline
+            cluster.standing(name)
+
+
+def set_quota(connection: KafkaConnection, client_id: str, quota: str) -> None:
+    """Set it with Kafka's own tool: the client library has no request for quotas."""
+    java = find_java()
+    classpath = ":".join(map(str, ensure_jars(java)))
+    tool = [str(java.executable), "-Xmx64m", "-cp", classpath, "kafka.admin.ConfigCommand"]
+    entity = ["--entity-type", "clients", "--entity-name", client_id]
+    servers = ["--bootstrap-server", connection.bootstrap_servers]
+    done = subprocess.run([*tool, *servers, "--alter", "--add-config", quota, *entity], timeout=60, check=False)
+    assert done.returncode == 0

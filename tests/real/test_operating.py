@@ -1,0 +1,239 @@
+"""A group is paused, repositioned and resumed on a real broker, by shell and by Dagster, while a member works on."""
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+
+import dagster as dg
+import pytest
+
+from marshal_dagster.coordination.claimer import Claimer, Member
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.tenure import new_instance_id
+from marshal_dagster.errors import ClaimLost, GroupPaused, PlanRejected
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.operator_jobs import (
+    PauseConfig,
+    ResumeConfig,
+    SetPositionConfig,
+    build_pause_job,
+    build_resume_job,
+    build_set_position_job,
+)
+from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
+from tests.cli import Answer, start
+from tests.real.conftest import MakeTopic
+
+GROUP = "etl"
+SETTINGS = Settings(2_000)
+PARTITIONS, MESSAGES = 2, 400
+STEP = 7
+WITHIN_S = 30.0
+
+Call = Callable[..., Answer]
+Batch = tuple[int, int, int, int]
+"""Partition, generation, start and end."""
+
+
+class Worker(threading.Thread):
+    """Claims both partitions, takes a few offsets of each, commits, releases, again and again; waits while paused."""
+
+    def __init__(self, connection: KafkaConnection, coordination_topic: str, data_topic: str, topic_id: str) -> None:
+        super().__init__(daemon=True)
+        self.done: list[Batch] = []
+        self.turns = 0
+        self.is_waiting = threading.Event()
+        self.failure: BaseException | None = None
+        self._over = threading.Event()
+        log = KafkaLog(connection, coordination_topic, SETTINGS.heartbeat_interval_ms)
+        self._rationalizer = Rationalizer(log, topics=[data_topic])
+        self._topic, self._topic_id = data_topic, topic_id
+
+    def run(self) -> None:
+        """Work until told to stop."""
+        try:
+            while not self._over.wait(0.02):
+                self._turn()
+        except BaseException as error:  # noqa: BLE001 - the test tells it
+            self.failure = error
+
+    def stop(self) -> None:
+        """Let it end its turn."""
+        self._over.set()
+        self.join(WITHIN_S)
+        self._rationalizer.close()
+
+    def _turn(self) -> None:
+        member = Member(GROUP, "worker", new_instance_id("worker"))
+        claimer = Claimer(self._rationalizer, member, self._topic, SETTINGS)
+        try:
+            claimer.agree_on_settings()
+            if claimer.paused_until_s() is not None:
+                self.is_waiting.set()
+                return
+            self.is_waiting.clear()
+            self._work(claimer)
+        except (ClaimLost, GroupPaused, PlanRejected):
+            pass  # an operator was faster
+        finally:
+            claimer.release()
+            self.turns += 1
+
+    def _work(self, claimer: Claimer) -> None:
+        if not claimer.claim(range(PARTITIONS)):
+            return
+        claimer.name_data_topic(self._topic_id)
+        keys = {number: claimer.key(number) for number in claimer.claims}
+        begun = {number: (key.generation, key.offset or 0) for number, key in keys.items()}
+        claimer.beat({number: offset for number, (_, offset) in begun.items()})
+        ends = {
+            number: keys[number].plan_end or min(offset + STEP, MESSAGES)
+            for number, (_, offset) in begun.items()
+            if offset < MESSAGES
+        }
+        if ends:
+            claimer.plan(ends)
+            claimer.commit(ends)
+            self.done += [(number, *begun[number], end) for number, end in ends.items()]
+
+
+def eventually(condition: Callable[[], object], worker: Worker) -> None:
+    """Wait until it holds."""
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert worker.failure is None
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def starts_by_generation(done: list[Batch]) -> dict[int, list[int]]:
+    """Give where each generation of a partition began, by partition; in each, batches follow without a gap."""
+    starts: dict[int, list[int]] = defaultdict(list)
+    at: dict[int, tuple[int, int]] = {}
+    for partition, generation, start_offset, end in done:
+        if partition not in at or at[partition][0] != generation:
+            starts[partition].append(start_offset)
+        else:
+            assert at[partition] == (generation, start_offset)
+        at[partition] = (generation, end)
+    return dict(starts)
+
+
+@pytest.fixture
+def call(kafka: str, coordination_topic: str) -> Call:
+    """Calls the command line with the environment naming the suite's broker and the test's coordination topic."""
+    environment = {"MARSHAL_BOOTSTRAP_SERVERS": kafka, "MARSHAL_COORDINATION_TOPIC": coordination_topic}
+    return lambda *arguments, given="": start(*arguments, given=given, environment=environment)
+
+
+@pytest.fixture
+def data(topic: MakeTopic, fill: Callable[[str, int, int], None]) -> str:
+    """The data topic."""
+    name = topic(PARTITIONS)
+    fill(name, PARTITIONS, PARTITIONS * MESSAGES)
+    return name
+
+
+@pytest.fixture
+def worker(connection: KafkaConnection, coordination_topic: str, topics: Topics, data: str) -> Iterator[Worker]:
+    """A member at work."""
+    worker = Worker(connection, coordination_topic, data, topics.describe(data).topic_id)
+    worker.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+    assert worker.failure is None
+
+
+def positions(call: Call, data: str) -> list[int | None]:
+    """Give where the group stands."""
+    return [row["offset"] for row in call("position", "get", GROUP, data, "--json").json["positions"]]
+
+
+def test_a_group_is_paused_repositioned_and_resumed(call: Call, worker: Worker, topics: Topics, data: str) -> None:
+    """The member waits through the pause, goes on at the new positions, and skips or repeats nothing else."""
+    eventually(lambda: len(worker.done) >= 2 * PARTITIONS, worker)
+    paused = call("pause", GROUP, "--for", "10m", "--json")
+    assert paused.code == 0, paused.err
+    eventually(worker.is_waiting.is_set, worker)
+    reached = positions(call, data)
+    turns = worker.turns
+    refused = call("position", "set", GROUP, data, "--offsets", "9999", "--yes")
+    assert (refused.code, f"beyond the end {MESSAGES}" in refused.error) == (2, True)
+    shown = call("position", "set", GROUP, data, "--earliest", "--dry-run")
+    assert (shown.code, shown.out.splitlines()[-1]) == (0, "A dry run: nothing was written.")
+    asked = call("position", "set", GROUP, data, "--offsets", "0=3,1=5", given="y\n")
+    assert asked.code == 0, asked.err
+    assert positions(call, data) == [3, 5]
+    assert topics.group_offsets(GROUP, data) == {0: 3, 1: 5}
+    eventually(lambda: worker.turns > turns, worker)
+    assert worker.is_waiting.is_set(), "the pause that was in force is back"
+    resumed = call("resume", GROUP)
+    assert resumed.code == 0, resumed.err
+    eventually(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, worker)
+    starts = starts_by_generation(worker.done)
+    assert starts == {0: [0, 3], 1: [0, 5]}
+    assert all(at is not None and at > 0 for at in reached)
+
+
+def test_positions_are_set_while_a_member_is_at_work(call: Call, worker: Worker, data: str) -> None:
+    """It leaves for that, and goes on at the new positions; nobody paused it before, so nothing stays paused."""
+    eventually(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, worker)
+    answer = call("position", "set", GROUP, data, "--back", "20", "--yes", "--wait", "20s", "--json")
+    assert answer.code == 0, answer.err
+    assert [(row["before"], row["after"], row["set"]) for row in answer.json["positions"]] == [
+        (MESSAGES, MESSAGES - 20, True)
+    ] * PARTITIONS
+    eventually(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, worker)
+    assert starts_by_generation(worker.done) == {0: [0, MESSAGES - 20], 1: [0, MESSAGES - 20]}
+    assert not worker.is_waiting.is_set()
+
+
+def test_dagster_pauses_repositions_and_resumes(  # noqa: PLR0917 - fixtures
+    call: Call, worker: Worker, topics: Topics, data: str, kafka: str, coordination_topic: str
+) -> None:
+    """Its jobs do the same with the deployment's own claimer."""
+    claimer = ClaimerResource(
+        connection=KafkaConnectionConfig(bootstrap_servers=kafka), coordination_topic=coordination_topic, group=GROUP
+    )
+
+    def run(job: dg.JobDefinition, config: dg.Config) -> None:
+        run_config = dg.RunConfig(ops={f"{job.name}_op": config})
+        with dg.DagsterInstance.ephemeral() as instance:
+            assert job.execute_in_process(run_config, instance, resources={"claimer": claimer}).success
+
+    eventually(lambda: worker.done, worker)
+    run(build_pause_job(), PauseConfig(duration="10m"))
+    eventually(worker.is_waiting.is_set, worker)
+    run(build_set_position_job(), SetPositionConfig(topic=data, offsets="0=3,1=5", wait_s=20))
+    assert positions(call, data) == [3, 5]
+    assert topics.group_offsets(GROUP, data) == {0: 3, 1: 5}
+    run(build_resume_job(), ResumeConfig())
+    eventually(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, worker)
+    assert starts_by_generation(worker.done) == {0: [0, 3], 1: [0, 5]}
+
+
+def test_what_a_dead_member_holds_is_revoked(
+    call: Call, connection: KafkaConnection, coordination_topic: str, topics: Topics, data: str
+) -> None:
+    """Others can claim it at once."""
+    log = KafkaLog(connection, coordination_topic, SETTINGS.heartbeat_interval_ms)
+    rationalizer = Rationalizer(log, topics=[data])
+    dead = Claimer(rationalizer, Member(GROUP, "dead", new_instance_id("dead")), data, SETTINGS)
+    dead.agree_on_settings()
+    assert len(dead.claim(range(PARTITIONS))) == PARTITIONS
+    dead.name_data_topic(topics.describe(data).topic_id)
+    dead.beat(dict.fromkeys(range(PARTITIONS), 4))
+    answer = call("revoke", GROUP, data, "--instance", "dead", "--yes", "--json")
+    assert (answer.code, [row["revoked"] for row in answer.json["claims"]]) == (0, [True] * PARTITIONS)
+    other = Claimer(rationalizer, Member(GROUP, "other", new_instance_id("other")), data, SETTINGS)
+    other.agree_on_settings()
+    assert len(other.claim(range(PARTITIONS))) == PARTITIONS
+    other.release()
+    rationalizer.close()
+    assert positions(call, data) == [4] * PARTITIONS
