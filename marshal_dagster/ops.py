@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, Unpack
 
 from dagster import (
     AssetKey,
@@ -36,7 +36,7 @@ from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.protocol.messages import DeliveryMode, is_topic
 from marshal_dagster.protocol.positions import StartPolicy
 from marshal_dagster.resources import ClaimerResource
-from marshal_dagster.runs import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, topic_asset_key
+from marshal_dagster.runs import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, announcements_key
 from marshal_dagster.spark.session import SINGLE_EXECUTION, spark_settings, start_session
 from marshal_dagster.spark.sinks import Sink
 
@@ -150,9 +150,32 @@ class _Nothing:
     stale_in_s: float | None = None
 
 
+class WorkOptions(TypedDict, total=False):
+    """How batches are claimed and worked on; the same for an op and for an asset."""
+
+    sink: Sink | MakeSink | None
+    """Takes the rows in effectively once; may be made anew for each run by a function of the context."""
+    max_records: int | None
+    """The most offsets of a batch. This, `max_batches` and `time_budget_s` are defaults that run config may change."""
+    max_batches: int | None
+    time_budget_s: float | None
+    max_claims: int | None
+    entire_topic: bool
+    ranges: RangeOptions | None
+    """How ranges are claimed, in groups that do."""
+    start: StartPolicy | str
+    max_attempts: int
+    claimer_key: str
+    """The resource that is the `ClaimerResource`; by default `claimer`."""
+    spark_key: str | None
+    """A resource that has a `spark_session` (a `LazyPySparkResource`); by default one on this machine is started."""
+    spark_config: Mapping[str, str] | None
+    """Changes the settings (`spark_settings`) of a session that is started here."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Spec:
-    """What `build_claimed_batch_op` was told and run config does not change."""
+class BatchSpec:
+    """What an op or asset was told of its batches and run config does not change."""
 
     process: Process
     topic: str
@@ -167,78 +190,87 @@ class _Spec:
     spark_config: Mapping[str, str]
     asset_key: AssetKey
 
+    @property
+    def resource_keys(self) -> set[str]:
+        """The resources that a run needs."""
+        return {self.claimer_key} | ({self.spark_key} if self.spark_key is not None else set())
+
 
 def build_claimed_batch_op(
     process: Process,
     *,
     name: str,
     topic: str,
-    sink: Sink | MakeSink | None = None,
-    max_records: int | None = None,
-    max_batches: int | None = None,
-    time_budget_s: float | None = None,
-    max_claims: int | None = None,
-    entire_topic: bool = False,
-    ranges: RangeOptions | None = None,
-    start: StartPolicy | str = StartPolicy.EARLIEST,
-    max_attempts: int = DEFAULT_MAX_ATTEMPTS,
-    claimer_key: str = "claimer",
-    spark_key: str | None = None,
-    spark_config: Mapping[str, str] | None = None,
     asset_key: AssetKey | None = None,
     required_resource_keys: Sequence[str] = (),
     description: str | None = None,
     tags: Mapping[str, str] | None = None,
     retry_policy: RetryPolicy | None = None,
     pool: str | None = None,
+    **options: Unpack[WorkOptions],
 ) -> OpDefinition:
     """Build the op `name`, which claims partitions of `topic`, has `process` work on them with Spark, and commits.
 
-    It works batch after batch until the topic is drained or a limit is reached. `max_records` (offsets a batch),
-    `max_batches` and `time_budget_s` are defaults that run config (`ClaimedBatchConfig`) may change. In effectively
-    once `process` returns the rows for `sink`, in the other modes it does its work itself and returns None. `sink` may
-    be made anew for each run by a function of the context. `ranges` says how ranges are claimed, in groups that do.
-
-    The claim comes first, then the Spark session: that of the resource `spark_key` (a `LazyPySparkResource`, or
-    whatever has a `spark_session`), else one on this machine with the settings of `spark_settings`, changed by
-    `spark_config`. Each batch is recorded as a materialization of `asset_key` (default: the op's name). The one output,
-    a `DrainedBatches`, is left out when there was nothing to do, so that what depends on it is skipped.
+    It works batch after batch until the topic is drained or a limit is reached; `options` are those of `WorkOptions`.
+    In effectively once `process` returns the rows for the sink, in the other modes it does its work itself and returns
+    None. The claim comes first, then the Spark session. Each batch is recorded as a materialization of `asset_key`
+    (default: the op's name). The one output, a `DrainedBatches`, is left out when there was nothing to do, so that what
+    depends on it is skipped.
 
     Raises `ConfigurationError` for settings that no batch could keep to.
     """
-    if not is_topic(topic):
-        raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'")
-    if spark_key is not None and spark_config is not None:
-        raise ConfigurationError(f"spark_config: the session of resource {spark_key!r} is configured there")
-    spec = _Spec(
-        process=process,
-        topic=topic,
-        sink=sink,
-        start=_start_policy(start),
-        max_claims=max_claims,
-        entire_topic=entire_topic,
-        ranges=ranges,
-        max_attempts=max_attempts,
-        claimer_key=claimer_key,
-        spark_key=spark_key,
-        spark_config=dict(spark_config or {}),
-        asset_key=asset_key or AssetKey([name]),
-    )
-    config_class = _with_defaults(max_records=max_records, max_batches=max_batches, time_budget_s=time_budget_s)
+    spec = batch_spec(process, topic, asset_key or AssetKey([name]), options)
+    config_class = config_of(options)
 
     def claimed_batches(context: OpExecutionContext, config: config_class) -> Iterator[Output[DrainedBatches]]:  # type: ignore[valid-type]
-        yield from _Work(spec, context, config).run()
+        work = BatchWork(spec, context, config)
+        if work.run():
+            yield Output(work.result(), metadata=work.sum())
 
-    spark_keys = set() if spark_key is None else {spark_key}
     return op(
         name=name,
         description=description or process.__doc__,
         out=Out(DrainedBatches, is_required=False, description="What was done; left out when there was nothing to do."),
-        required_resource_keys={claimer_key, *spark_keys, *required_resource_keys},
+        required_resource_keys={*spec.resource_keys, *required_resource_keys},
         tags={TOPIC_TAG: topic, **(tags or {})},
         retry_policy=retry_policy,
         pool=pool,
     )(claimed_batches)
+
+
+def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkOptions) -> BatchSpec:
+    """Gather what run config does not change. Raises `ConfigurationError`."""
+    spark_key, spark_config = options.get("spark_key"), options.get("spark_config")
+    if not is_topic(topic):
+        raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'")
+    if spark_key is not None and spark_config is not None:
+        raise ConfigurationError(f"spark_config: the session of resource {spark_key!r} is configured there")
+    return BatchSpec(
+        process=process,
+        topic=topic,
+        sink=options.get("sink"),
+        start=_start_policy(options.get("start", StartPolicy.EARLIEST)),
+        max_claims=options.get("max_claims"),
+        entire_topic=options.get("entire_topic", False),
+        ranges=options.get("ranges"),
+        max_attempts=options.get("max_attempts", DEFAULT_MAX_ATTEMPTS),
+        claimer_key=options.get("claimer_key", "claimer"),
+        spark_key=spark_key,
+        spark_config=dict(spark_config or {}),
+        asset_key=asset_key,
+    )
+
+
+def config_of(options: WorkOptions) -> type[ClaimedBatchConfig]:
+    """Give the config class with the defaults of `options`, so that the launchpad shows them.
+
+    Raises `ConfigurationError`.
+    """
+    return _with_defaults(
+        max_records=options.get("max_records"),
+        max_batches=options.get("max_batches"),
+        time_budget_s=options.get("time_budget_s"),
+    )
 
 
 def _start_policy(start: StartPolicy | str) -> StartPolicy:
@@ -263,32 +295,43 @@ def _with_defaults(**defaults: float | None) -> type[ClaimedBatchConfig]:
 
 
 @dataclass(slots=True)
-class _Work:
-    """One execution of the op."""
+class BatchWork:
+    """One execution of the op or asset."""
 
-    spec: _Spec
+    spec: BatchSpec
     context: OpExecutionContext
     config: ClaimedBatchConfig
+    partition: int | None = None
+    """The one Kafka partition to work on, for an asset with a Dagster partition for each."""
+    keeps_last: bool = False
+    """Leave the last batch's materialization to the caller, as `last`; an asset's own output is one."""
+    last: AssetMaterialization | None = None
+    ended: str = ""
+    """Why there was nothing more to do; empty at a limit of this run."""
     done: list[DoneBatch] = field(default_factory=list)
     spark: "SparkSession | None" = None
     starting_spark_s: float = 0.0
 
-    def run(self) -> Iterator[Output[DrainedBatches]]:
-        """Work until drained or at a limit; give the output unless there was nothing to do."""
+    def run(self) -> bool:
+        """Work until drained or at a limit; tell whether there was anything to do."""
         self._tag({GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
-        idle = self._drain()
+        try:
+            idle = self._drain()
+        except BaseException:
+            self._tell_last()
+            raise
         outcome = Outcome.DONE if self.done or idle is None else idle.outcome
         self._tag({OUTCOME_TAG: outcome.value})
-        text = "" if idle is None else idle.text
+        self.ended = "" if idle is None else idle.text
         if idle is not None:
-            self.context.log.info(text)
+            self.context.log.info(idle.text)
         if not self.done:
-            self._tell_idle(outcome, text)
-            return
-        yield Output(self._result(outcome), metadata=self._sum(text))
+            self._tell_idle(outcome, self.ended)
+        return bool(self.done)
 
     @property
     def claimer(self) -> ClaimerResource:
+        """The resource that claims. Raises `ConfigurationError`."""
         found = getattr(self.context.resources, self.spec.claimer_key)
         if not isinstance(found, ClaimerResource):
             raise ConfigurationError(
@@ -352,8 +395,12 @@ class _Work:
         return None
 
     def _partitions(self) -> tuple[int, ...] | None:
-        """Give the partitions that the run is limited to; an op that takes the entire topic is not."""
+        """Give the partitions that the run is limited to; one that takes the entire topic is not."""
         partitions = self.config.partitions
+        if self.partition is not None:
+            if partitions is not None:
+                raise ConfigurationError("partitions: this run's Dagster partition says which one; leave it out")
+            return (self.partition,)
         return None if partitions is None or self.spec.entire_topic else tuple(partitions)
 
     def _work_on(self, batch: ClaimedBatch) -> _Nothing | None:
@@ -369,6 +416,7 @@ class _Work:
                         raise
                     return _Nothing(Outcome.TOPIC_MISSING, missing)
                 if batch.idle is None:
+                    self._tell_last()
                     self._process(batch)
         finally:
             self._observe_dropped(batch)
@@ -442,20 +490,26 @@ class _Work:
             numbers["rows"] = sum(batch.outcome.rows.values())
         done = DoneBatch(batch.batch_id, batch.mode, reports, numbers)
         self.done.append(done)
-        self.context.log_event(
-            AssetMaterialization(
-                self.spec.asset_key,
-                description=f"Batch {done.batch_id} of group {self.claimer.group!r}",
-                metadata={
-                    **numbers,
-                    "ranges": _table(reports),
-                    "delivery": done.delivery.value,
-                    "batch_id": done.batch_id,
-                    "group": self.claimer.group,
-                    "topic": self.spec.topic,
-                },
-            )
+        self.last = AssetMaterialization(
+            self.spec.asset_key,
+            partition=None if self.partition is None else str(self.partition),
+            description=f"Batch {done.batch_id} of group {self.claimer.group!r}",
+            metadata={
+                **numbers,
+                "ranges": _table(reports),
+                "delivery": done.delivery.value,
+                "batch_id": done.batch_id,
+                "group": self.claimer.group,
+                "topic": self.spec.topic,
+            },
         )
+        if not self.keeps_last:
+            self._tell_last()
+
+    def _tell_last(self) -> None:
+        last, self.last = self.last, None
+        if last is not None:
+            self.context.log_event(last)
 
     def _observe_dropped(self, batch: ClaimedBatch) -> None:
         """Note what at most once has dropped, however the batch ended; the lines in the log are the batch's own."""
@@ -466,7 +520,7 @@ class _Work:
         try:
             self.context.log_event(
                 AssetObservation(
-                    topic_asset_key(self.spec.topic),
+                    announcements_key(self.spec.topic),
                     description="At most once: committed, and never processed, or possibly not.",
                     metadata={
                         "dropped": _table(reports),
@@ -494,24 +548,25 @@ class _Work:
         """Say in the metadata that there was nothing to do and why; fail if that is what was asked for."""
         metadata = self._idle_metadata(outcome, text)
         self.context.log_event(
-            AssetObservation(topic_asset_key(self.spec.topic), description=f"Nothing to do: {text}", metadata=metadata)
+            AssetObservation(self.spec.asset_key, description=f"Nothing to do: {text}", metadata=metadata)
         )
         if self.config.on_idle == "fail":
             raise Failure(
                 f"nothing to do: {text}", metadata=metadata, allow_retries=outcome is not Outcome.TOPIC_MISSING
             )
 
-    def _result(self, outcome: Outcome) -> DrainedBatches:
+    def result(self) -> DrainedBatches:
+        """Give what was done, for what depends on it."""
         return DrainedBatches(
             topic=self.spec.topic,
             group=self.claimer.group,
-            outcome=outcome,
+            outcome=Outcome.DONE,
             batch_ids=tuple(each.batch_id for each in self.done),
             offsets=sum(int(each.numbers["offsets"]) for each in self.done),
             lag=int(self.done[-1].numbers["lag"]),
         )
 
-    def _sum(self, ended: str) -> dict[str, Any]:
+    def sum(self) -> dict[str, Any]:
         """Give the metadata of all batches together."""
         names = {name: None for each in self.done for name in each.numbers}
         numbers = {name: sum(each.numbers.get(name, 0) for each in self.done) for name in names}
@@ -524,7 +579,7 @@ class _Work:
             "delivery": self.done[-1].delivery.value,
             "batch_ids": MetadataValue.json([each.batch_id for each in self.done]),
             "group": self.claimer.group,
-            "ended": ended or "at a limit of this run",
+            "ended": self.ended or "at a limit of this run",
         }
         if self.config.seen:
             metadata["seen"] = _seen_table(self.config.seen)
@@ -549,6 +604,7 @@ _RANGES: Final = TableSchema(
         TableColumn("lag_before", "int", "Offsets up to the end of the topic when the batch was planned."),
         TableColumn("lag_after", "int", "The same behind the batch."),
         TableColumn("epoch", "int", "The fencing token of the claim."),
+        TableColumn("generation", "int", "The generation of the position: another one once a person has set it."),
         TableColumn("state", "string", "What became of the range."),
         TableColumn("replay", "bool", "Whether it was the open plan of an earlier owner."),
     ]
@@ -567,6 +623,7 @@ def _table(reports: Sequence[PartitionReport]) -> TableMetadataValue:
                 "lag_before": each.lag_before,
                 "lag_after": each.lag_after,
                 "epoch": each.range.epoch,
+                "generation": each.range.generation,
                 "state": each.state,
                 "replay": each.is_replay,
             }

@@ -56,9 +56,12 @@ def run_of(instance_id: str) -> str:
     return instance_id.rpartition(".")[0]
 
 
-def topic_asset_key(topic: str) -> AssetKey:
-    """Give the asset key under which Dagster shows a data topic."""
-    return AssetKey(["kafka", topic])
+def announcements_key(topic: str) -> AssetKey:
+    """Give the asset key under which runs announce what they are about to commit, and what was dropped is told.
+
+    Not the data topic's own: an observation without a data version would make those start that wait for new messages.
+    """
+    return AssetKey(["kafka", topic, "announcements"])
 
 
 class DeadRuns:
@@ -159,7 +162,7 @@ def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]
         rows = [Announced(one.group, one.topic, one.partition, one.epoch, one.start, one.end) for one in ranges]
         context.log_event(
             AssetObservation(
-                asset_key=topic_asset_key(ranges[0].topic),
+                asset_key=announcements_key(ranges[0].topic),
                 description="At most once: about to commit these offsets before they are processed. Should the run die "
                 "now, they are possibly dropped.",
                 metadata={ANNOUNCED: announcement_table(rows)},

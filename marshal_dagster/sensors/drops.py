@@ -32,10 +32,10 @@ from marshal_dagster.runs import (
     Announced,
     announced_at,
     announcement_table,
+    announcements_key,
     processed,
     rows_in,
     run_of,
-    topic_asset_key,
 )
 from marshal_dagster.sensors.left import MOST_TOLD
 
@@ -73,7 +73,7 @@ class RunDrops:
 
     def _observation(self, rows: Sequence[Announced]) -> AssetObservation:
         return AssetObservation(
-            topic_asset_key(rows[0].topic),
+            announcements_key(rows[0].topic),
             description="At most once: committed, and possibly never processed.",
             metadata={
                 DROPPED: announcement_table(rows),
@@ -130,7 +130,7 @@ def _is_begun_anew(row: Announced, later: Announced) -> bool:
 
 def _observations(instance: DagsterInstance, topic: str, after_s: float) -> Iterator[EventLogEntry]:
     """Give up to 2,000 observations of a topic from a time on, oldest first."""
-    wanted = AssetRecordsFilter(topic_asset_key(topic), after_timestamp=after_s)
+    wanted = AssetRecordsFilter(announcements_key(topic), after_timestamp=after_s)
     cursor = None
     for _ in range(_MOST_PAGES):
         page = instance.fetch_observations(wanted, _PAGE, cursor, ascending=True)
@@ -200,7 +200,7 @@ class DropWatch:
 
     def _find_announcements(self, topic: str) -> None:
         room = min(OBSERVATIONS_A_TICK, max(1, MOST_WATCHED - len(self.watched)))
-        wanted = AssetRecordsFilter(topic_asset_key(topic), after_storage_id=self.looked_at.get(topic))
+        wanted = AssetRecordsFilter(announcements_key(topic), after_storage_id=self.looked_at.get(topic))
         for record in self.instance.fetch_observations(wanted, room, ascending=True).records:
             self.looked_at[topic] = record.storage_id
             entry = record.event_log_entry

@@ -25,7 +25,7 @@ from marshal_dagster.ops import SeenKey, build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.state import Key, Place
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
-from marshal_dagster.runs import Announced, announced, announcement_table, topic_asset_key
+from marshal_dagster.runs import Announced, announced, announcement_table, announcements_key
 from marshal_dagster.sensors import Grouping, StaleClaimCursor, build_dead_run_sensors, build_stale_claim_sensor
 from marshal_dagster.spark import jobs as spark_jobs
 from marshal_dagster.spark import reading
@@ -524,7 +524,7 @@ def _event(watch: Watch, run_id: str, kind: dg.DagsterEventType, data: Any) -> N
 def _announce(watch: Watch, epochs: dict[int, int], end: int = 10, *, start: int = 0, run_id: str = RUN) -> None:
     """Let the run have announced these partitions."""
     table = announcement_table([Announced(GROUP, TOPIC, n, epoch, start, end) for n, epoch in epochs.items()])
-    observation = dg.AssetObservation(topic_asset_key(TOPIC), metadata={"announced": table})
+    observation = dg.AssetObservation(announcements_key(TOPIC), metadata={"announced": table})
     _event(watch, run_id, dg.DagsterEventType.ASSET_OBSERVATION, AssetObservationData(observation))
 
 

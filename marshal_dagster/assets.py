@@ -1,0 +1,139 @@
+"""Assets that claimed batches materialize, and how they and their data topics look in Dagster."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Unpack
+
+from dagster import (
+    AssetExecutionContext,
+    AssetMaterialization,
+    AssetsDefinition,
+    AssetSpec,
+    BackfillPolicy,
+    DynamicPartitionsDefinition,
+    MaterializeResult,
+    OpExecutionContext,
+    RetryPolicy,
+    multi_asset,
+)
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.ops import BatchWork, WorkOptions, batch_spec, config_of
+from marshal_dagster.runs import TOPIC_TAG
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from marshal_dagster.delivery import ClaimedBatch
+
+Process = Callable[[AssetExecutionContext, "ClaimedBatch", "DataFrame"], "DataFrame | None"]
+"""What `marshal_asset` decorates: as `marshal_dagster.ops.Process`, with the context of an asset."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimedAsset:
+    """What a translator is told of an asset: its function's name and docstring, and its data topic."""
+
+    name: str
+    topic: str
+    description: str | None = None
+
+
+class MarshalTranslator:
+    """Says how assets and data topics look in Dagster.
+
+    Override a method, and change what it gives with `AssetSpec.replace_attributes` or `merge_attributes`: key, group,
+    owners, tags, metadata, automation condition, freshness policy. Give one translator to all that name a topic.
+    """
+
+    def topic_spec(self, topic: str) -> AssetSpec:
+        """Describe a data topic, by default as `kafka/<topic>`."""
+        return AssetSpec(["kafka", topic], description=f"Topic {topic!r} in Kafka.", kinds={"kafka"})
+
+    def asset_spec(self, asset: ClaimedAsset) -> AssetSpec:
+        """Describe an asset: named as its function, it depends on its data topic."""
+        return AssetSpec(
+            asset.name,
+            deps=[self.topic_spec(asset.topic).key],
+            description=asset.description,
+            kinds={"kafka", "spark"},
+            metadata={"topic": asset.topic},
+        )
+
+
+def kafka_partitions(topic: str) -> DynamicPartitionsDefinition:
+    """Give the Dagster partitions that stand for the partitions of `topic`; its topic asset adds what is there."""
+    return DynamicPartitionsDefinition(name=f"kafka/{topic}")
+
+
+def marshal_asset(
+    *,
+    topic: str,
+    name: str | None = None,
+    translator: MarshalTranslator | None = None,
+    per_partition: bool = False,
+    required_resource_keys: Sequence[str] = (),
+    retry_policy: RetryPolicy | None = None,
+    pool: str | None = None,
+    **options: Unpack[WorkOptions],
+) -> Callable[[Process], AssetsDefinition]:
+    """Make an asset of the function that works on claimed batches of `topic` with Spark.
+
+    The function is that of `build_claimed_batch_op`; so are `options` and what a run does. Each batch is one
+    materialization, with its ranges and numbers. Where there was nothing to do an observation says why, and what
+    depends on the asset is skipped. With `per_partition` each partition of the topic is a Dagster partition
+    (`kafka_partitions`), and a run claims no other than its own.
+
+    Raises `ConfigurationError` for settings that no batch could keep to.
+    """
+    translator = translator or MarshalTranslator()
+    if per_partition and options.get("entire_topic"):
+        raise ConfigurationError("entire_topic: with per_partition a run claims one partition alone")
+
+    def decorate(process: Process) -> AssetsDefinition:
+        asset = ClaimedAsset(name or process.__name__, topic, process.__doc__)
+        described = translator.asset_spec(asset).replace_attributes(skippable=True)
+        spec = batch_spec(process, topic, described.key, options)  # type: ignore[arg-type] # see `handed`
+        config_class = config_of(options)
+
+        def claimed_batches(
+            context: AssetExecutionContext,
+            config: config_class,  # type: ignore[valid-type]
+        ) -> Iterator[MaterializeResult[Any]]:
+            def handed(_: OpExecutionContext, batch: "ClaimedBatch", frame: "DataFrame") -> "DataFrame | None":
+                return process(context, batch, frame)
+
+            work = BatchWork(
+                replace(spec, process=handed),
+                context.op_execution_context,
+                config,
+                partition=_partition(context) if per_partition else None,
+                keeps_last=True,
+            )
+            if work.run() and work.last is not None:
+                yield _result(work.last, work)
+
+        return multi_asset(
+            name=asset.name,
+            specs=[described],
+            partitions_def=kafka_partitions(topic) if per_partition else None,
+            backfill_policy=BackfillPolicy.multi_run(1) if per_partition else None,
+            required_resource_keys={*spec.resource_keys, *required_resource_keys},
+            op_tags={TOPIC_TAG: topic},
+            retry_policy=retry_policy,
+            pool=pool,
+        )(claimed_batches)
+
+    return decorate
+
+
+def _partition(context: AssetExecutionContext) -> int:
+    if not context.partition_key.isdecimal():
+        raise ConfigurationError(f"Dagster partition {context.partition_key!r} is no number of a Kafka partition")
+    return int(context.partition_key)
+
+
+def _result(last: AssetMaterialization, work: BatchWork) -> MaterializeResult[Any]:
+    """Give the last batch, with what the run did before it."""
+    earlier = {name: value for name, value in work.sum().items() if name in {"batches", "ended", "seen"}}
+    return MaterializeResult(asset_key=last.asset_key, metadata={**last.metadata, **earlier})

@@ -1,0 +1,88 @@
+"""Where a group stands in a data topic: what Dagster shows of it as observations and checks."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+
+from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord, TableSchema
+
+from marshal_dagster.protocol.state import Key
+from marshal_dagster.resources import ClaimerResource
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStanding:
+    """One partition of a data topic: what it holds, up to `end` (exclusive), and where the group stands in it."""
+
+    partition: int
+    start: int
+    end: int
+    key: Key | None
+
+    @property
+    def offset(self) -> int | None:
+        """The next offset to read; None before the group has claimed the partition for the first time."""
+        return None if self.key is None else self.key.offset
+
+    @property
+    def lag(self) -> int:
+        """How many offsets are left to read; all that there is while the group has no position."""
+        return max(0, self.end - max(self.start, self.offset or 0))
+
+    @property
+    def lost(self) -> int:
+        """How many offsets retention deleted before the group had read them."""
+        return 0 if self.offset is None else max(0, min(self.start, self.end) - self.offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A data topic, by its id, and its partitions in order."""
+
+    topic_id: str
+    partitions: tuple[PartitionStanding, ...]
+
+    @property
+    def lag(self) -> int:
+        """How many offsets are left to read in all."""
+        return sum(each.lag for each in self.partitions)
+
+    @property
+    def ends(self) -> Mapping[int, int]:
+        """The next offset of each partition that nothing has been written to."""
+        return {each.partition: each.end for each in self.partitions}
+
+    def table(self) -> TableMetadataValue:
+        """Show it."""
+        names = ("partition", "start", "end", "offset", "lag")
+        rows = [TableRecord({name: getattr(each, name) for name in names}) for each in self.partitions]
+        return MetadataValue.table(rows, _COLUMNS)
+
+
+_COLUMNS = TableSchema(
+    [
+        TableColumn("partition", "int", "The partition."),
+        TableColumn("start", "int", "The first offset that it holds."),
+        TableColumn("end", "int", "The next one to be written, as far as no open transaction holds it."),
+        TableColumn("offset", "int", "The next one that the group reads; empty before it has begun."),
+        TableColumn("lag", "int", "How many are left to read."),
+    ]
+)
+
+
+def standing(claimer: ClaimerResource, topic: str) -> Standing:
+    """Look where the group of `claimer` stands in `topic`; nothing is claimed or written.
+
+    Raises `ConfigurationError`, `TopicMissing` for either topic, `RightMissing`, `UnavailableError`.
+    """
+    with closing(claimer.open_data()) as data:
+        described = data.describe(topic)
+        bounds = data.offsets(topic, described.partitions)
+    keys = claimer.group_keys()
+    return Standing(
+        described.topic_id,
+        tuple(
+            PartitionStanding(number, bounds[number].start, bounds[number].end, keys.get((topic, number)))
+            for number in described.partitions
+        ),
+    )

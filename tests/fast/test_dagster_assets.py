@@ -1,0 +1,293 @@
+"""Assets of claimed batches and of data topics, on a coordination log and data topics in memory."""
+
+from collections.abc import Iterator
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+from dagster._core.definitions.observe import observe
+
+from marshal_dagster.assets import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.state import Key, Place
+from marshal_dagster.topic_assets import build_topic_asset
+from tests.delivering import GROUP, TOPIC
+from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
+
+__all__ = ["instance", "stand"]
+
+TOPIC_KEY = dg.AssetKey(["kafka", TOPIC])
+
+
+class Eager(MarshalTranslator):
+    """Assets that are worked on when there is something new."""
+
+    def asset_spec(self, asset: ClaimedAsset) -> dg.AssetSpec:
+        """Add the condition."""
+        return super().asset_spec(asset).replace_attributes(automation_condition=dg.AutomationCondition.eager())
+
+
+class Renamed(MarshalTranslator):
+    """Keys and all that belongs to a platform of one's own."""
+
+    def topic_spec(self, topic: str) -> dg.AssetSpec:
+        """Give the topic another key."""
+        return super().topic_spec(topic).replace_attributes(key=["events", topic])
+
+    def asset_spec(self, asset: ClaimedAsset) -> dg.AssetSpec:
+        """Give the asset another key, a group and an owner."""
+        spec = super().asset_spec(asset)
+        return spec.replace_attributes(key=["shop", asset.name], group_name="sales", owners=["team:data"])
+
+
+@pytest.fixture
+def own_instance() -> Iterator[dg.DagsterInstance]:
+    """A Dagster that has seen nothing."""
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+class Shop:
+    """An asset and its topic's, whose resources stand in for Kafka and Spark."""
+
+    def __init__(self, stand: Stand, instance: dg.DagsterInstance, **settings: Any) -> None:  # noqa: ANN401 - the asset's
+        self.stand, self.instance = stand, instance
+        translator, per_partition = settings.get("translator"), settings.get("per_partition", False)
+        sink = stand.scene.sink if stand.mode is not AT_LEAST_ONCE else None
+
+        def work(context: dg.AssetExecutionContext, batch: Any, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+            """Count what was ordered."""
+            assert isinstance(context, dg.AssetExecutionContext)
+            return stand.process(cast("Any", context), batch, frame)
+
+        self.asset = marshal_asset(**{"topic": TOPIC, "sink": sink, "spark_key": "spark", **settings})(work)
+        self.topic = build_topic_asset(TOPIC, translator=translator, per_partition=per_partition)
+        self.key = self.asset.key
+
+    def resources(self) -> dict[str, Any]:
+        """Give the stand-ins; they look at the scene's log."""
+        scene = self.stand.scene
+        claimer = self.stand.claimer()
+
+        class Looking(type(claimer)):  # type: ignore[misc] # the stand's own
+            def open_data(self) -> Any:  # noqa: ANN401 - a stand-in
+                return scene.data
+
+            def group_keys(self) -> dict[Place, Key]:
+                keys = Rationalizer(scene.log(), clock=scene.clock).catch_up().keys()
+                return {place: key for name, place, _, key in keys if name == GROUP}
+
+        return {"claimer": Looking(**claimer.model_dump()), "spark": self.stand.spark()}
+
+    def definitions(self) -> dg.Definitions:
+        """Give both assets, as a deployment has them."""
+        return dg.Definitions(assets=[self.asset, self.topic], resources=self.resources())
+
+    def run(self, partition_key: str | None = None, **config: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - as asked
+        """Materialize the asset."""
+        return dg.materialize(
+            [self.asset],
+            instance=self.instance,
+            resources=self.resources(),
+            partition_key=partition_key,
+            run_config={"ops": {"work": {"config": config}}},
+            raise_on_error=False,
+        )
+
+    def observe(self) -> dict[str | None, dict[str, Any]]:
+        """Observe the topic; give the metadata by partition."""
+        result = observe([self.topic], instance=self.instance, resources=self.resources())
+        seen = self.stand.observations(cast("Any", result))
+        return {one.partition: {name: value.value for name, value in one.metadata.items()} for one in seen}
+
+    def recorded(self, result: dg.ExecuteInProcessResult) -> list[tuple[str | None, dict[str, Any]]]:
+        """Give partition and metadata of each materialization of a run, as Dagster stored them."""
+        entries = self.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION)
+        found = [entry.asset_materialization for entry in entries if entry.asset_materialization is not None]
+        assert {one.asset_key for one in found} <= {self.key}
+        return [(one.partition, {name: value.value for name, value in one.metadata.items()}) for one in found]
+
+
+@pytest.fixture
+def shop(stand: Stand, own_instance: dg.DagsterInstance) -> Shop:
+    """A topic of three partitions with ten messages each, and an asset of them."""
+    stand.instance = own_instance
+    return Shop(stand, own_instance)
+
+
+# The asset
+
+
+def test_each_batch_is_one_materialization(shop: Shop) -> None:
+    """The last one, the step's own output, also says how the run ended."""
+    result = shop.run(max_records=12)
+    assert result.success
+    batches = [metadata for _, metadata in shop.recorded(result)]
+    assert [batch["offsets"] for batch in batches] == [12, 12, 6]
+    assert [batch.get("batches") for batch in batches] == [None, None, 3]
+    assert "nothing to read" in batches[-1]["ended"]
+    assert len({batch["batch_id"] for batch in batches}) == 3
+    assert sorted(shop.stand.scene.sink.counts().values()) == [1] * 30
+
+
+def test_with_nothing_to_do_nothing_is_materialized(shop: Shop) -> None:
+    """The run succeeds, what depends on the asset is skipped, an observation of the asset says why."""
+    assert shop.run().success
+
+    @dg.asset(deps=[shop.asset])
+    def after() -> None:
+        pass
+
+    result = dg.materialize([shop.asset, after], instance=shop.instance, resources=shop.resources())
+    assert result.success
+    assert shop.recorded(result) == []
+    assert [event.step_key for event in result.all_events if event.is_step_skipped] == ["after"]
+    (told,) = shop.stand.observations(result)
+    assert (told.asset_key, told.metadata["state"].value) == (shop.key, "drained")
+
+
+def test_a_run_that_fails_has_recorded_what_it_committed(shop: Shop) -> None:
+    """What was done before the failure is there; what failed is not."""
+    calls = iter((None, RuntimeError("a bad message")))
+
+    def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+        if (error := next(calls)) is not None:
+            raise error
+        return frame
+
+    shop.stand.process = process
+    result = shop.run(max_records=12)
+    assert not result.success
+    assert [metadata["offsets"] for _, metadata in shop.recorded(result)] == [12]
+
+
+def test_a_batch_is_recorded_also_when_the_next_cannot_be_claimed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data cluster goes away between two batches."""
+    data = shop.stand.scene.data
+
+    def go_down(*_: object) -> None:
+        data.is_down = True
+
+    monkeypatch.setattr(data, "commit_group_offsets", go_down)
+    result = shop.run(max_records=12)
+    assert not result.success
+    assert [metadata["offsets"] for _, metadata in shop.recorded(result)] == [12]
+
+
+def test_a_translator_says_how_it_looks(stand: Stand, own_instance: dg.DagsterInstance) -> None:
+    """Keys, group and owners are its; so is the key of the topic on which the asset depends."""
+    stand.instance = own_instance
+    shop = Shop(stand, own_instance, translator=Renamed(), name="work")
+    (spec,) = shop.asset.specs
+    assert spec.key == dg.AssetKey(["shop", "work"])
+    assert (spec.group_name, list(spec.owners)) == ("sales", ["team:data"])
+    assert [dep.asset_key for dep in spec.deps] == [dg.AssetKey(["events", TOPIC])] == [shop.topic.key]
+    assert spec.description == "Count what was ordered."
+    assert len(shop.recorded(shop.run())) == 1
+    assert shop.observe()[None]["lag"] == 0
+
+
+def test_each_kafka_partition_may_be_a_dagster_partition(stand: Stand, own_instance: dg.DagsterInstance) -> None:
+    """A run claims its own partition alone, and materializes that."""
+    stand.instance = own_instance
+    shop = Shop(stand, own_instance, per_partition=True)
+    shop.observe()
+    assert own_instance.get_dynamic_partitions(f"kafka/{TOPIC}") == ["0", "1", "2"]
+    result = shop.run(partition_key="1", max_records=6)
+    assert result.success
+    recorded = shop.recorded(result)
+    assert [(partition, metadata["offsets"]) for partition, metadata in recorded] == [("1", 6), ("1", 4)]
+    assert {partition for partition, _ in stand.scene.sink.counts()} == {1}
+    refused = shop.run(partition_key="1", partitions=[0])
+    assert not refused.success
+
+
+def test_what_does_not_go_together_is_refused() -> None:
+    """At definition, with what to do."""
+    with pytest.raises(ConfigurationError, match="one partition alone"):
+        marshal_asset(topic=TOPIC, per_partition=True, entire_topic=True)
+    with pytest.raises(ConfigurationError, match="no name that Kafka allows"):
+        build_topic_asset("a/b")
+    with pytest.raises(ConfigurationError, match="no name that Kafka allows"):
+        marshal_asset(topic="a/b")(lambda *_: None)
+
+
+# The topic
+
+
+def test_an_observation_tells_of_the_topic(shop: Shop) -> None:
+    """Lag, ends, and how fast it grew since the last time."""
+    first = shop.observe()[None]
+    assert (first["lag"], first["offsets"], first["end_offsets"]) == (30, 30, {"0": 10, "1": 10, "2": 10})
+    assert "offsets_per_s" not in first
+    shop.run(partitions=[0])
+    shop.stand.scene.data.append(1, 5)
+    second = shop.observe()[None]
+    assert (second["lag"], second["offsets"]) == (25, 35)
+    assert second["offsets_per_s"] > 0
+
+
+@pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning")  # of Dagster's own evaluation
+def test_new_messages_start_what_is_eager(stand: Stand, own_instance: dg.DagsterInstance) -> None:
+    """An observation of new ends does, once; what a run tells of nothing to do does not."""
+    stand.instance = own_instance
+    shop = Shop(stand, own_instance, translator=Eager())
+    cursor = None
+
+    def requested() -> int:
+        nonlocal cursor
+        found = dg.evaluate_automation_conditions(shop.definitions(), own_instance, cursor=cursor)
+        cursor = found.cursor
+        return found.total_requested
+
+    assert requested() == 0
+    shop.observe()
+    assert requested() == 1
+    shop.run()
+    assert requested() == 0
+    shop.run()
+    assert requested() == 0
+    shop.observe()
+    assert requested() == 0
+    stand.scene.data.append(2, 1)
+    shop.observe()
+    assert requested() == 1
+
+
+@pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning")  # of Dagster's own evaluation
+def test_new_messages_start_the_partitions_that_have_them(stand: Stand, own_instance: dg.DagsterInstance) -> None:
+    """With a Dagster partition for each, none of the others is asked for; a new one comes by itself."""
+    stand.instance = own_instance
+    shop = Shop(stand, own_instance, translator=Eager(), per_partition=True)
+    cursor = None
+
+    def requested() -> set[str | None]:
+        nonlocal cursor
+        found = dg.evaluate_automation_conditions(shop.definitions(), own_instance, cursor=cursor)
+        cursor = found.cursor
+        return set(found.get_requested_partitions(shop.key))
+
+    def run_all(keys: set[str | None]) -> None:
+        for key in keys:
+            assert shop.run(partition_key=key).success
+
+    requested()
+    shop.observe()
+    asked = requested()
+    assert asked == {"0", "1", "2"}
+    run_all(asked)
+    assert requested() == set()
+    stand.scene.data.append(2, 1)
+    assert shop.observe()["2"]["lag"] == 1
+    assert requested() == {"2"}
+    run_all({"2"})
+    stand.scene.data.grow(4)
+    stand.scene.data.append(3, 2)
+    shop.observe()
+    assert "3" in requested()
+
+
+def test_partitions_are_named_by_their_topic() -> None:
+    """Two topics' partitions do not mix."""
+    assert kafka_partitions("a").name != kafka_partitions("b").name
