@@ -1,18 +1,22 @@
 """Jobs and schedules round the claimed-batch op."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, overload
 
 from dagster import (
+    AssetsDefinition,
+    AssetSelection,
     DefaultScheduleStatus,
     ExecutorDefinition,
     JobDefinition,
     OpDefinition,
     RunConfig,
     ScheduleDefinition,
+    define_asset_job,
     in_process_executor,
     job,
 )
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition  # has no public name
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops import ClaimedBatchConfig
@@ -21,8 +25,17 @@ from marshal_dagster.runs import TOPIC_TAG
 EVERY_MINUTE: Final = "* * * * *"
 
 
-def claimed_batch_ops(definition: JobDefinition) -> dict[str, str]:
+OP_TAG: Final = "marshal/op"
+"""Names, on a job of an asset, the op that materializes it."""
+
+AnyJob = JobDefinition | UnresolvedAssetJobDefinition
+
+
+def claimed_batch_ops(definition: AnyJob) -> dict[str, str]:
     """Give the name of the claimed-batch op of each data topic that a job works on."""
+    if isinstance(definition, UnresolvedAssetJobDefinition):
+        tags = definition.tags or {}
+        return {tags[TOPIC_TAG]: tags[OP_TAG]} if OP_TAG in tags else {}
     return {
         node.definition.tags[TOPIC_TAG]: node.name
         for node in definition.graph.nodes
@@ -30,37 +43,70 @@ def claimed_batch_ops(definition: JobDefinition) -> dict[str, str]:
     }
 
 
+@overload
 def build_claimed_batch_job(
-    claimed_batch_op: OpDefinition,
+    claimed: OpDefinition,
     *,
     name: str | None = None,
     config: ClaimedBatchConfig | None = None,
     executor_def: ExecutorDefinition = in_process_executor,
     tags: Mapping[str, str] | None = None,
     description: str | None = None,
-) -> JobDefinition:
-    """Build a job of one op made by `build_claimed_batch_op`; `config` is what a run gets that is given none.
+) -> JobDefinition: ...
 
-    The op works in the run worker itself unless another executor is given: there is one step, and no child process that
-    would start later and might outlive its run. Default name: `<op>_job`. Raises `ConfigurationError`.
+
+@overload
+def build_claimed_batch_job(
+    claimed: AssetsDefinition,
+    *,
+    name: str | None = None,
+    config: ClaimedBatchConfig | None = None,
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+    description: str | None = None,
+) -> UnresolvedAssetJobDefinition: ...
+
+
+def build_claimed_batch_job(
+    claimed: OpDefinition | AssetsDefinition,
+    *,
+    name: str | None = None,
+    config: ClaimedBatchConfig | None = None,
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+    description: str | None = None,
+) -> AnyJob:
+    """Build a job of what `build_claimed_batch_op` or `marshal_asset` made.
+
+    `config` is what a run gets that is given none. The work is done in the run worker itself unless another executor is
+    given: there is one step, and no child process that would start later and might outlive its run. Default name:
+    `<op>_job`. Raises `ConfigurationError`.
     """
-    if TOPIC_TAG not in claimed_batch_op.tags:
-        raise ConfigurationError(f"op {claimed_batch_op.name!r} has no topic: make it with build_claimed_batch_op")
+    op = claimed.op if isinstance(claimed, AssetsDefinition) else claimed
+    if TOPIC_TAG not in op.tags:
+        raise ConfigurationError(f"{op.name!r} has no topic: make it with build_claimed_batch_op or marshal_asset")
+    name = name or f"{op.name}_job"
+    description = description or op.description
+    run_config = RunConfig(ops={op.name: config} if config else {})
+    tags = {TOPIC_TAG: op.tags[TOPIC_TAG], **(tags or {})}
+    if isinstance(claimed, AssetsDefinition):
+        return define_asset_job(
+            name,
+            AssetSelection.assets(claimed).without_checks(),
+            config=run_config,
+            tags={OP_TAG: op.name, **tags},
+            executor_def=executor_def,
+            description=description,
+        )
 
     def work() -> None:
-        claimed_batch_op()
+        op()
 
-    return job(
-        name=name or f"{claimed_batch_op.name}_job",
-        description=description or claimed_batch_op.description,
-        config=RunConfig(ops={claimed_batch_op.name: config} if config else {}),
-        tags={TOPIC_TAG: claimed_batch_op.tags[TOPIC_TAG], **(tags or {})},
-        executor_def=executor_def,
-    )(work)
+    return job(name=name, description=description, config=run_config, tags=tags, executor_def=executor_def)(work)
 
 
 def build_claimed_batch_schedule(
-    claimed_batch_job: JobDefinition,
+    claimed_batch_job: AnyJob,
     *,
     name: str | None = None,
     cron_schedule: str = EVERY_MINUTE,
@@ -82,23 +128,49 @@ def build_claimed_batch_schedule(
     )
 
 
+@overload
 def build_reprocess_job(
-    claimed_batch_op: OpDefinition,
+    claimed: OpDefinition,
     *,
     name: str | None = None,
     executor_def: ExecutorDefinition = in_process_executor,
     tags: Mapping[str, str] | None = None,
-) -> JobDefinition:
-    """Build the job that redoes what a dead run left: the same op, one batch, the partitions named in run config.
+) -> JobDefinition: ...
+
+
+@overload
+def build_reprocess_job(
+    claimed: AssetsDefinition,
+    *,
+    name: str | None = None,
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+) -> UnresolvedAssetJobDefinition: ...
+
+
+def build_reprocess_job(
+    claimed: OpDefinition | AssetsDefinition,
+    *,
+    name: str | None = None,
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+) -> AnyJob:
+    """Build the job that redoes what a dead run left: the same work, one batch, the partitions named in run config.
 
     An open plan of these partitions is taken over exactly as it is. The stale-claim sensor asks for its runs; a person
     can too, with `partitions` and, for a plan that was given up, `one_more_attempt`. Default name: `reprocess_<op>`.
+
+    Raises `ConfigurationError`, also for an asset with a Dagster partition for each Kafka partition: its own runs take
+    over what dead ones left.
     """
+    if isinstance(claimed, AssetsDefinition) and claimed.partitions_def is not None:
+        raise ConfigurationError(f"{claimed.op.name!r} has partitions: materialize the one that a dead run left")
+    op = claimed.op if isinstance(claimed, AssetsDefinition) else claimed
     return build_claimed_batch_job(
-        claimed_batch_op,
-        name=name or f"reprocess_{claimed_batch_op.name}",
+        claimed,
+        name=name or f"reprocess_{op.name}",
         config=ClaimedBatchConfig(max_batches=1),
         executor_def=executor_def,
         tags=tags,
-        description=f"Redoes what a run of {claimed_batch_op.name!r} left undone when it died.",
+        description=f"Redoes what a run of {op.name!r} left undone when it died.",
     )

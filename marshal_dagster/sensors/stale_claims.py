@@ -11,7 +11,6 @@ from typing import Final, Literal, Self
 from dagster import (
     AssetObservation,
     DefaultSensorStatus,
-    JobDefinition,
     RunRequest,
     SensorDefinition,
     SensorEvaluationContext,
@@ -22,7 +21,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.jobs import claimed_batch_ops
+from marshal_dagster.jobs import AnyJob, claimed_batch_ops
 from marshal_dagster.protocol.messages import DeliveryMode, is_name
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources import RationalizerResource
@@ -100,7 +99,7 @@ class _Spec:
 
 
 def build_stale_claim_sensor(
-    jobs: JobDefinition | Sequence[JobDefinition],
+    jobs: AnyJob | Sequence[AnyJob],
     *,
     group: str,
     name: str | None = None,
@@ -127,7 +126,7 @@ def build_stale_claim_sensor(
     for field_name, value in (("max_runs_per_tick", max_runs_per_tick), ("max_attempts", max_attempts)):
         if value < 1:
             raise ConfigurationError(f"{field_name} is {value}; it must be at least 1")
-    wanted = [jobs] if isinstance(jobs, JobDefinition) else list(jobs)
+    wanted = [jobs] if isinstance(jobs, AnyJob) else list(jobs)
     spec = _Spec(
         group=group,
         targets=_targets(wanted),
@@ -153,7 +152,7 @@ def build_stale_claim_sensor(
     )
 
 
-def _targets(jobs: Sequence[JobDefinition]) -> list[_Target]:
+def _targets(jobs: Sequence[AnyJob]) -> list[_Target]:
     targets: dict[str, _Target] = {}
     for each in jobs:
         found = claimed_batch_ops(each)

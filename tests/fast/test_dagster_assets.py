@@ -10,10 +10,15 @@ from dagster._core.definitions.observe import observe
 from marshal_dagster.assets import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
+from marshal_dagster.ops import ClaimedBatchConfig
 from marshal_dagster.protocol.state import Key, Place
+from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
+from marshal_dagster.sensors import build_stale_claim_sensor
 from marshal_dagster.topic_assets import build_topic_asset
 from tests.delivering import GROUP, TOPIC
 from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
+from tests.real.killing import KillableLog, Killed, KillPoint, Side
 
 __all__ = ["instance", "stand"]
 
@@ -211,6 +216,56 @@ def test_what_does_not_go_together_is_refused() -> None:
         build_topic_asset("a/b")
     with pytest.raises(ConfigurationError, match="no name that Kafka allows"):
         marshal_asset(topic="a/b")(lambda *_: None)
+
+
+# Jobs
+
+
+def test_the_sensor_asks_for_what_a_dead_run_left_of_an_asset(shop: Shop) -> None:
+    """The job that it asks for takes over the open plan, and materializes the asset."""
+    scene = shop.stand.scene
+    dying = scene.delivery(shop.stand.mode, log=KillableLog(scene.log(), KillPoint(Side.AFTER, "ClaimingMessages")))
+    with pytest.raises(Killed):
+        scene.work(dying, partitions=(1,), max_records=4)
+    scene.wait_until_stale()
+    redo = build_reprocess_job(shop.asset)
+
+    class InMemory(RationalizerResource):
+        def rationalizer(self) -> Rationalizer:
+            return Rationalizer(scene.log(), clock=scene.clock)
+
+    sensor = build_stale_claim_sensor(redo, group=GROUP)
+    reader = InMemory(connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1"))
+    tick = sensor(dg.build_sensor_context(instance=shop.instance, resources={"rationalizer": reader}))
+    assert isinstance(tick, dg.SensorResult)
+    (request,) = tick.run_requests or ()
+    assert request.job_name == redo.name == "reprocess_work"
+
+    definitions = dg.Definitions(assets=[shop.asset], jobs=[redo], resources=shop.resources())
+    job = definitions.resolve_job_def("reprocess_work")
+    result = job.execute_in_process(run_config=request.run_config, instance=shop.instance)
+    assert result.success
+    assert [metadata["ranges"].records[0].data["replay"] for _, metadata in shop.recorded(result)] == [True]
+    assert sorted(scene.sink.counts()) == [(1, offset) for offset in range(4)]
+
+
+def test_a_job_of_an_asset_has_what_a_job_of_an_op_has(shop: Shop) -> None:
+    """Its config, its schedule; an asset that knows no topic, or has partitions of its own, is refused."""
+    work = build_claimed_batch_job(shop.asset, config=ClaimedBatchConfig(max_batches=1, max_records=7))
+    schedule = build_claimed_batch_schedule(work)
+    assert (work.name, schedule.name, schedule.job_name) == ("work_job", "work_job_schedule", "work_job")
+    definitions = dg.Definitions(assets=[shop.asset], jobs=[work], schedules=[schedule], resources=shop.resources())
+    result = definitions.resolve_job_def("work_job").execute_in_process(instance=shop.instance)
+    assert [metadata["offsets"] for _, metadata in shop.recorded(result)] == [7]
+
+    @dg.asset
+    def other() -> None:
+        pass
+
+    with pytest.raises(ConfigurationError, match="has no topic: make it with build_claimed_batch_op or marshal_asset"):
+        build_claimed_batch_job(other)
+    with pytest.raises(ConfigurationError, match="has partitions"):
+        build_reprocess_job(marshal_asset(topic=TOPIC, name="parts", per_partition=True)(lambda *_: None))
 
 
 # The topic
