@@ -201,7 +201,7 @@ class Worker:
             self.journal.write(Refused(at_ms=at_ms, instance=instance, error=str(kind), text=text))
             return
         dropped = tuple(part(one) for one in batch.dropped)
-        committed = tuple(part(one) for one in batch.all_ranges if batch.committed and one not in batch.dropped)
+        committed = tuple(part(each.range) for each in batch.report() if each.state in {"committed", "skipped"})
         self.journal.write(
             Left(at_ms=at_ms, instance=batch.batch_id, committed=committed, dropped=dropped, error=kind, text=text)
         )
