@@ -417,12 +417,20 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
         Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`.
         """
+        with self.world() as world:
+            return {place: replace(key) for name, place, _, key in world.keys() if name == self.group}  # noqa: SIM118 - it is no dict
+
+    @contextmanager
+    def world(self) -> "Iterator[World]":
+        """Read to the present end of the log and give the world state, which stays as it is inside the block.
+
+        Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`, `LogChanged`.
+        """
         from marshal_dagster.coordination.registry import shared_rationalizer
 
         reader = shared_rationalizer(self._coordination(), self.coordination_topic)
         with reader.lock:
-            keys = reader.catch_up().keys()
-            return {place: replace(key) for name, place, _, key in keys if name == self.group}
+            yield reader.catch_up()
 
     def _revoke_held(self, log: "CoordinationLog", work: "_Revoking") -> None:
         """Append revocations for what the run holds now, and look what became of them."""

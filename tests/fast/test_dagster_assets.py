@@ -1,6 +1,7 @@
 """Assets of claimed batches and of data topics, on a coordination log and data topics in memory."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import dagster as dg
@@ -12,7 +13,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.ops import ClaimedBatchConfig
-from marshal_dagster.protocol.state import Key, Place
+from marshal_dagster.protocol.world import World
 from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.sensors import build_stale_claim_sensor
 from marshal_dagster.topic_assets import build_topic_asset
@@ -79,9 +80,9 @@ class Shop:
             def open_data(self) -> Any:  # noqa: ANN401 - a stand-in
                 return scene.data
 
-            def group_keys(self) -> dict[Place, Key]:
-                keys = Rationalizer(scene.log(), clock=scene.clock).catch_up().keys()
-                return {place: key for name, place, _, key in keys if name == GROUP}
+            @contextmanager
+            def world(self) -> Iterator[World]:
+                yield Rationalizer(scene.log(), clock=scene.clock).catch_up()
 
         return {"claimer": Looking(**claimer.model_dump()), "spark": self.stand.spark()}
 

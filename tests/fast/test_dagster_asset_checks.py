@@ -1,0 +1,216 @@
+"""The checks of an asset of claimed batches, each passed and failed."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import dagster as dg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marshal_dagster.asset_checks import (
+    ClaimCheck,
+    Oddity,
+    RecordedRange,
+    build_claim_checks,
+    double_commits,
+    gaps,
+    rewinds,
+)
+from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.ops import _table
+from marshal_dagster.protocol.messages import ClaimingPartition
+from tests.delivering import GROUP, HI_MS, TOPIC
+from tests.fast.test_dagster_assets import Shop, own_instance, shop
+from tests.fast.test_dagster_ops import instance, stand
+
+__all__ = ["instance", "own_instance", "shop", "stand"]
+
+PASSED = dict.fromkeys(ClaimCheck, True)
+
+
+def evaluate(shop: Shop, **settings: Any) -> dict[str, dg.AssetCheckEvaluation]:  # noqa: ANN401 - of the checks
+    """Carry all checks out; give what each came to."""
+    checks = build_claim_checks(shop.asset, **{"max_lag": 0, **settings})
+    result = dg.materialize(
+        [checks],
+        instance=shop.instance,
+        resources=shop.resources(),
+        selection=dg.AssetSelection.checks(checks),
+    )
+    return {one.check_name: one for one in result.get_asset_check_evaluations()}
+
+
+def failed(shop: Shop, **settings: Any) -> dict[str, str]:  # noqa: ANN401 - of the checks
+    """Give what each check that failed says."""
+    found = evaluate(shop, **settings)
+    assert set(found) == {each.value for each in ClaimCheck}
+    return {name: one.description or "" for name, one in found.items() if not one.passed}
+
+
+def test_after_good_runs_all_pass(shop: Shop) -> None:
+    """Whatever the batches were."""
+    for _ in range(3):
+        assert shop.run(max_records=7, max_batches=2).success
+    shop.stand.scene.data.append(0, 4)
+    assert shop.run().success
+    assert failed(shop) == {}
+
+
+def test_what_a_dead_member_left_is_told(shop: Shop) -> None:
+    """By partition; the claim of a live one is nothing."""
+    shop.run()
+    scene = shop.stand.scene
+    scene.clock.advance(time.time_ns() // 1_000_000 - 10 * HI_MS - scene.clock.wall_ms())
+    scene.about(ClaimingPartition, "dead.1", partition=2)
+    scene.clock.advance(10 * HI_MS)
+    scene.about(ClaimingPartition, "alive.1", partition=1)
+    told = failed(shop)
+    assert list(told) == ["stale_claims"]
+    assert told["stale_claims"].startswith(f"{TOPIC}/2: no plan, client")
+    assert f"{TOPIC}/1" not in told["stale_claims"]
+
+
+def test_too_much_lag_is_told(shop: Shop) -> None:
+    """More than is allowed; as much as is allowed is not."""
+    shop.run(partitions=[0])
+    assert failed(shop, max_lag=20) == {}
+    assert failed(shop, max_lag=19) == {"lag": "20 offsets are left to read; 19 are allowed"}
+
+
+def test_what_nobody_recorded_is_told(shop: Shop) -> None:
+    """Another member of the group worked in between."""
+    scene = shop.stand.scene
+    shop.run(partitions=[0], max_records=3, max_batches=1)
+    scene.work(scene.delivery(shop.stand.mode), partitions=(0,), max_records=2)
+    shop.run()
+    found = evaluate(shop)
+    assert [name for name, one in found.items() if not one.passed] == ["gaps"]
+    table = found["gaps"].metadata["ranges"]
+    assert isinstance(table, dg.TableMetadataValue)
+    assert [row.data for row in table.records] == [
+        {"partition": 0, "start": 3, "end": 5, "what": "committed by nobody who recorded it"}
+    ]
+    assert found["gaps"].severity is dg.AssetCheckSeverity.WARN
+
+
+def test_what_retention_deleted_unread_is_told(shop: Shop) -> None:
+    """As soon as it is so, before a run comes."""
+    shop.run(max_records=6, max_batches=1)
+    shop.stand.scene.data.retain_from(1, 8)
+    assert failed(shop, max_lag=100) == {"gaps": "6 offsets in 1 ranges: retention deleted them unread"}
+
+
+def test_a_position_set_back_is_told(shop: Shop) -> None:
+    """And is no double commit: it is a new generation. Ahead it leaves a gap."""
+    scene = shop.stand.scene
+    shop.run()
+    topic_id = scene.data.describe(TOPIC).topic_id
+    operator = Operator(Rationalizer(scene.log(), clock=scene.clock), GROUP, "ops", clock=scene.clock)
+    operator.set_positions(TOPIC, {0: 4, 1: 12}, topic_id, wait_ms=0)
+    scene.data.append(0, 2)
+    scene.data.append(1, 5)
+    shop.run()
+    told = failed(shop)
+    assert list(told) == ["gaps", "rewinds"]
+    assert told["gaps"] == "2 offsets in 1 ranges: left out by a new position"
+    assert told["rewinds"].startswith("6 offsets in 1 ranges: set back in generation")
+
+
+def test_a_double_commit_is_an_error(shop: Shop) -> None:
+    """Two batches of one generation say that they committed the same offsets; older batches do not count any more."""
+    shop.run(partitions=[0])
+    (before,) = shop.instance.fetch_materializations(shop.key, limit=1).records
+    again = before.asset_materialization
+    assert again is not None
+    shop.instance.report_runless_asset_event(
+        again._replace(metadata={**again.metadata, "batch_id": dg.TextMetadataValue("zombie.1")})
+    )
+    found = evaluate(shop, max_lag=100)
+    assert [name for name, one in found.items() if not one.passed] == ["double_commits"]
+    assert found["double_commits"].severity is dg.AssetCheckSeverity.ERROR
+    assert "zombie.1" in (found["double_commits"].description or "")
+    for _ in range(3):
+        shop.stand.scene.data.append(0, 1)
+        shop.run(partitions=[0])
+    assert failed(shop, max_lag=100, last=3) == {}
+
+
+def test_a_blocking_check_stops_what_depends_on_the_asset(shop: Shop) -> None:
+    """One that only warns does not."""
+    shop.run(partitions=[0], max_records=3, max_batches=1)
+    shop.stand.scene.work(shop.stand.scene.delivery(shop.stand.mode), partitions=(0,), max_records=2)
+
+    @dg.asset(deps=[shop.asset])
+    def after() -> None:
+        pass
+
+    def ran(**settings: Any) -> bool:  # noqa: ANN401 - of the checks
+        shop.stand.scene.data.append(0, 1)
+        checks = build_claim_checks(shop.asset, **settings)
+        result = dg.materialize(
+            [shop.asset, after, checks], instance=shop.instance, resources=shop.resources(), raise_on_error=False
+        )
+        return bool(result.asset_materializations_for_node("after"))
+
+    assert ran()
+    assert not ran(blocking=["gaps"])
+
+
+def test_what_makes_no_sense_is_refused(shop: Shop) -> None:
+    """At definition, with what to do."""
+
+    @dg.asset
+    def other() -> None:
+        pass
+
+    with pytest.raises(ConfigurationError, match="give an asset made by marshal_asset"):
+        build_claim_checks(other)
+    with pytest.raises(ConfigurationError, match="there is no check 'lags': it must be one of stale_claims, lag"):
+        build_claim_checks(shop.asset, errors=["lags"])
+    with pytest.raises(ConfigurationError, match="give max_lag too"):
+        build_claim_checks(shop.asset, blocking=["lag"])
+    with pytest.raises(ConfigurationError, match="at least 1 and 0"):
+        build_claim_checks(shop.asset, last=0)
+
+
+# Judgements
+
+cuts = st.lists(st.integers(1, 60), unique=True, max_size=8).map(sorted)
+
+
+def cut(ends: Sequence[int]) -> list[RecordedRange]:
+    """Give ranges of partition 0 that follow on one another, from 0 up to the last of `ends`."""
+    return [
+        RecordedRange(0, 1, start, end, f"b{end}") for start, end in zip([0, *ends], ends, strict=False) if start < end
+    ]
+
+
+@given(cuts, st.randoms())
+def test_ranges_that_follow_on_one_another_are_well_in_any_order(ends: list[int], chance: Any) -> None:  # noqa: ANN401 - a Random
+    """Nothing to say, in whatever order they were recorded."""
+    ranges = cut(ends)
+    chance.shuffle(ranges)
+    assert gaps(ranges) == rewinds(ranges) == double_commits(ranges) == []
+
+
+@given(cuts.filter(lambda ends: len(ends) > 2), st.data())
+def test_one_left_out_is_a_gap_and_one_twice_is_double(ends: list[int], data: Any) -> None:  # noqa: ANN401 - of hypothesis
+    """Exactly that range, whichever it is."""
+    ranges = cut(ends)
+    one = data.draw(st.sampled_from(ranges[1:-1]))
+    without = [each for each in ranges if each is not one]
+    assert gaps(without) == [Oddity(0, one.start, one.end, "committed by nobody who recorded it")]
+    twice = [*ranges, one]
+    (found,) = double_commits(twice)
+    assert (found.start, found.end) == (one.start, one.end)
+    assert gaps(twice) == []
+
+
+def test_a_table_has_what_is_read_back() -> None:
+    """The names of the columns are those that the checks read."""
+    names = {column.name for column in _table([]).schema.columns}
+    assert {"partition", "generation", "start", "end", "state"} <= names
