@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from marshal_dagster.asset_checks import ClaimCheck, build_claim_checks
+    from marshal_dagster.assets import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
     from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason, PartitionReport, RangeOptions
     from marshal_dagster.errors import (
         BatchAborted,
@@ -51,11 +53,14 @@ if TYPE_CHECKING:
     from marshal_dagster.sensors import build_dead_run_sensors, build_stale_claim_sensor
     from marshal_dagster.spark.session import spark_settings, start_session
     from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink, WriteOutcome
+    from marshal_dagster.topic_assets import build_topic_asset
 
 __all__ = [
     "BatchAborted",
     "BatchRequest",
+    "ClaimCheck",
     "ClaimLost",
+    "ClaimedAsset",
     "ClaimedBatch",
     "ClaimedBatchConfig",
     "ClaimedRange",
@@ -73,6 +78,7 @@ __all__ = [
     "KafkaConnectionConfig",
     "LogChanged",
     "MarshalError",
+    "MarshalTranslator",
     "NotCertain",
     "NotCommitted",
     "NothingToClaim",
@@ -98,6 +104,7 @@ __all__ = [
     "UnavailableError",
     "UnsafeTopic",
     "WriteOutcome",
+    "build_claim_checks",
     "build_claimed_batch_job",
     "build_claimed_batch_op",
     "build_claimed_batch_schedule",
@@ -108,11 +115,16 @@ __all__ = [
     "build_revoke_job",
     "build_set_position_job",
     "build_stale_claim_sensor",
+    "build_topic_asset",
+    "kafka_partitions",
+    "marshal_asset",
     "spark_settings",
     "start_session",
 ]
 
 _ELSEWHERE: Final = {
+    "asset_checks": ("ClaimCheck", "build_claim_checks"),
+    "assets": ("ClaimedAsset", "MarshalTranslator", "kafka_partitions", "marshal_asset"),
     "delivery": ("BatchRequest", "ClaimedBatch", "Delivery", "IdleReason", "PartitionReport", "RangeOptions"),
     "jobs": ("build_claimed_batch_job", "build_claimed_batch_schedule", "build_reprocess_job"),
     "kafka.connection": ("KafkaConnection",),
@@ -134,6 +146,7 @@ _ELSEWHERE: Final = {
     "sensors": ("build_dead_run_sensors", "build_stale_claim_sensor"),
     "spark.session": ("spark_settings", "start_session"),
     "spark.sinks": ("FileSink", "PostgresSink", "Sink", "WriteOutcome"),
+    "topic_assets": ("build_topic_asset",),
 }
 """Where a name is defined; those that are not listed are errors."""
 _MODULES: Final = {name: module for module, names in _ELSEWHERE.items() for name in names}
