@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from marshal_dagster.sensors import build_dead_run_sensors, build_stale_claim_sensor
     from marshal_dagster.spark.session import spark_settings, start_session
     from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink, WriteOutcome
-    from marshal_dagster.topic_assets import build_topic_asset
+    from marshal_dagster.topic_assets import build_topic_asset, build_topic_sensor
 
 __all__ = [
     "BatchAborted",
@@ -116,6 +116,7 @@ __all__ = [
     "build_set_position_job",
     "build_stale_claim_sensor",
     "build_topic_asset",
+    "build_topic_sensor",
     "kafka_partitions",
     "marshal_asset",
     "spark_settings",
@@ -146,7 +147,7 @@ _ELSEWHERE: Final = {
     "sensors": ("build_dead_run_sensors", "build_stale_claim_sensor"),
     "spark.session": ("spark_settings", "start_session"),
     "spark.sinks": ("FileSink", "PostgresSink", "Sink", "WriteOutcome"),
-    "topic_assets": ("build_topic_asset",),
+    "topic_assets": ("build_topic_asset", "build_topic_sensor"),
 }
 """Where a name is defined; those that are not listed are errors."""
 _MODULES: Final = {name: module for module, names in _ELSEWHERE.items() for name in names}

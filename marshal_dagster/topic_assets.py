@@ -4,7 +4,8 @@ import hashlib
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
 from dagster import (
     AssetExecutionContext,
@@ -12,11 +13,16 @@ from dagster import (
     AssetObservation,
     AssetRecordsFilter,
     AssetsDefinition,
+    AssetSpec,
     BetaWarning,
-    DataVersion,
+    DagsterInstance,
+    DefaultSensorStatus,
     EventRecordsResult,
     MetadataValue,
     ObserveResult,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
     multi_observable_source_asset,
 )
 
@@ -24,10 +30,56 @@ from marshal_dagster.assets import MarshalTranslator, kafka_partitions
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import is_topic
 from marshal_dagster.resources import ClaimerResource
-from marshal_dagster.standing import PartitionStanding, Standing, standing
+from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S
+from marshal_dagster.sensors.names import as_name
+from marshal_dagster.standing import Standing, standing
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
 _ENDS: Final = "end_offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """What is observed, and of which asset."""
+
+    name: str
+    key: AssetKey
+    per_partition: bool
+    claimer_key: str
+
+    def look(self, resources: object, instance: DagsterInstance) -> tuple[list[str], list[AssetObservation]]:
+        """Give the topic's partitions as Dagster names them, and what is to be told of it now."""
+        claimer = getattr(resources, self.claimer_key)
+        if not isinstance(claimer, ClaimerResource):
+            raise ConfigurationError(f"resource {self.claimer_key!r} is no ClaimerResource")
+        found = standing(claimer, self.name)
+        numbers = [str(each.partition) for each in found.partitions]
+        if not self.per_partition:
+            return numbers, [self._observation(instance, claimer.group, found, None)]
+        parts = [Standing(found.topic_id, (each,)) for each in found.partitions]
+        return numbers, [
+            self._observation(instance, claimer.group, part, number)
+            for part, number in zip(parts, numbers, strict=True)
+        ]
+
+    def _observation(
+        self, instance: DagsterInstance, group: str, found: Standing, partition: str | None
+    ) -> AssetObservation:
+        of = self.key if partition is None else AssetRecordsFilter(self.key, asset_partitions=[partition])
+        return AssetObservation(
+            self.key,
+            partition=partition,
+            tags={DATA_VERSION_TAG: data_version(found.topic_id, found.ends)},
+            metadata={
+                "lag": found.lag,
+                "offsets": sum(found.ends.values()),
+                **_rate(instance.fetch_observations(of, limit=1), found.ends),
+                _ENDS: MetadataValue.json({str(number): end for number, end in found.ends.items()}),
+                "partitions": found.table(),
+                "topic_id": found.topic_id,
+                "group": group,
+            },
+        )
 
 
 def build_topic_asset(
@@ -40,33 +92,27 @@ def build_topic_asset(
     """Make the observable asset of a data topic, on which the assets of `marshal_asset` depend.
 
     An observation has lag, end offsets, and the offsets per second since the one before. Its data version is made of
-    the end offsets, so automation conditions (`AutomationCondition.eager`) see new messages; observe it by a schedule
-    or an automation condition of its own (a translator's). With `per_partition` there is one for each partition, and
-    new partitions become Dagster partitions. Reads alone; the claimer of resource `claimer_key` says of which group.
+    the end offsets, so automation conditions (`AutomationCondition.eager`) see new messages. `build_topic_sensor` makes
+    observations without runs. With `per_partition` there is one for each partition, and new partitions become Dagster
+    partitions. Reads alone; the claimer of resource `claimer_key` says of which group.
 
     Raises `ConfigurationError`.
     """
-    if not is_topic(topic):
-        raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'")
-    spec = (translator or MarshalTranslator()).topic_spec(topic)
+    spec = _spec(topic, translator)
+    observed = _Topic(topic, spec.key, per_partition, claimer_key)
 
     def observe(context: AssetExecutionContext) -> Iterator[ObserveResult]:
-        claimer = getattr(context.resources, claimer_key)
-        if not isinstance(claimer, ClaimerResource):
-            raise ConfigurationError(f"resource {claimer_key!r} is no ClaimerResource")
-        found = standing(claimer, topic)
-        if not per_partition:
-            yield _observation(context, spec.key, claimer.group, found)
-            return
-        name = kafka_partitions(topic).name
-        context.instance.add_dynamic_partitions(str(name), [str(each.partition) for each in found.partitions])
-        for each in found.partitions:
-            context.log_event(_partition_observation(context, spec.key, claimer.group, found.topic_id, each))
+        numbers, observations = observed.look(context.resources, context.instance)
+        if per_partition:
+            context.instance.add_dynamic_partitions(str(kafka_partitions(topic).name), numbers)
+        for observation in observations:
+            context.log_event(observation)
+        yield from ()
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BetaWarning)  # what a user cannot change
         made: AssetsDefinition = multi_observable_source_asset(
-            name="observe_" + "__".join(spec.key.path).replace(".", "_").replace("-", "_"),
+            name=f"observe_{as_name('__'.join(spec.key.path))}",
             specs=[spec.replace_attributes(skippable=True)],
             partitions_def=kafka_partitions(topic) if per_partition else None,
             required_resource_keys={claimer_key},
@@ -74,50 +120,56 @@ def build_topic_asset(
     return made
 
 
-def data_version(topic_id: str, ends: Mapping[int, int]) -> DataVersion:
+def build_topic_sensor(
+    topic: str,
+    *,
+    translator: MarshalTranslator | None = None,
+    per_partition: bool = False,
+    name: str | None = None,
+    minimum_interval_s: int = DEFAULT_INTERVAL_S,
+    claimer_key: str = "claimer",
+    default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
+) -> SensorDefinition:
+    """Build the sensor that observes the asset of `build_topic_asset` at each tick, without a run.
+
+    Give both the same `translator` and `per_partition`. Default name: `<topic>_messages`. Raises `ConfigurationError`.
+    """
+    observed = _Topic(topic, _spec(topic, translator).key, per_partition, claimer_key)
+
+    # Dagster hands over resources by keyword too when a test calls the sensor directly.
+    def tick(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
+        numbers, observations = observed.look(context.resources, context.instance)
+        partitions = kafka_partitions(topic)
+        new = [n for n in numbers if not context.instance.has_dynamic_partition(str(partitions.name), n)]
+        return SensorResult(
+            asset_events=observations,
+            dynamic_partitions_requests=[partitions.build_add_request(new)] if per_partition and new else [],
+            skip_reason=f"{len(observations)} observations of {observed.key.to_user_string()}",
+        )
+
+    return SensorDefinition(
+        name=name or f"{as_name(topic)}_messages",
+        evaluation_fn=tick,
+        minimum_interval_seconds=minimum_interval_s,
+        required_resource_keys={claimer_key},
+        default_status=default_status,
+        description=f"Observes topic {topic!r}: its end offsets, and how far the group is.",
+    )
+
+
+def data_version(topic_id: str, ends: Mapping[int, int]) -> str:
     """Make a data version of end offsets; another incarnation of a topic has another one."""
     text = ",".join(f"{number}={end}" for number, end in sorted(ends.items()))
-    return DataVersion(hashlib.sha256(f"{topic_id}:{text}".encode()).hexdigest()[:16])
+    return hashlib.sha256(f"{topic_id}:{text}".encode()).hexdigest()[:16]
 
 
-def _observation(context: AssetExecutionContext, key: AssetKey, group: str, found: Standing) -> ObserveResult:
-    before = context.instance.fetch_observations(key, limit=1)
-    return ObserveResult(
-        key,
-        data_version=data_version(found.topic_id, found.ends),
-        metadata={
-            "lag": found.lag,
-            "offsets": sum(found.ends.values()),
-            **_rate(before, found.ends),
-            _ENDS: MetadataValue.json({str(number): end for number, end in found.ends.items()}),
-            "partitions": found.table(),
-            "topic_id": found.topic_id,
-            "group": group,
-        },
-    )
+def _spec(topic: str, translator: MarshalTranslator | None) -> AssetSpec:
+    if not is_topic(topic):
+        raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'")
+    return (translator or MarshalTranslator()).topic_spec(topic)
 
 
-def _partition_observation(
-    context: AssetExecutionContext, key: AssetKey, group: str, topic_id: str, one: PartitionStanding
-) -> AssetObservation:
-    number, ends = str(one.partition), {one.partition: one.end}
-    before = context.instance.fetch_observations(AssetRecordsFilter(key, asset_partitions=[number]), limit=1)
-    return AssetObservation(
-        key,
-        partition=number,
-        tags={DATA_VERSION_TAG: data_version(topic_id, ends).value},
-        metadata={
-            "lag": one.lag,
-            "offsets": one.end,
-            **_rate(before, ends),
-            _ENDS: MetadataValue.json({number: one.end}),
-            "topic_id": topic_id,
-            "group": group,
-        },
-    )
-
-
-def _rate(before: EventRecordsResult, ends: Mapping[int, int]) -> dict[str, Any]:
+def _rate(before: EventRecordsResult, ends: Mapping[int, int]) -> dict[str, float]:
     """Give how many offsets a second were added since the observation before, if there is one to compare with."""
     if not before.records:
         return {}

@@ -10,13 +10,13 @@ from dagster._core.definitions.observe import observe
 
 from marshal_dagster.assets import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.ops import ClaimedBatchConfig
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.sensors import build_stale_claim_sensor
-from marshal_dagster.topic_assets import build_topic_asset
+from marshal_dagster.topic_assets import build_topic_asset, build_topic_sensor
 from tests.delivering import GROUP, TOPIC
 from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
@@ -106,6 +106,19 @@ class Shop:
         result = observe([self.topic], instance=self.instance, resources=self.resources())
         seen = self.stand.observations(cast("Any", result))
         return {one.partition: {name: value.value for name, value in one.metadata.items()} for one in seen}
+
+    def tick(self) -> dg.SensorResult:
+        """Evaluate the topic's sensor, and store what it gives as the daemon does."""
+        sensor = build_topic_sensor(TOPIC, per_partition=self.asset.partitions_def is not None)
+        resources = {"claimer": self.resources()["claimer"]}
+        with dg.build_sensor_context(instance=self.instance, resources=resources) as context:
+            result = sensor(context)
+        assert isinstance(result, dg.SensorResult)
+        for request in result.dynamic_partitions_requests or ():
+            self.instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
+        for event in result.asset_events:
+            self.instance.report_runless_asset_event(event)
+        return result
 
     def recorded(self, result: dg.ExecuteInProcessResult) -> list[tuple[str | None, dict[str, Any]]]:
         """Give partition and metadata of each materialization of a run, as Dagster stored them."""
@@ -284,64 +297,90 @@ def test_an_observation_tells_of_the_topic(shop: Shop) -> None:
     assert second["offsets_per_s"] > 0
 
 
+HOWS = ["run", "sensor"]
+
+
+def look(shop: Shop, how: str) -> None:
+    """Observe the topic, by a run or by its sensor."""
+    if how == "run":
+        shop.observe()
+    else:
+        shop.tick()
+
+
+class Automation:
+    """What Dagster's automation asks for, evaluation by evaluation."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.shop = shop
+        self.cursor: Any = None
+
+    def asked(self) -> set[str | None]:
+        """Give the partitions of the asset that are asked for now; None where it has none."""
+        shop = self.shop
+        found = dg.evaluate_automation_conditions(shop.definitions(), shop.instance, cursor=self.cursor)
+        self.cursor = found.cursor
+        keys = set(found.get_requested_partitions(shop.key))
+        assert found.total_requested == len(keys)
+        return keys
+
+
 @pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning")  # of Dagster's own evaluation
-def test_new_messages_start_what_is_eager(stand: Stand, own_instance: dg.DagsterInstance) -> None:
+@pytest.mark.parametrize("how", HOWS)
+def test_new_messages_start_what_is_eager(stand: Stand, own_instance: dg.DagsterInstance, how: str) -> None:
     """An observation of new ends does, once; what a run tells of nothing to do does not."""
     stand.instance = own_instance
     shop = Shop(stand, own_instance, translator=Eager())
-    cursor = None
-
-    def requested() -> int:
-        nonlocal cursor
-        found = dg.evaluate_automation_conditions(shop.definitions(), own_instance, cursor=cursor)
-        cursor = found.cursor
-        return found.total_requested
-
-    assert requested() == 0
-    shop.observe()
-    assert requested() == 1
+    automation = Automation(shop)
+    assert automation.asked() == set()
+    look(shop, how)
+    assert automation.asked() == {None}
     shop.run()
-    assert requested() == 0
+    assert automation.asked() == set()
     shop.run()
-    assert requested() == 0
-    shop.observe()
-    assert requested() == 0
+    assert automation.asked() == set()
+    look(shop, how)
+    assert automation.asked() == set()
     stand.scene.data.append(2, 1)
-    shop.observe()
-    assert requested() == 1
+    look(shop, how)
+    assert automation.asked() == {None}
 
 
-@pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning")  # of Dagster's own evaluation
-def test_new_messages_start_the_partitions_that_have_them(stand: Stand, own_instance: dg.DagsterInstance) -> None:
+@pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning")
+@pytest.mark.parametrize("how", HOWS)
+def test_new_messages_start_the_partitions_that_have_them(
+    stand: Stand, own_instance: dg.DagsterInstance, how: str
+) -> None:
     """With a Dagster partition for each, none of the others is asked for; a new one comes by itself."""
     stand.instance = own_instance
     shop = Shop(stand, own_instance, translator=Eager(), per_partition=True)
-    cursor = None
-
-    def requested() -> set[str | None]:
-        nonlocal cursor
-        found = dg.evaluate_automation_conditions(shop.definitions(), own_instance, cursor=cursor)
-        cursor = found.cursor
-        return set(found.get_requested_partitions(shop.key))
+    automation = Automation(shop)
 
     def run_all(keys: set[str | None]) -> None:
         for key in keys:
             assert shop.run(partition_key=key).success
 
-    requested()
-    shop.observe()
-    asked = requested()
+    automation.asked()
+    look(shop, how)
+    asked = automation.asked()
     assert asked == {"0", "1", "2"}
     run_all(asked)
-    assert requested() == set()
+    assert automation.asked() == set()
     stand.scene.data.append(2, 1)
-    assert shop.observe()["2"]["lag"] == 1
-    assert requested() == {"2"}
+    look(shop, how)
+    assert automation.asked() == {"2"}
     run_all({"2"})
     stand.scene.data.grow(4)
     stand.scene.data.append(3, 2)
-    shop.observe()
-    assert "3" in requested()
+    look(shop, how)
+    assert "3" in automation.asked()
+
+
+def test_a_tick_of_a_topic_whose_cluster_is_down_fails_with_one_line(shop: Shop) -> None:
+    """And tells nothing that is not known."""
+    shop.stand.scene.data.is_down = True
+    with pytest.raises(UnavailableError, match="does not answer"):
+        shop.tick()
 
 
 def test_partitions_are_named_by_their_topic() -> None:
