@@ -17,7 +17,7 @@ from dagster import (
     BetaWarning,
     DagsterInstance,
     DefaultSensorStatus,
-    EventRecordsResult,
+    EventLogRecord,
     MetadataValue,
     ObserveResult,
     SensorDefinition,
@@ -36,6 +36,7 @@ from marshal_dagster.standing import Standing, standing
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
 _ENDS: Final = "end_offsets"
+_RATE: Final = "offsets_per_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,14 @@ class _Topic:
             for part, number in zip(parts, numbers, strict=True)
         ]
 
+    def before(self, instance: DagsterInstance, partition: str | None) -> EventLogRecord | None:
+        """Give what was observed last."""
+        of = self.key if partition is None else AssetRecordsFilter(self.key, asset_partitions=[partition])
+        return next(iter(instance.fetch_observations(of, limit=1).records), None)
+
     def _observation(
         self, instance: DagsterInstance, group: str, found: Standing, partition: str | None
     ) -> AssetObservation:
-        of = self.key if partition is None else AssetRecordsFilter(self.key, asset_partitions=[partition])
         return AssetObservation(
             self.key,
             partition=partition,
@@ -73,7 +78,7 @@ class _Topic:
             metadata={
                 "lag": found.lag,
                 "offsets": sum(found.ends.values()),
-                **_rate(instance.fetch_observations(of, limit=1), found.ends),
+                **_rate(self.before(instance, partition), found.ends),
                 _ENDS: MetadataValue.json({str(number): end for number, end in found.ends.items()}),
                 "partitions": found.table(),
                 "topic_id": found.topic_id,
@@ -130,21 +135,25 @@ def build_topic_sensor(
     claimer_key: str = "claimer",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
 ) -> SensorDefinition:
-    """Build the sensor that observes the asset of `build_topic_asset` at each tick, without a run.
+    """Build the sensor that observes the asset of `build_topic_asset` without a run.
 
-    Give both the same `translator` and `per_partition`. Default name: `<topic>_messages`. Raises `ConfigurationError`.
+    A tick that finds ends and lag as they were, and no growth since, tells nothing. Give both the same `translator` and
+    `per_partition`. Default name: `<topic>_messages`. Raises `ConfigurationError`.
     """
     observed = _Topic(topic, _spec(topic, translator).key, per_partition, claimer_key)
 
     # Dagster hands over resources by keyword too when a test calls the sensor directly.
     def tick(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
         numbers, observations = observed.look(context.resources, context.instance)
+        observations = [
+            each for each in observations if _is_new(observed.before(context.instance, each.partition), each)
+        ]
         partitions = kafka_partitions(topic)
         new = [n for n in numbers if not context.instance.has_dynamic_partition(str(partitions.name), n)]
         return SensorResult(
             asset_events=observations,
             dynamic_partitions_requests=[partitions.build_add_request(new)] if per_partition and new else [],
-            skip_reason=f"{len(observations)} observations of {observed.key.to_user_string()}",
+            skip_reason=f"{len(observations)} observations of {observed.key.to_user_string()}: the rest is as it was",
         )
 
     return SensorDefinition(
@@ -169,15 +178,21 @@ def _spec(topic: str, translator: MarshalTranslator | None) -> AssetSpec:
     return (translator or MarshalTranslator()).topic_spec(topic)
 
 
-def _rate(before: EventRecordsResult, ends: Mapping[int, int]) -> dict[str, float]:
+def _rate(before: EventLogRecord | None, ends: Mapping[int, int]) -> dict[str, float]:
     """Give how many offsets a second were added since the observation before, if there is one to compare with."""
-    if not before.records:
+    then = _told(before).get(_ENDS)
+    passed_s = time.time() - before.timestamp if before is not None else 0.0
+    if not isinstance(then, dict) or passed_s <= 0:
         return {}
-    record = before.records[0]
-    observation = record.asset_observation
-    then = observation.metadata.get(_ENDS) if observation is not None else None
-    passed_s = time.time() - record.timestamp
-    if then is None or not isinstance(then.value, dict) or passed_s <= 0:
-        return {}
-    added = sum(max(0, end - then.value.get(str(number), end)) for number, end in ends.items())
-    return {"offsets_per_s": round(added / passed_s, 3)}
+    added = sum(max(0, end - then.get(str(number), end)) for number, end in ends.items())
+    return {_RATE: round(added / passed_s, 3)}
+
+
+def _is_new(before: EventLogRecord | None, now: AssetObservation) -> bool:
+    known, told = _told(before), {name: value.value for name, value in now.metadata.items()}
+    return any(known.get(name) != told[name] for name in (_ENDS, "lag", "topic_id")) or bool(known.get(_RATE, 1))
+
+
+def _told(record: EventLogRecord | None) -> Mapping[str, object]:
+    observation = record.asset_observation if record is not None else None
+    return {name: each.value for name, each in observation.metadata.items()} if observation is not None else {}

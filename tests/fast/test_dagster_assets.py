@@ -376,6 +376,25 @@ def test_new_messages_start_the_partitions_that_have_them(
     assert "3" in automation.asked()
 
 
+@pytest.mark.parametrize("per_partition", [False, True])
+def test_a_tick_that_finds_nothing_new_tells_nothing(
+    stand: Stand, own_instance: dg.DagsterInstance, *, per_partition: bool
+) -> None:
+    """The second still tells that nothing is added any more; new messages, and a batch done, are told."""
+    stand.instance = own_instance
+    shop = Shop(stand, own_instance, per_partition=per_partition)
+    everything = 3 if per_partition else 1
+    told = [len(shop.tick().asset_events) for _ in range(3)]
+    assert told == [everything, everything, 0]
+    stand.scene.data.append(1, 1)
+    (event,) = shop.tick().asset_events
+    assert event.metadata["offsets_per_s"].value != 0
+    assert [len(shop.tick().asset_events) for _ in range(2)] == [1, 0]
+    assert shop.run(partition_key="1" if per_partition else None).success
+    (event,) = shop.tick().asset_events
+    assert event.metadata["lag"].value == 0
+
+
 def test_a_tick_of_a_topic_whose_cluster_is_down_fails_with_one_line(shop: Shop) -> None:
     """And tells nothing that is not known."""
     shop.stand.scene.data.is_down = True
