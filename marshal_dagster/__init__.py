@@ -8,8 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from marshal_dagster.asset_checks import ClaimCheck, build_claim_checks
-    from marshal_dagster.assets import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
+    from marshal_dagster.assets import (
+        ClaimCheck,
+        ClaimedAsset,
+        MarshalTranslator,
+        build_claim_checks,
+        build_topic_asset,
+        build_topic_sensor,
+        kafka_partitions,
+        marshal_asset,
+    )
     from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason, PartitionReport, RangeOptions
     from marshal_dagster.errors import (
         BatchAborted,
@@ -53,7 +61,6 @@ if TYPE_CHECKING:
     from marshal_dagster.sensors import build_dead_run_sensors, build_stale_claim_sensor
     from marshal_dagster.spark.session import spark_settings, start_session
     from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink, WriteOutcome
-    from marshal_dagster.topic_assets import build_topic_asset, build_topic_sensor
 
 __all__ = [
     "BatchAborted",
@@ -124,8 +131,16 @@ __all__ = [
 ]
 
 _ELSEWHERE: Final = {
-    "asset_checks": ("ClaimCheck", "build_claim_checks"),
-    "assets": ("ClaimedAsset", "MarshalTranslator", "kafka_partitions", "marshal_asset"),
+    "assets": (
+        "ClaimCheck",
+        "ClaimedAsset",
+        "MarshalTranslator",
+        "build_claim_checks",
+        "build_topic_asset",
+        "build_topic_sensor",
+        "kafka_partitions",
+        "marshal_asset",
+    ),
     "delivery": ("BatchRequest", "ClaimedBatch", "Delivery", "IdleReason", "PartitionReport", "RangeOptions"),
     "jobs": ("build_claimed_batch_job", "build_claimed_batch_schedule", "build_reprocess_job"),
     "kafka.connection": ("KafkaConnection",),
@@ -147,7 +162,6 @@ _ELSEWHERE: Final = {
     "sensors": ("build_dead_run_sensors", "build_stale_claim_sensor"),
     "spark.session": ("spark_settings", "start_session"),
     "spark.sinks": ("FileSink", "PostgresSink", "Sink", "WriteOutcome"),
-    "topic_assets": ("build_topic_asset", "build_topic_sensor"),
 }
 """Where a name is defined; those that are not listed are errors."""
 _MODULES: Final = {name: module for module, names in _ELSEWHERE.items() for name in names}

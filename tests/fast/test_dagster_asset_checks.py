@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marshal_dagster.asset_checks import (
+from marshal_dagster.assets.checks import (
     ClaimCheck,
     Oddity,
     RecordedRange,

@@ -8,7 +8,8 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.observe import observe
 
-from marshal_dagster.assets import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
+from marshal_dagster.assets.claimed import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
+from marshal_dagster.assets.topics import build_topic_asset, build_topic_sensor
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
@@ -16,7 +17,6 @@ from marshal_dagster.ops import ClaimedBatchConfig
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.sensors import build_stale_claim_sensor
-from marshal_dagster.topic_assets import build_topic_asset, build_topic_sensor
 from tests.delivering import GROUP, TOPIC
 from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
 from tests.real.killing import KillableLog, Killed, KillPoint, Side

@@ -25,11 +25,11 @@ from dagster import (
     multi_asset_check,
 )
 
+from marshal_dagster.assets.standing import Standing, standing
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.resources import ClaimerResource
 from marshal_dagster.runs import TOPIC_TAG
 from marshal_dagster.sensors.left import listed, partitions_left
-from marshal_dagster.standing import Standing, standing
 
 DEFAULT_LAST: Final = 100
 _NOT_DONE: Final = "not committed"

@@ -26,13 +26,13 @@ from dagster import (
     multi_observable_source_asset,
 )
 
-from marshal_dagster.assets import MarshalTranslator, kafka_partitions
+from marshal_dagster.assets.claimed import MarshalTranslator, kafka_partitions
+from marshal_dagster.assets.standing import Standing, standing
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import is_topic
 from marshal_dagster.resources import ClaimerResource
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S
 from marshal_dagster.sensors.names import as_name
-from marshal_dagster.standing import Standing, standing
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
 _ENDS: Final = "end_offsets"
