@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         kafka_partitions,
         marshal_asset,
     )
+    from marshal_dagster.component import ClaimedTopicComponent
     from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason, PartitionReport, RangeOptions
     from marshal_dagster.errors import (
         BatchAborted,
@@ -71,6 +72,7 @@ __all__ = [
     "ClaimedBatch",
     "ClaimedBatchConfig",
     "ClaimedRange",
+    "ClaimedTopicComponent",
     "ClaimerResource",
     "ConfigurationError",
     "DataLoss",
@@ -141,6 +143,7 @@ _ELSEWHERE: Final = {
         "kafka_partitions",
         "marshal_asset",
     ),
+    "component": ("ClaimedTopicComponent",),
     "delivery": ("BatchRequest", "ClaimedBatch", "Delivery", "IdleReason", "PartitionReport", "RangeOptions"),
     "jobs": ("build_claimed_batch_job", "build_claimed_batch_schedule", "build_reprocess_job"),
     "kafka.connection": ("KafkaConnection",),

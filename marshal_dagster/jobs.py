@@ -79,20 +79,20 @@ def build_claimed_batch_job(
     """Build a job of what `build_claimed_batch_op` or `marshal_asset` made.
 
     `config` is what a run gets that is given none. The work is done in the run worker itself unless another executor is
-    given: there is one step, and no child process that would start later and might outlive its run. Default name:
-    `<op>_job`. Raises `ConfigurationError`.
+    given: there is no child process that would start later and might outlive its run. An asset's checks are carried out
+    too. Default name: `<op>_job`. Raises `ConfigurationError`.
     """
     op = claimed.op if isinstance(claimed, AssetsDefinition) else claimed
     if TOPIC_TAG not in op.tags:
         raise ConfigurationError(f"{op.name!r} has no topic: make it with build_claimed_batch_op or marshal_asset")
     name = name or f"{op.name}_job"
-    description = description or op.description
+    description = description or _description(claimed)
     run_config = RunConfig(ops={op.name: config} if config else {})
     tags = {TOPIC_TAG: op.tags[TOPIC_TAG], **(tags or {})}
     if isinstance(claimed, AssetsDefinition):
         return define_asset_job(
             name,
-            AssetSelection.assets(claimed).without_checks(),
+            AssetSelection.assets(claimed),
             config=run_config,
             tags={OP_TAG: op.name, **tags},
             executor_def=executor_def,
@@ -103,6 +103,10 @@ def build_claimed_batch_job(
         op()
 
     return job(name=name, description=description, config=run_config, tags=tags, executor_def=executor_def)(work)
+
+
+def _description(claimed: OpDefinition | AssetsDefinition) -> str | None:
+    return claimed.descriptions_by_key[claimed.key] if isinstance(claimed, AssetsDefinition) else claimed.description
 
 
 def build_claimed_batch_schedule(

@@ -1,0 +1,11 @@
+"""What `dg` loads: all that is below `defs`."""
+
+from pathlib import Path
+
+import dagster as dg
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """Load it."""
+    return dg.load_from_defs_folder(path_within_project=Path(__file__).parent)

@@ -1,0 +1,217 @@
+"""A `dg` component: claimed batches of a data topic from a few lines of YAML."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+from dagster import (
+    Component,
+    ComponentLoadContext,
+    DefaultScheduleStatus,
+    DefaultSensorStatus,
+    Definitions,
+    EnvVar,
+    Model,
+    Resolvable,
+    Scaffolder,
+    ScaffoldRequest,
+    ScheduleDefinition,
+    SensorDefinition,
+    scaffold_component,
+    scaffold_with,
+)
+from pydantic import Field
+
+from marshal_dagster.assets import build_claim_checks, build_topic_asset, build_topic_sensor, marshal_asset
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.jobs import AnyJob, build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
+from marshal_dagster.resources import (
+    DEFAULT_COORDINATION_TOPIC,
+    DEFAULT_HEARTBEAT_INTERVAL_S,
+    ClaimerResource,
+    KafkaConnectionConfig,
+    RationalizerResource,
+)
+from marshal_dagster.sensors import build_dead_run_sensors, build_stale_claim_sensor
+from marshal_dagster.sensors.names import as_name
+from marshal_dagster.spark.sinks import FileSink
+
+_FUNCTION = '''"""What is done with the messages of a batch."""
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+
+def {name}(context, batch, frame: DataFrame) -> DataFrame:
+    """Count the messages of each partition."""
+    return frame.groupBy("partition").agg(f.count("*").alias("messages"))
+'''
+
+
+class ConnectionModel(Model, Resolvable):
+    """A Kafka cluster; secrets are named by their environment variable, never written down."""
+
+    bootstrap_servers: str = Field(description="Brokers to ask first: a comma-separated list of host:port.")
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: str | None = Field(default=None, description="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.")
+    username: str | None = None
+    password_variable: str | None = Field(default=None, description="The environment variable with the password.")
+    ssl_ca_location: str | None = Field(default=None, description="PEM file of the authorities to trust.")
+    ssl_certificate_location: str | None = Field(default=None, description="PEM file of this client's certificate.")
+    ssl_key_location: str | None = Field(default=None, description="PEM file of this client's key (PKCS#8).")
+    ssl_key_password_variable: str | None = Field(
+        default=None, description="The environment variable with the key's password."
+    )
+
+    def to_config(self) -> KafkaConnectionConfig:
+        """Give it as the resources take it. Raises `ConfigurationError`."""
+        fields: dict[str, Any] = self.model_dump(exclude_none=True)
+        for name in ("password", "ssl_key_password"):
+            if variable := fields.pop(f"{name}_variable", None):
+                fields[name] = EnvVar(variable)
+        return KafkaConnectionConfig(**fields)
+
+
+class _ClaimedTopicScaffolder(Scaffolder[Any]):
+    """Writes a `defs.yaml` to fill in, and the function that it names."""
+
+    def scaffold(self, request: ScaffoldRequest[Any]) -> None:
+        """Write both."""
+        name = as_name(request.target_path.name)
+        scaffold_component(
+            request,
+            {
+                "topic": name,
+                "group": name,
+                "delivery": "effectively_once",
+                "function": f"process.py:{name}",
+                "output_folder": f"data/{name}",
+                "connection": {"bootstrap_servers": "localhost:9092"},
+                "schedule": "*/5 * * * *",
+            },
+        )
+        Path(request.target_path, "process.py").write_text(_FUNCTION.format(name=name), encoding="utf-8")
+
+
+@scaffold_with(_ClaimedTopicScaffolder)
+class ClaimedTopicComponent(Component, Model, Resolvable):
+    """An asset of claimed batches of one data topic, with its topic's asset, job, schedule, checks and sensors."""
+
+    topic: str = Field(description="The data topic.")
+    group: str = Field(description="The group whose members share the partitions and one position in each of them.")
+    function: str = Field(
+        description="What is done with a batch: `file.py:function` beside this file, or `package.module:function`. It "
+        "gets context, batch and frame, and in effectively once returns the rows for the output."
+    )
+    connection: ConnectionModel = Field(description="The Kafka cluster.")
+    delivery: Literal["at_most_once", "at_least_once", "effectively_once"] = Field(
+        default="at_least_once", description="What the group promises for each message."
+    )
+    output_folder: str | None = Field(
+        default=None, description="Effectively once: the folder of a `FileSink`. Give this or `sink`."
+    )
+    sink: str | None = Field(
+        default=None,
+        description="Effectively once: a `Sink`, or a function of the context that makes one, named as `function` is.",
+    )
+    name: str | None = Field(default=None, description="The asset's name; by default the function's.")
+    coordination_topic: str = Field(default=DEFAULT_COORDINATION_TOPIC, description="The coordination log.")
+    heartbeat_interval_s: float = Field(
+        default=DEFAULT_HEARTBEAT_INTERVAL_S, description="Seconds between heartbeats; agreed on by the group."
+    )
+    max_records: int | None = Field(default=None, description="The most offsets of a batch.")
+    max_batches: int | None = Field(default=None, description="A run ends after so many batches.")
+    time_budget_s: float | None = Field(default=None, description="A run begins no batch after so many seconds.")
+    schedule: str | None = Field(default=None, description="A cron expression: when runs start.")
+    sensors: list[Literal["stale_claims", "dead_runs", "topic"]] = Field(
+        default=["stale_claims", "dead_runs", "topic"],
+        description="Which are there: one asks for runs that redo what dead ones left, two revoke what failed and "
+        "cancelled runs held, one observes the topic, whose asset comes with it: leave it to one component a topic.",
+    )
+    max_lag: int | None = Field(default=None, description="The check `lag` fails beyond so many offsets.")
+    running: bool = Field(default=True, description="Whether schedule and sensors are running from the start.")
+
+    def build_defs(self, context: ComponentLoadContext) -> Definitions:
+        """Build them. Raises `ConfigurationError`."""
+        function = _load(context, self.function, "function")
+        name = self.name or str(function.__name__)
+        claimer_key, rationalizer_key = f"{name}_claimer", f"{name}_rationalizer"
+        connection = self.connection.to_config()
+        asset = marshal_asset(
+            topic=self.topic,
+            name=name,
+            sink=self._sink(context),
+            max_records=self.max_records,
+            max_batches=self.max_batches,
+            time_budget_s=self.time_budget_s,
+            claimer_key=claimer_key,
+        )(function)
+        observes = "topic" in self.sensors
+        job, redo = build_claimed_batch_job(asset), build_reprocess_job(asset)
+        return Definitions(
+            assets=[*([build_topic_asset(self.topic, claimer_key=claimer_key)] if observes else []), asset],
+            asset_checks=[build_claim_checks(asset, max_lag=self.max_lag, claimer_key=claimer_key)],
+            jobs=[job, redo],
+            schedules=self._schedules(job),
+            sensors=self._sensors(name, redo, claimer_key, rationalizer_key),
+            resources={
+                claimer_key: ClaimerResource(
+                    connection=connection,
+                    coordination_topic=self.coordination_topic,
+                    group=self.group,
+                    delivery=self.delivery,
+                    heartbeat_interval_s=self.heartbeat_interval_s,
+                ),
+                rationalizer_key: RationalizerResource(
+                    connection=connection, coordination_topic=self.coordination_topic
+                ),
+            },
+        )
+
+    def _schedules(self, job: AnyJob) -> list[ScheduleDefinition]:
+        if self.schedule is None:
+            return []
+        status = DefaultScheduleStatus.RUNNING if self.running else DefaultScheduleStatus.STOPPED
+        return [build_claimed_batch_schedule(job, cron_schedule=self.schedule, default_status=status)]
+
+    def _sensors(self, name: str, redo: AnyJob, claimer_key: str, rationalizer_key: str) -> list[SensorDefinition]:
+        status = DefaultSensorStatus.RUNNING if self.running else DefaultSensorStatus.STOPPED
+        found: list[SensorDefinition] = []
+        if "stale_claims" in self.sensors:
+            found.append(
+                build_stale_claim_sensor(
+                    redo,
+                    group=self.group,
+                    name=f"{name}_stale_claims",
+                    rationalizer_key=rationalizer_key,
+                    default_status=status,
+                )
+            )
+        if "dead_runs" in self.sensors:
+            found += build_dead_run_sensors(group=self.group, name=name, claimer_key=claimer_key, default_status=status)
+        if "topic" in self.sensors:
+            found.append(
+                build_topic_sensor(self.topic, name=f"{name}_messages", claimer_key=claimer_key, default_status=status)
+            )
+        return found
+
+    def _sink(self, context: ComponentLoadContext) -> Any:  # noqa: ANN401 - a sink, or what makes one
+        if self.output_folder is not None and self.sink is not None:
+            raise ConfigurationError(f"topic {self.topic!r}: give output_folder or sink, not both")
+        if (self.output_folder or self.sink) is None and self.delivery == "effectively_once":
+            raise ConfigurationError(f"topic {self.topic!r}: effectively_once needs output_folder or sink")
+        if self.sink is not None:
+            return _load(context, self.sink, "sink")
+        return None if self.output_folder is None else FileSink(self.output_folder)
+
+
+def _load(context: ComponentLoadContext, named: str, field: str) -> Any:  # noqa: ANN401 - whatever it names
+    place, colon, name = named.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise ConfigurationError(f"{field} is {named!r}; write file.py:name or package.module:name")
+    try:
+        is_file = place.endswith(".py")
+        module = context.load_defs_relative_python_module(Path(place)) if is_file else import_module(place)
+        return getattr(module, name)
+    except (ImportError, FileNotFoundError, AttributeError) as error:
+        raise ConfigurationError(f"{field} {named!r} was not found: {error}") from error

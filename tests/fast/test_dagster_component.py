@@ -1,0 +1,143 @@
+"""The component: what a `defs.yaml` comes to, and what is wrong with one."""
+
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import dagster as dg
+import pytest
+import yaml  # type: ignore[import-untyped]
+from dagster.components.testing import create_defs_folder_sandbox
+
+from marshal_dagster.component import ClaimedTopicComponent, ConnectionModel
+from marshal_dagster.resources import ClaimerResource
+
+pytestmark = [  # of Dagster's own loader
+    pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20"),
+    pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning"),
+]
+EXAMPLE = Path(__file__).parents[2] / "examples" / "component" / "flights_component" / "defs" / "flights" / "defs.yaml"
+TYPE = "marshal_dagster.component.ClaimedTopicComponent"
+ATTRIBUTES: dict[str, Any] = {
+    "topic": "orders",
+    "group": "shops",
+    "function": "process.py:count",
+    "connection": {"bootstrap_servers": "127.0.0.1:1"},
+}
+PROCESS = '''
+def count(context, batch, frame):
+    """Count."""
+sink = object()
+'''
+
+
+def built(**attributes: Any) -> dg.Definitions:  # noqa: ANN401 - what stands in the file
+    """Load a project with one such file."""
+    given = {name: value for name, value in (ATTRIBUTES | attributes).items() if value is not None}
+    with create_defs_folder_sandbox() as sandbox:
+        path = sandbox.scaffold_component(
+            component_cls=ClaimedTopicComponent, defs_yaml_contents={"type": TYPE, "attributes": given}
+        )
+        (path / "process.py").write_text(PROCESS)
+        with sandbox.load_component_and_build_defs(path) as (component, definitions):
+            assert isinstance(component, ClaimedTopicComponent)
+            dg.Definitions.validate_loadable(definitions)
+            return definitions
+
+
+def names(found: Any) -> set[str]:  # noqa: ANN401 - jobs, schedules or sensors
+    """Give the names."""
+    return {each.name for each in found or ()}
+
+
+def test_all_that_belongs_to_a_topic_is_there() -> None:
+    """Its asset, the function's, jobs, schedule, checks, sensors, resources of its own."""
+    found = built(schedule="*/5 * * * *", max_lag=10)
+    graph = found.resolve_asset_graph()
+    count, topic = dg.AssetKey("count"), dg.AssetKey(["kafka", "orders"])
+    assert graph.get(count).parent_keys == {topic}
+    assert graph.get(topic).is_observable
+    assert {key.name for key in graph.asset_check_keys} == {
+        "stale_claims",
+        "lag",
+        "gaps",
+        "rewinds",
+        "double_commits",
+    }
+    assert names(found.jobs) == {"count_job", "reprocess_count"}
+    (schedule,) = found.schedules or ()
+    assert isinstance(schedule, dg.ScheduleDefinition)
+    assert schedule.cron_schedule == "*/5 * * * *"
+    assert schedule.default_status is dg.DefaultScheduleStatus.RUNNING
+    assert names(found.sensors) == {"count_stale_claims", "count_failed_runs", "count_canceled_runs", "count_messages"}
+    claimer = (found.resources or {})["count_claimer"]
+    assert isinstance(claimer, ClaimerResource)
+    assert (claimer.group, claimer.delivery, claimer.heartbeat_interval_s) == ("shops", "at_least_once", 10)
+
+
+def test_what_is_not_wanted_is_left_out() -> None:
+    """No schedule without a time, no sensor that is not named, no topic's asset without its sensor."""
+    found = built(sensors=[], running=False, name="other")
+    assert names(found.schedules) == names(found.sensors) == set()
+    assert names(found.jobs) == {"other_job", "reprocess_other"}
+    assert not found.resolve_asset_graph().has(dg.AssetKey(["kafka", "orders"])) or (
+        not found.resolve_asset_graph().get(dg.AssetKey(["kafka", "orders"])).is_observable
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"function": "process.py"}, r"write file\.py:name or package\.module:name"),
+        ({"function": "process.py:missing"}, "was not found"),
+        ({"function": "no_such_module:count"}, "was not found"),
+        ({"function": "missing.py:count"}, "was not found"),
+        ({"delivery": "effectively_once"}, "effectively_once needs output_folder or sink"),
+        ({"output_folder": "a", "sink": "process.py:sink"}, "not both"),
+        ({"topic": "a/b"}, "no name that Kafka allows"),
+        ({"max_records": 0}, "must be above 0"),
+        ({"delivery": "sometimes"}, "delivery"),
+        ({"sensors": ["lag"]}, "sensors"),
+        ({"unknown": 1}, "unknown"),
+        ({"connection": {"bootstrap_servers": "127.0.0.1:1", "username": "me"}}, "username"),
+    ],
+)
+def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:
+    """When the definitions are loaded, not when a run begins; Dagster tells where, and the cause says what."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Dagster's, of several kinds
+        built(**wrong)
+    told, error = "", cast("BaseException | None", caught.value)
+    while error is not None:
+        told += f"{error}\n"
+        error = error.__cause__ or error.__context__
+    assert re.search(said, told), told
+
+
+def test_secrets_are_named_by_their_variable() -> None:
+    """And are not in what Dagster stores."""
+    connection = ConnectionModel(
+        bootstrap_servers="127.0.0.1:1",
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="SCRAM-SHA-256",
+        username="me",
+        password_variable="THE_PASSWORD",
+    ).to_config()
+    assert connection.__dict__["password"] == dg.EnvVar("THE_PASSWORD")
+    assert connection.secrets_in_code() == []
+
+
+def test_the_example_is_the_deployment_of_definitions_py() -> None:
+    """In 20 lines, with the same topic, group, promise, limits and times."""
+    from definitions import defs
+    from jobs import flights, settings
+
+    text = EXAMPLE.read_text()
+    assert len(text.splitlines()) <= 20
+    attributes = yaml.safe_load(text)["attributes"]
+    claimer = (defs.resources or {})["claimer"]
+    assert isinstance(claimer, ClaimerResource)
+    assert (attributes["topic"], attributes["group"]) == (flights.TOPIC, claimer.group)
+    assert attributes["delivery"] == claimer.delivery
+    assert attributes["schedule"] == flights.flights_schedule.cron_schedule
+    assert (attributes["max_records"], attributes["max_batches"]) == (settings.MAX_RECORDS, settings.MAX_BATCHES)
+    assert attributes["function"].endswith(f":{flights.flights_by_carrier.name}")
