@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
     from marshal_dagster.kafka.connection import KafkaConnection
     from marshal_dagster.operator_jobs import (
+        AdoptConfig,
         PauseConfig,
         ResumeConfig,
         RevokeConfig,
         SetPositionConfig,
+        build_adopt_job,
         build_pause_job,
         build_resume_job,
         build_revoke_job,
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink, WriteOutcome
 
 __all__ = [
+    "AdoptConfig",
     "BatchAborted",
     "BatchRequest",
     "ClaimLost",
@@ -98,6 +101,7 @@ __all__ = [
     "UnavailableError",
     "UnsafeTopic",
     "WriteOutcome",
+    "build_adopt_job",
     "build_claimed_batch_job",
     "build_claimed_batch_op",
     "build_claimed_batch_schedule",
@@ -117,10 +121,12 @@ _ELSEWHERE: Final = {
     "jobs": ("build_claimed_batch_job", "build_claimed_batch_schedule", "build_reprocess_job"),
     "kafka.connection": ("KafkaConnection",),
     "operator_jobs": (
+        "AdoptConfig",
         "PauseConfig",
         "ResumeConfig",
         "RevokeConfig",
         "SetPositionConfig",
+        "build_adopt_job",
         "build_pause_job",
         "build_resume_job",
         "build_revoke_job",

@@ -1,4 +1,4 @@
-"""Jobs by which a person acts on a group from the launchpad: pause it, resume it, set its positions, revoke claims.
+"""Jobs by which a person acts on a group from the launchpad: pause, resume, set or adopt positions, revoke claims.
 
 Each works in the name of a `ClaimerResource`, which says of which group and log, and shows in the run what was and what
 is. They write, which takes WRITE on the coordination topic.
@@ -28,6 +28,7 @@ from pydantic import Field
 
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import ConfigurationError, MarshalError
+from marshal_dagster.operations.adopting import Adopting, Given
 from marshal_dagster.operations.opening import LOOKING_MS
 from marshal_dagster.operations.pausing import PauseChange, Pausing
 from marshal_dagster.operations.positions import Move, Repositioning
@@ -40,6 +41,9 @@ from marshal_dagster.runs import DeadRuns, forwarded_logs
 DEFAULT_WAIT_S: Final = 300.0
 _SECOND_MS: Final = 1_000
 _DRY_RUN: Final = "Only show, in the metadata of the run, what would change; nothing is written."
+_PARTITIONS: Final = "These partitions, as in '0,2-4'; by default all."
+_WAIT: Final = "Seconds that those who hold partitions have to leave."
+_OUTSIDE: Final = "Also take offsets that the topic does not hold; else these are refused."
 
 
 class PauseConfig(Config):
@@ -72,13 +76,31 @@ class SetPositionConfig(Config):
     earliest: bool = Field(default=False, description="The first record that is left.")
     latest: bool = Field(default=False, description="The end: only what comes is read.")
     back: int | None = Field(default=None, ge=1, description="So many offsets before where each partition stands.")
-    partitions: str | None = Field(default=None, description="These partitions, as in '0,2-4'; by default all.")
-    wait_s: float = Field(
-        default=DEFAULT_WAIT_S, ge=0, description="Seconds that those who hold partitions have to leave."
+    partitions: str | None = Field(default=None, description=_PARTITIONS)
+    wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
+    outside_the_log: bool = Field(default=False, description=_OUTSIDE)
+    dry_run: bool = Field(default=False, description=_DRY_RUN)
+
+
+class AdoptConfig(Config):
+    """Where a group's first positions come from: give `consumer_group` or `checkpoint`."""
+
+    topic: str = Field(description="The data topic.")
+    consumer_group: str | None = Field(
+        default=None, description="What Kafka holds as the offsets of this consumer group, which must be stopped."
     )
-    outside_the_log: bool = Field(
-        default=False, description="Also take offsets that the topic does not hold; else these are refused."
+    checkpoint: str | None = Field(
+        default=None,
+        description="The checkpoint folder of a stopped query of Structured Streaming, where the run can read it.",
     )
+    others: str | None = Field(
+        default=None,
+        description="Where partitions begin of which it has no offset: earliest or latest. By default those of a "
+        "checkpoint at the earliest; those of a consumer group are refused.",
+    )
+    partitions: str | None = Field(default=None, description=_PARTITIONS)
+    wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
+    outside_the_log: bool = Field(default=False, description=_OUTSIDE)
     dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
@@ -87,7 +109,7 @@ class RevokeConfig(Config):
 
     topic: str = Field(description="The data topic.")
     instance: str = Field(description="The owner, who is dead: an instance id, or the run id in front of it.")
-    partitions: str | None = Field(default=None, description="These partitions, as in '0,2-4'; by default all.")
+    partitions: str | None = Field(default=None, description=_PARTITIONS)
     dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
@@ -149,6 +171,26 @@ def build_set_position_job(
 
     description = "Sets where the group goes on in a data topic."
     return _job(name, description, _op(name, set_position, claimer_key), executor_def, tags)
+
+
+def build_adopt_job(
+    *,
+    name: str = "adopt_positions",
+    claimer_key: str = "claimer",
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+) -> JobDefinition:
+    """Build the job that gives the group of the claimer `claimer_key` its first positions (`AdoptConfig`).
+
+    They come from a consumer group, or from a checkpoint of Structured Streaming. The run fails where the group has
+    positions already; else it does and shows what `build_set_position_job` does.
+    """
+
+    def adopt(context: OpExecutionContext, config: AdoptConfig) -> None:
+        _adopt(context, _claimer(context, claimer_key), config)
+
+    description = "Takes the group's first positions from where its work was done before."
+    return _job(name, description, _op(name, adopt, claimer_key), executor_def, tags)
 
 
 def build_revoke_job(
@@ -222,22 +264,41 @@ def _set_position(context: OpExecutionContext, claimer: ClaimerResource, config:
             for warning in work.warnings():
                 context.log.warning(warning)
             if not config.dry_run:
-                _carry_out(context, work, moves, config.wait_s)
-    _tell(
-        context,
-        claimer.group,
-        config.dry_run,
-        _move_table(moves, () if config.dry_run else [move.partition for move in moves]),
-    )
+                _carry_out(context, claimer.group, work, moves, config.wait_s)
+    _tell_moves(context, claimer.group, moves, dry_run=config.dry_run)
 
 
-def _carry_out(context: OpExecutionContext, work: Repositioning, moves: Sequence[Move], wait_s: float) -> None:
+def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: AdoptConfig) -> None:
+    given = Given(config.consumer_group, config.checkpoint, config.others)
+    others = given.begin_at()
+    named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
+    client = claimer.client_id or context.run_id
+    with forwarded_logs(context), claimer.open_data() as topics:
+        work = Adopting(Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock()))
+        with closing(work):
+            source = given.source(topics, config.topic)
+            moves = work.look(source, named, others=others, outside_the_log=config.outside_the_log)
+            for warning in (*source.notes, *work.warnings()):
+                context.log.warning(warning)
+            if not config.dry_run:
+                source.require_at_rest()
+                _carry_out(context, claimer.group, work, moves, config.wait_s)
+    _tell_moves(context, claimer.group, moves, dry_run=config.dry_run)
+
+
+def _tell_moves(context: OpExecutionContext, group: str, moves: Sequence[Move], *, dry_run: bool) -> None:
+    _tell(context, group, dry_run, _move_table(moves, () if dry_run else [move.partition for move in moves]))
+
+
+def _carry_out(
+    context: OpExecutionContext, group: str, work: Repositioning | Adopting, moves: Sequence[Move], wait_s: float
+) -> None:
     """Set the positions; should it fail, have the failure say what was set."""
     try:
         problem = work.carry_out(moves, wait_s=wait_s, is_dead=DeadRuns(context.instance))
     except MarshalError as error:
         done = _done(context, work, moves)
-        metadata: dict[str, Any] = {"group": work.group, "before_and_after": _move_table(moves, done)}
+        metadata: dict[str, Any] = {"group": group, "before_and_after": _move_table(moves, done)}
         raise Failure(f"{error}. Set: partitions {done}", metadata=metadata, allow_retries=False) from error
     except BaseException:
         context.log.exception(
@@ -248,7 +309,7 @@ def _carry_out(context: OpExecutionContext, work: Repositioning, moves: Sequence
         context.log.warning("the group's offsets in Kafka were not updated (only lag tools read them): %s", problem)
 
 
-def _done(context: OpExecutionContext, work: Repositioning, moves: Sequence[Move]) -> list[int]:
+def _done(context: OpExecutionContext, work: Repositioning | Adopting, moves: Sequence[Move]) -> list[int]:
     """Give the partitions that were set, by what the log shows."""
     try:
         return sorted(work.done(moves))

@@ -34,6 +34,11 @@ Partitions = Annotated[
     typer.Option("--partitions", "-p", metavar="0,2-4", help="These; all by default.", show_default=False),
 ]
 
+Wait = Annotated[
+    str, typer.Option("--wait", metavar="DURATION", help="How long those that hold partitions have to leave.")
+]
+OutsideTheLog = Annotated[bool, typer.Option("--outside-the-log", help="Also offsets that the topic does not hold.")]
+
 
 @app.command(
     "pause",
@@ -164,12 +169,8 @@ def _set(  # noqa: PLR0917 - by name
         typer.Option("--back", metavar="N", min=1, help="N offsets before where it stands.", show_default=False),
     ] = None,
     partitions: Partitions = None,
-    wait: Annotated[
-        str, typer.Option("--wait", metavar="DURATION", help="How long those that hold partitions have to leave.")
-    ] = "5m",
-    outside_the_log: Annotated[
-        bool, typer.Option("--outside-the-log", help="Also offsets that the topic does not hold.")
-    ] = False,
+    wait: Wait = "5m",
+    outside_the_log: OutsideTheLog = False,
     bootstrap_servers: BootstrapServers = None,
     connection: ConnectionFile = None,
     timeout: Timeout = None,
@@ -198,6 +199,80 @@ def _set(  # noqa: PLR0917 - by name
             wait=wait,
             outside_the_log=outside_the_log,
             new_group=new_group,
+            dry_run=dry_run,
+            yes=yes,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command(
+    "adopt",
+    cls=Command,
+    short_help="Take a group's first positions over.",
+    epilog=HELP,
+    help=help_text(
+        "Take a group's first positions from where its work was done before: what Kafka holds as the offsets of a "
+        "consumer group, or the newest committed batch in a checkpoint folder of Spark Structured Streaming. Stop that "
+        "consumer group or query first. Shows what is to be, asks, and sets the positions as `position set` does. "
+        "Refused where the group has positions already.",
+        "adopt flights flights --consumer-group flights-loader --dry-run",
+        "adopt flights flights --checkpoint /data/checkpoints/flights --yes",
+    ),
+)
+def _adopt(  # noqa: PLR0917 - by name
+    group: GroupName,
+    topic: TopicArgument,
+    consumer_group: Annotated[
+        str | None,
+        typer.Option(
+            "--consumer-group", metavar="NAME", help="The committed offsets of this group.", show_default=False
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint", metavar="FOLDER", help="The checkpoint of a query, on this machine.", show_default=False
+        ),
+    ] = None,
+    others: Annotated[
+        str | None,
+        typer.Option(
+            "--others",
+            metavar="earliest|latest",
+            help="Where partitions begin of which it has no offset; a checkpoint's at the earliest by default.",
+            show_default=False,
+        ),
+    ] = None,
+    partitions: Partitions = None,
+    wait: Wait = "5m",
+    outside_the_log: OutsideTheLog = False,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    data_connection: DataConnection = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import adopt
+    from marshal_dagster.operations.adopting import Given
+
+    given = Given(consumer_group, checkpoint, others)
+    if not given.is_one:
+        raise typer.BadParameter("give one of --consumer-group and --checkpoint")
+    return adopt.run(
+        adopt.AdoptRequest(
+            ConnectionOptions(bootstrap_servers, connection, timeout),
+            coordination_topic,
+            data_connection,
+            group,
+            topic,
+            given,
+            partitions=partitions,
+            wait=wait,
+            outside_the_log=outside_the_log,
             dry_run=dry_run,
             yes=yes,
             as_json=as_json,

@@ -166,6 +166,11 @@ class Repositioning:
         now = self._keys([move.partition for move in moves])
         return {each.partition: now[each.partition].generation for each in moves if _is_set(each, now[each.partition])}
 
+    def standing(self, partitions: Collection[int]) -> Mapping[int, int]:
+        """Read on, and give those of `partitions` that have a position. Raises `UnavailableError`, `LogChanged`."""
+        self._read()
+        return {number: key.offset for number, key in self._keys(partitions).items() if key.offset is not None}
+
     def close(self) -> None:
         """Let go of the coordination log."""
         reader, self._reader = self._reader, None
@@ -204,10 +209,9 @@ class Repositioning:
     def _tell_kafka(self, numbers: Collection[int]) -> str | None:
         """Let lag tools see where the partitions stand by now; best effort."""
         try:
-            self._read()
+            offsets = self.standing(numbers)
         except MarshalError as error:
             return str(error)
-        offsets = {number: key.offset for number, key in self._keys(numbers).items() if key.offset is not None}
         return self.topics.commit_group_offsets(self.group, self.topic, offsets)
 
 
