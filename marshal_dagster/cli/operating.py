@@ -281,6 +281,44 @@ def _adopt(  # noqa: PLR0917 - by name
 
 
 @app.command(
+    "settings",
+    cls=Command,
+    short_help="Show a group's settings, or switch its ranges off.",
+    epilog=HELP,
+    help=help_text(
+        "Show the settings of a group that are in force, by coordination partition where they differ. With "
+        "--without-ranges: take the feature `ranges` out of them, so that members that do not know it can claim. That "
+        "shows what is forgotten, asks, pauses the group, waits for those that hold something to leave, for two "
+        "heartbeat intervals more, and puts the pause back that was in force before.",
+        "settings flights --json",
+        "settings flights --without-ranges --dry-run",
+    ),
+)
+def _settings(  # noqa: PLR0917 - by name
+    group: GroupName,
+    without_ranges: Annotated[bool, typer.Option("--without-ranges", help="Switch ranges off.")] = False,
+    wait: Wait = "5m",
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import settings
+
+    if (dry_run or yes) and not without_ranges:
+        raise typer.BadParameter("--dry-run and --yes go with --without-ranges: alone it only shows")
+    request = settings.SettingsRequest(
+        ConnectionOptions(bootstrap_servers, connection, timeout), coordination_topic, group, as_json
+    )
+    if without_ranges:
+        return settings.switch_ranges_off(request, wait, dry_run=dry_run, yes=yes)
+    return settings.show(request)
+
+
+@app.command(
     "revoke",
     cls=Command,
     short_help="Take from a dead owner what it holds.",

@@ -42,8 +42,7 @@ class Move:
     @property
     def owners(self) -> Sequence[Owner]:
         """Who holds the partition, or ranges of it."""
-        holders = (self.key.owner, *(each.owner for each in self.key.ranges))
-        return tuple(dict.fromkeys(owner for owner in holders if owner is not None))
+        return owners_of(self.key)
 
     @property
     def notes(self) -> Sequence[str]:
@@ -213,6 +212,12 @@ class Repositioning:
         except MarshalError as error:
             return str(error)
         return self.topics.commit_group_offsets(self.group, self.topic, offsets)
+
+
+def owners_of(key: Key) -> Sequence[Owner]:
+    """Give who holds a key, or ranges of it."""
+    holders = (key.owner, *(each.owner for each in key.ranges))
+    return tuple(dict.fromkeys(owner for owner in holders if owner is not None))
 
 
 def _is_set(move: Move, now: Key) -> bool:
