@@ -24,6 +24,7 @@ from tests.cli import COMMAND, REPOSITORY, call, environ, start, stored
 COMMANDS = (
     ["doctor"],
     ["status"],
+    ["top"],
     ["tail"],
     ["replay"],
     ["recover"],
@@ -103,6 +104,7 @@ def test_the_page_about_the_command_line_names_everything() -> None:
         ["position", "set", "g", "t"],
         ["adopt", "g", "t"],
         ["settings", "g", "--yes"],
+        ["top", "--interval", "0"],
         ["settings", "g", "--dry-run"],
         ["adopt", "g", "t", "--consumer-group", "x", "--checkpoint", "y"],
         ["position", "set", "g", "t", "--earliest", "--back", "3"],
@@ -132,6 +134,7 @@ def test_wrong_usage_is_told_on_stderr(capsys: pytest.CaptureFixture[str], argum
         (["status", "-b", "a:1", "--topic", "a/b"], "--topic: 'a/b' is no name"),
         (["status", "-b", "a:1", "--data-connection", "nowhere.toml"], "nowhere.toml cannot be read"),
         (["doctor", "-b", "a:1", "--coordination-topic", ".."], "--coordination-topic: '..' is no name"),
+        (["top", "-b", "a:1", "--topic", "a/b"], "--topic: 'a/b' is no name"),
         (["tail", "-b", "a:1", "-n", "-1"], "-n: -1; give a number of records"),
         (["topic", "create", "-b", "a:1", "--name", "a b"], "--name: 'a b' is no name"),
         (["topic", "create", "-b", "a:1", "--partitions", "0"], "--partitions: 0; give 1 or more"),
