@@ -34,7 +34,10 @@ _UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 """The parser's own error, for which typer has no public name."""
 
 
-app = command_group("Kafka partitions claimed before Spark batches: the coordination log, looked at and looked after.")
+app = command_group(
+    "Kafka partitions claimed before Spark batches: the coordination log, looked at and looked after.",
+    add_completion=True,
+)
 kafka_app = command_group("A real Kafka for this machine: started, looked at and stopped.")
 topic_app = command_group("The coordination topic: created and checked.")
 app.add_typer(operating.app)

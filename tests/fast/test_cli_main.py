@@ -3,44 +3,41 @@
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from marshal_dagster import errors
 from marshal_dagster.cli import output, topic
 from marshal_dagster.cli import replay as replay_command
 from marshal_dagster.cli.exits import ExitCode, code_of
-from marshal_dagster.cli.main import run
+from marshal_dagster.cli.main import app, run
 from marshal_dagster.cli.options import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination import admin
 from marshal_dagster.devkafka import PortInUse
 from marshal_dagster.protocol.replay import MalformedLog
 from tests.cli import COMMAND, REPOSITORY, call, environ, start, stored
 
-COMMANDS = (
-    ["doctor"],
-    ["status"],
-    ["top"],
-    ["tail"],
-    ["replay"],
-    ["recover"],
-    ["pause"],
-    ["resume"],
-    ["revoke"],
-    ["position", "get"],
-    ["position", "set"],
-    ["adopt"],
-    ["settings"],
-    ["topic", "create"],
-    ["topic", "check"],
-    ["kafka", "up"],
-    ["kafka", "down"],
-    ["kafka", "status"],
-)
+Walked = tuple[list[str], Any]
+
+
+def walk(command: Any, path: Sequence[str] = ()) -> Iterator[Walked]:  # noqa: ANN401 - typer names no type for them
+    """Give every command below `command`, with how it is called."""
+    for name, each in getattr(command, "commands", {}).items():
+        yield from walk(each, (*path, name))
+    if not hasattr(command, "commands"):
+        yield list(path), command
+
+
+FOUND = list(walk(get_command(app)))
+COMMANDS = [path for path, _ in FOUND]
 VECTOR = REPOSITORY / "tests" / "vectors" / "marshal-log.jsonl"
 
 
@@ -78,6 +75,51 @@ def test_help_has_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[st
     assert (answer.code, answer.err) == (0, "")
     assert f"  marshal-dagster {' '.join(command)}" in answer.out.partition("Example")[2]
     assert "Exit codes: 0 done;" in answer.out
+
+
+def test_every_command_is_walked() -> None:
+    """Those of groups too."""
+    assert [each for each in (["top"], ["position", "set"], ["kafka", "up"]) if each not in COMMANDS] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), FOUND, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_every_command_can_answer_in_json(path: list[str], command: Any) -> None:  # noqa: ANN401 - as `walk`
+    """All of them show something, and each option has its help."""
+    options = {name: each for each in command.params for name in each.opts}
+    assert "--json" in options, path
+    assert [name for name, each in options.items() if not each.help] == []
+
+
+def in_bash(script: str, folder: Path) -> str:
+    """Run a script in a real bash that finds the program, with a home of its own; give what it printed."""
+    program = folder / "marshal-dagster"
+    program.write_text(f"#!{sys.executable}\nfrom marshal_dagster.cli.main import main\nmain()\n")
+    program.chmod(0o700)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=environ({"PATH": path, "HOME": str(folder), "PYTHONPATH": str(REPOSITORY)}),
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
+    """With what `--install-completion` writes to the files of the user's home."""
+    assert "bash completion installed" in in_bash("marshal-dagster --install-completion; true", tmp_path)
+    asked = [["po"], ["position", ""], ["adopt", "--ch"]]
+    completed = "".join(
+        f"COMP_WORDS=(marshal-dagster {' '.join(map(shlex.quote, words))}) COMP_CWORD={len(words)}\n"
+        '_marshal_dagster_completion marshal-dagster; echo "${COMPREPLY[@]}"\n'
+        for words in asked
+    )
+    assert in_bash(f'. "$HOME/.bashrc"\n{completed}', tmp_path).splitlines() == ["position", "get set", "--checkpoint"]
 
 
 def test_the_page_about_the_command_line_names_everything() -> None:
