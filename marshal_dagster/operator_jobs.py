@@ -1,4 +1,4 @@
-"""Jobs by which a person acts on a group from the launchpad: pause, resume, set or adopt positions, revoke claims.
+"""Jobs by which a person acts on a group from the launchpad: pause, resume, set or adopt positions, redo a range, revoke.
 
 Each works in the name of a `ClaimerResource`, which says of which group and log, and shows in the run what was and what
 is. They write, which takes WRITE on the coordination topic.
@@ -32,6 +32,7 @@ from marshal_dagster.operations.adopting import Adopting, Given
 from marshal_dagster.operations.opening import LOOKING_MS
 from marshal_dagster.operations.pausing import PauseChange, Pausing
 from marshal_dagster.operations.positions import Move, Repositioning
+from marshal_dagster.operations.reprocessing import Redo, Redone, Reprocessing
 from marshal_dagster.operations.revoking import HeldClaim, Revoking, held_by, told_of_nobody
 from marshal_dagster.operations.targets import Where, partitions_of
 from marshal_dagster.operations.times import duration_s, instant_ms
@@ -101,6 +102,22 @@ class AdoptConfig(Config):
     partitions: str | None = Field(default=None, description=_PARTITIONS)
     wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
     outside_the_log: bool = Field(default=False, description=_OUTSIDE)
+    dry_run: bool = Field(default=False, description=_DRY_RUN)
+
+
+class ReprocessRangeConfig(Config):
+    """Which offsets the group does again."""
+
+    topic: str = Field(description="The data topic.")
+    partition: int = Field(ge=0, description="The partition.")
+    start: int = Field(ge=0, description="The first offset to do again.")
+    end: int = Field(ge=1, description="The first one behind them; the group must have done all before it.")
+    within_s: float = Field(
+        default=3_600.0,
+        gt=0,
+        description="Seconds that the group's own runs have for it; then it goes on where it was.",
+    )
+    wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
     dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
@@ -191,6 +208,27 @@ def build_adopt_job(
 
     description = "Takes the group's first positions from where its work was done before."
     return _job(name, description, _op(name, adopt, claimer_key), executor_def, tags)
+
+
+def build_reprocess_range_job(
+    *,
+    name: str = "reprocess_range",
+    claimer_key: str = "claimer",
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+) -> JobDefinition:
+    """Build the job that has the group of the claimer `claimer_key` do a range again (`ReprocessRangeConfig`).
+
+    The group's own scheduled runs do it, so these must go on: the job sets the position back, waits until they have
+    reached the end, and sets the position to where the group stood. However it ends, but by a kill, the group goes on
+    there. The run fails when they were not through in time; the metadata say how far they got.
+    """
+
+    def reprocess_range(context: OpExecutionContext, config: ReprocessRangeConfig) -> None:
+        _reprocess_range(context, _claimer(context, claimer_key), config)
+
+    description = "Has the group's own runs do a range of offsets again."
+    return _job(name, description, _op(name, reprocess_range, claimer_key), executor_def, tags)
 
 
 def build_revoke_job(
@@ -284,6 +322,38 @@ def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: AdoptC
                 source.require_at_rest()
                 _carry_out(context, claimer.group, work, moves, config.wait_s)
     _tell_moves(context, claimer.group, moves, dry_run=config.dry_run)
+
+
+def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, config: ReprocessRangeConfig) -> None:
+    client = claimer.client_id or context.run_id
+    with forwarded_logs(context), claimer.open_data() as topics:
+        work = Reprocessing(Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock()))
+        with closing(work):
+            redo = work.look(config.partition, config.start, config.end)
+            for warning in work.warnings():
+                context.log.warning(warning)
+            redone = None
+            if not config.dry_run:
+                redone = work.carry_out(
+                    redo,
+                    wait_s=config.wait_s,
+                    within_s=config.within_s,
+                    is_dead=DeadRuns(context.instance),
+                    tell=context.log.info,
+                )
+    table = _redo_table(redo, redone)
+    if redone is not None and redone.problem is not None:
+        context.log.warning(
+            "the group's offsets in Kafka were not updated (only lag tools read them): %s", redone.problem
+        )
+    if redone is not None and redone.reached < redo.end:
+        raise Failure(
+            f"the group's runs have got to {redone.reached} of {redo.end} within {config.within_s:g} s; it goes on at "
+            f"{redone.goes_on_at}",
+            metadata={"group": claimer.group, "before_and_after": table},
+            allow_retries=False,
+        )
+    _tell(context, claimer.group, config.dry_run, table)
 
 
 def _tell_moves(context: OpExecutionContext, group: str, moves: Sequence[Move], *, dry_run: bool) -> None:
@@ -406,6 +476,34 @@ def _claim_table(claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> T
         for each in claims
     ]
     return MetadataValue.table(records, _CLAIMS)
+
+
+_REDOS: Final = TableSchema(
+    [
+        TableColumn("partition", "int", "The partition."),
+        TableColumn("start", "int", "The first offset that is done again."),
+        TableColumn("end", "int", "The first one behind them."),
+        TableColumn("before", "int", "Where the group stood."),
+        TableColumn("reached", "int", "How far it was done again."),
+        TableColumn("after", "int", "Where the group goes on."),
+        TableColumn("note", "string", "What to think of."),
+    ]
+)
+
+
+def _redo_table(redo: Redo, redone: Redone | None) -> TableMetadataValue:
+    record = TableRecord(
+        {
+            "partition": redo.back.partition,
+            "start": redo.back.offset,
+            "end": redo.end,
+            "before": redo.stood,
+            "reached": None if redone is None else redone.reached,
+            "after": None if redone is None else redone.goes_on_at,
+            "note": "; ".join(redo.back.notes),
+        }
+    )
+    return MetadataValue.table([record], _REDOS)
 
 
 _MOVES: Final = TableSchema(

@@ -281,6 +281,66 @@ def _adopt(  # noqa: PLR0917 - by name
 
 
 @app.command(
+    "reprocess",
+    cls=Command,
+    short_help="Have a range of offsets done again.",
+    epilog=HELP,
+    help=help_text(
+        "Have the group's own members do a range of a partition's offsets again, which they have done before: shows "
+        "what is to be, asks, sets the position back to the range's start, waits until the members have reached its "
+        "end, and has the group go on where it stood. It stays until then; interrupted, it has the group go on there. "
+        "The exit code is 1 when the members were not through in time.",
+        "reprocess flights flights --partition 0 --from 1500 --to 1720 --dry-run",
+        "reprocess flights flights --partition 0 --from 1500 --to 1720 --within 2h --yes",
+    ),
+)
+def _reprocess(  # noqa: PLR0917 - by name
+    group: GroupName,
+    topic: TopicArgument,
+    partition: Annotated[
+        int, typer.Option("--partition", "-p", metavar="N", min=0, help="The partition.", show_default=False)
+    ],
+    start: Annotated[
+        int, typer.Option("--from", metavar="OFFSET", min=0, help="The first offset of the range.", show_default=False)
+    ],
+    end: Annotated[
+        int, typer.Option("--to", metavar="OFFSET", min=1, help="The first one behind it.", show_default=False)
+    ],
+    within: Annotated[
+        str, typer.Option("--within", metavar="DURATION", help="How long the members have for it.")
+    ] = "1h",
+    wait: Wait = "5m",
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    data_connection: DataConnection = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import reprocess
+
+    return reprocess.run(
+        reprocess.ReprocessRequest(
+            ConnectionOptions(bootstrap_servers, connection, timeout),
+            coordination_topic,
+            data_connection,
+            group,
+            topic,
+            partition,
+            start,
+            end,
+            within=within,
+            wait=wait,
+            dry_run=dry_run,
+            yes=yes,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command(
     "settings",
     cls=Command,
     short_help="Show a group's settings, or switch its ranges off.",

@@ -145,6 +145,8 @@ def test_the_page_about_the_command_line_names_everything() -> None:
         ["revoke", "g", "t"],
         ["position", "set", "g", "t"],
         ["adopt", "g", "t"],
+        ["reprocess", "g", "t", "--from", "3", "--to", "5"],
+        ["reprocess", "g", "t", "--partition", "0", "--from", "-3", "--to", "5"],
         ["settings", "g", "--yes"],
         ["top", "--interval", "0"],
         ["settings", "g", "--dry-run"],

@@ -9,6 +9,8 @@ from typing import Any, cast
 import dagster as dg
 import pytest
 
+from marshal_dagster import operator_jobs
+from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
@@ -17,11 +19,13 @@ from marshal_dagster.operations.revoking import HeldClaim, Revoking
 from marshal_dagster.operator_jobs import (
     AdoptConfig,
     PauseConfig,
+    ReprocessRangeConfig,
     ResumeConfig,
     RevokeConfig,
     SetPositionConfig,
     build_adopt_job,
     build_pause_job,
+    build_reprocess_range_job,
     build_resume_job,
     build_revoke_job,
     build_set_position_job,
@@ -37,6 +41,7 @@ JOBS = {
     "resume_group": (build_resume_job, ResumeConfig),
     "set_position": (build_set_position_job, SetPositionConfig),
     "adopt_positions": (build_adopt_job, AdoptConfig),
+    "reprocess_range": (build_reprocess_range_job, ReprocessRangeConfig),
     "revoke_claims": (build_revoke_job, RevokeConfig),
 }
 
@@ -323,6 +328,37 @@ def test_an_adoption_that_cannot_be_fails_the_run(stand: Stand, config: dict[str
     assert stand.site.values() == before
 
 
+def test_a_range_is_done_again_from_the_launchpad(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the group's members; where it stood and where it goes on stands in the metadata."""
+    again = {"topic": TOPIC, "partition": 0, "start": 30, "end": 40}
+    (row,) = shown(stand.run("reprocess_range", **again, dry_run=True))
+    assert (row["before"], row["reached"], row["after"]) == (50, None, None)
+
+    class Working(SystemClock):
+        def sleep_ms(self, _: float) -> None:
+            owner = stand.site.member()
+            if owner.paused_until_s() is None and owner.claim([0]):
+                owner.commit({0: 45})
+                owner.release()
+
+    monkeypatch.setattr(operator_jobs, "SystemClock", Working)
+    (row,) = shown(stand.run("reprocess_range", **again))
+    assert (row["partition"], row["start"], row["end"]) == (0, 30, 40)
+    assert (row["before"], row["reached"], row["after"]) == (50, 45, 50)
+    assert (stand.offsets(), stand.is_paused()) == ([50, 50, None], {False})
+
+
+def test_a_range_that_is_not_done_in_time_fails_the_run(stand: Stand) -> None:
+    """The group goes on where it stood."""
+    result = stand.run("reprocess_range", topic=TOPIC, partition=0, start=30, end=40, within_s=0.1)
+    data = failure(result).step_failure_data.user_failure_data
+    assert data is not None
+    assert data.description == "the group's runs have got to 30 of 40 within 0.1 s; it goes on at 50"
+    (row,) = rows(data.metadata["before_and_after"])
+    assert (row["reached"], row["after"]) == (30, 50)
+    assert (stand.offsets(), stand.is_paused()) == ([50, 50, None], {False})
+
+
 def test_what_the_dead_hold_is_revoked_from_the_launchpad(stand: Stand) -> None:
     """What was taken stands in the metadata; with a dry run what would be."""
     dead = stand.site.owner_of(0, 1, at=50)
@@ -373,7 +409,9 @@ def test_another_resource_is_refused(stand: Stand) -> None:
         )
 
 
-@pytest.mark.parametrize("config_class", [PauseConfig, ResumeConfig, SetPositionConfig, AdoptConfig, RevokeConfig])
+@pytest.mark.parametrize(
+    "config_class", [PauseConfig, ResumeConfig, SetPositionConfig, AdoptConfig, ReprocessRangeConfig, RevokeConfig]
+)
 def test_the_launchpad_explains_every_field(config_class: type[dg.Config]) -> None:
     """Each field of the config has a description."""
     assert [name for name, field in config_class.model_fields.items() if not field.description] == []
