@@ -1,4 +1,4 @@
-"""Jobs by which a person acts on a group from the launchpad: pause, resume, set or adopt positions, redo a range, revoke.
+"""Jobs by which a person acts on a group from the launchpad: pause, resume, set positions and more.
 
 Each works in the name of a `ClaimerResource`, which says of which group and log, and shows in the run what was and what
 is. They write, which takes WRITE on the coordination topic.
@@ -42,6 +42,7 @@ from marshal_dagster.runs import DeadRuns, forwarded_logs
 DEFAULT_WAIT_S: Final = 300.0
 _SECOND_MS: Final = 1_000
 _DRY_RUN: Final = "Only show, in the metadata of the run, what would change; nothing is written."
+_NOT_IN_KAFKA: Final = "the group's offsets in Kafka were not updated (only lag tools read them): %s"
 _PARTITIONS: Final = "These partitions, as in '0,2-4'; by default all."
 _WAIT: Final = "Seconds that those who hold partitions have to leave."
 _OUTSIDE: Final = "Also take offsets that the topic does not hold; else these are refused."
@@ -115,7 +116,7 @@ class ReprocessRangeConfig(Config):
     within_s: float = Field(
         default=3_600.0,
         gt=0,
-        description="Seconds that the group's own runs have for it; then it goes on where it was.",
+        description="Seconds that the group's own runs have for it; then it is given up.",
     )
     wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
     dry_run: bool = Field(default=False, description=_DRY_RUN)
@@ -343,9 +344,7 @@ def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, conf
                 )
     table = _redo_table(redo, redone)
     if redone is not None and redone.problem is not None:
-        context.log.warning(
-            "the group's offsets in Kafka were not updated (only lag tools read them): %s", redone.problem
-        )
+        context.log.warning(_NOT_IN_KAFKA, redone.problem)
     if redone is not None and redone.reached < redo.end:
         raise Failure(
             f"the group's runs have got to {redone.reached} of {redo.end} within {config.within_s:g} s; it goes on at "
@@ -376,7 +375,7 @@ def _carry_out(
         )
         raise
     if problem is not None:
-        context.log.warning("the group's offsets in Kafka were not updated (only lag tools read them): %s", problem)
+        context.log.warning(_NOT_IN_KAFKA, problem)
 
 
 def _done(context: OpExecutionContext, work: Repositioning | Adopting, moves: Sequence[Move]) -> list[int]:

@@ -409,9 +409,7 @@ def test_another_resource_is_refused(stand: Stand) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "config_class", [PauseConfig, ResumeConfig, SetPositionConfig, AdoptConfig, ReprocessRangeConfig, RevokeConfig]
-)
+@pytest.mark.parametrize("config_class", [config_class for _, config_class in JOBS.values()])
 def test_the_launchpad_explains_every_field(config_class: type[dg.Config]) -> None:
     """Each field of the config has a description."""
     assert [name for name, field in config_class.model_fields.items() if not field.description] == []
