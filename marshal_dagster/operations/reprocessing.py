@@ -128,14 +128,15 @@ class Reprocessing:
 
     @contextmanager
     def _at_rest(self, redo: Redo, wait_s: float, is_dead: Callable[[Owner], bool]) -> Iterator[Key]:
-        """Have nobody at work in the partition while the block runs, and give its state; a pause in force stays."""
+        """Have nobody at work in the partition while the block runs, and give its state; others' pauses stay."""
         clock = self.work.clock
         deadline_ms = clock.lease_ms() + wait_s * 1_000
         with closing(self.work.open_log(self.work.settings().heartbeat_interval_ms)) as rationalizer:
             pausing = Pausing(rationalizer, self.work.group, self.work.client, clock)
             pausing.look()
-            if is_ours := not pausing.is_in_force:
-                pausing.pause(pausing.end_after(round(wait_s) + LONGEST_SETTING_S))
+            ours_s = None if pausing.is_in_force else pausing.end_after(round(wait_s) + LONGEST_SETTING_S)
+            if ours_s is not None:
+                pausing.pause(ours_s)
             try:
                 while (key := self._key(redo)).owner is not None and not self._is_gone(key, is_dead):
                     if clock.lease_ms() >= deadline_ms:
@@ -146,7 +147,9 @@ class Reprocessing:
                     clock.sleep_ms(_LOOK_MS)
                 yield key
             finally:
-                if is_ours:
+                pausing.look()
+                # Setting a position puts back what it finds, in a name of its own: the end tells whose pause it is.
+                if ours_s is not None and pausing.ends_s == ours_s:
                     pausing.resume()
 
     def _is_gone(self, key: Key, is_dead: Callable[[Owner], bool]) -> bool:

@@ -261,6 +261,20 @@ def test_a_group_that_is_paused_does_nothing_again(members: Members, capsys: pyt
     assert (answer.code, members.site.key().offset, is_paused(members.site)) == (1, STOOD, True)
 
 
+def test_a_pause_that_another_begins_meanwhile_stays(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also one in place of that during which a position is set."""
+    owner = members.site.owner_of(0, at=STOOD)
+
+    def pause() -> None:
+        members.site.pause(7_200, "boss.1")
+        owner.release()
+
+    members.at_next = pause
+    answer = act(capsys, *AGAIN, "--yes", "--within", "1m")
+    assert (answer.code, members.site.key().offset, is_paused(members.site)) == (1, STOOD, True)
+    assert members.done == []
+
+
 def test_a_dry_run_of_reprocessing_writes_nothing(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
     """It shows what would be."""
     before = members.site.values()
