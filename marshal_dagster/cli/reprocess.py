@@ -65,20 +65,12 @@ def run(request: ReprocessRequest) -> ExitCode:
         if not request.dry_run and not (request.yes or _agreed()):
             output.note("nothing was written")
             return ExitCode.PROBLEMS
-        redone = None if request.dry_run else _carry_out(work, redo, wait_s, within_s)
+        redone = None if request.dry_run else work.carry_out(redo, wait_s=wait_s, within_s=within_s, tell=output.note)
     return _tell(request, redo, redone)
 
 
 def _agreed() -> bool:
     return typer.confirm("Have this done again? The group is paused twice, for a moment", err=True)
-
-
-def _carry_out(work: Reprocessing, redo: Redo, wait_s: float, within_s: float) -> Redone:
-    try:
-        return work.carry_out(redo, wait_s=wait_s, within_s=within_s, tell=output.note)
-    except BaseException:
-        output.note(f"where the group stands before {redo.stood} by now it does all up to there again: look at it")
-        raise
 
 
 def _show(request: ReprocessRequest, redo: Redo) -> None:
@@ -111,7 +103,7 @@ def _tell(request: ReprocessRequest, redo: Redo, redone: Redone | None) -> ExitC
     elif redone is None:
         output.show("A dry run: nothing was written.")
     elif is_done:
-        output.show(f"Done again up to {redo.end}; the group goes on at {redone.goes_on_at}.")
+        output.show(f"Done again up to {redo.end}.")
     if redone is None:
         return ExitCode.OK
     if redone.problem is not None:
@@ -119,6 +111,6 @@ def _tell(request: ReprocessRequest, redo: Redo, redone: Redone | None) -> ExitC
     if not is_done:
         output.note(
             f"the members were not through within {request.within}: what lies from {redone.reached} up to {redo.end} "
-            f"was not committed again; the group goes on at {redone.goes_on_at}"
+            "was not committed again"
         )
     return ExitCode.OK if is_done else ExitCode.PROBLEMS

@@ -95,15 +95,17 @@ class Reprocessing:
             if key.offset is None or key.generation != redo.back.key.generation:
                 raise self._set_by_another(redo)
             stood = key.offset
-            self.work.carry_out([redo.back], wait_s=wait_s, is_dead=is_dead)
-            generation = self._key(redo).generation
+            with _telling(tell, stood):
+                self.work.carry_out([redo.back], wait_s=wait_s, is_dead=is_dead)
+                generation = self._key(redo).generation
         tell(f"the group does it again from {redo.back.offset} on; it has stood at {stood}")
         try:
             self._await(redo, generation, within_s)
-        except BaseException:
-            tell(f"stopped; the group goes on at {self._go_on(redo, generation, stood, wait_s, is_dead).goes_on_at}")
-            raise
-        return self._go_on(redo, generation, stood, wait_s, is_dead)
+        finally:
+            with _telling(tell, stood):
+                redone = self._go_on(redo, generation, stood, wait_s, is_dead)
+            tell(f"the group goes on at {redone.goes_on_at}")
+        return redone
 
     def close(self) -> None:
         """Let go of the coordination log."""
@@ -194,3 +196,13 @@ class Reprocessing:
         return PositionNotSet(
             f"somebody else has set the position of {self.work.topic}/{redo.back.partition} meanwhile: it is left so"
         )
+
+
+@contextmanager
+def _telling(tell: Callable[[str], None], stood: int) -> Iterator[None]:
+    """Tell what the group does if the block fails, which may have set the position or not."""
+    try:
+        yield
+    except BaseException:
+        tell(f"where the group stands before {stood} by now it does all up to there again")
+        raise
