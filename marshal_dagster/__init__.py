@@ -45,11 +45,15 @@ if TYPE_CHECKING:
     from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
     from marshal_dagster.kafka.connection import KafkaConnection
     from marshal_dagster.operator_jobs import (
+        AdoptConfig,
         PauseConfig,
+        ReprocessRangeConfig,
         ResumeConfig,
         RevokeConfig,
         SetPositionConfig,
+        build_adopt_job,
         build_pause_job,
+        build_reprocess_range_job,
         build_resume_job,
         build_revoke_job,
         build_set_position_job,
@@ -64,6 +68,7 @@ if TYPE_CHECKING:
     from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink, WriteOutcome
 
 __all__ = [
+    "AdoptConfig",
     "BatchAborted",
     "BatchRequest",
     "ClaimCheck",
@@ -97,6 +102,7 @@ __all__ = [
     "PostgresSink",
     "RangeOptions",
     "RationalizerResource",
+    "ReprocessRangeConfig",
     "ResumeConfig",
     "RevokeConfig",
     "RightMissing",
@@ -113,6 +119,7 @@ __all__ = [
     "UnavailableError",
     "UnsafeTopic",
     "WriteOutcome",
+    "build_adopt_job",
     "build_claim_checks",
     "build_claimed_batch_job",
     "build_claimed_batch_op",
@@ -120,6 +127,7 @@ __all__ = [
     "build_dead_run_sensors",
     "build_pause_job",
     "build_reprocess_job",
+    "build_reprocess_range_job",
     "build_resume_job",
     "build_revoke_job",
     "build_set_position_job",
@@ -148,11 +156,15 @@ _ELSEWHERE: Final = {
     "jobs": ("build_claimed_batch_job", "build_claimed_batch_schedule", "build_reprocess_job"),
     "kafka.connection": ("KafkaConnection",),
     "operator_jobs": (
+        "AdoptConfig",
         "PauseConfig",
+        "ReprocessRangeConfig",
         "ResumeConfig",
         "RevokeConfig",
         "SetPositionConfig",
+        "build_adopt_job",
         "build_pause_job",
+        "build_reprocess_range_job",
         "build_resume_job",
         "build_revoke_job",
         "build_set_position_job",

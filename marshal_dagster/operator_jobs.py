@@ -1,4 +1,4 @@
-"""Jobs by which a person acts on a group from the launchpad: pause it, resume it, set its positions, revoke claims.
+"""Jobs by which a person acts on a group from the launchpad: pause, resume, set positions and more.
 
 Each works in the name of a `ClaimerResource`, which says of which group and log, and shows in the run what was and what
 is. They write, which takes WRITE on the coordination topic.
@@ -28,9 +28,11 @@ from pydantic import Field
 
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import ConfigurationError, MarshalError
+from marshal_dagster.operations.adopting import Adopting, Given
 from marshal_dagster.operations.opening import LOOKING_MS
 from marshal_dagster.operations.pausing import PauseChange, Pausing
 from marshal_dagster.operations.positions import Move, Repositioning
+from marshal_dagster.operations.reprocessing import Redo, Redone, Reprocessing
 from marshal_dagster.operations.revoking import HeldClaim, Revoking, held_by, told_of_nobody
 from marshal_dagster.operations.targets import Where, partitions_of
 from marshal_dagster.operations.times import duration_s, instant_ms
@@ -40,6 +42,10 @@ from marshal_dagster.runs import DeadRuns, forwarded_logs
 DEFAULT_WAIT_S: Final = 300.0
 _SECOND_MS: Final = 1_000
 _DRY_RUN: Final = "Only show, in the metadata of the run, what would change; nothing is written."
+_NOT_IN_KAFKA: Final = "the group's offsets in Kafka were not updated (only lag tools read them): %s"
+_PARTITIONS: Final = "These partitions, as in '0,2-4'; by default all."
+_WAIT: Final = "Seconds that those who hold partitions have to leave."
+_OUTSIDE: Final = "Also take offsets that the topic does not hold; else these are refused."
 
 
 class PauseConfig(Config):
@@ -72,13 +78,47 @@ class SetPositionConfig(Config):
     earliest: bool = Field(default=False, description="The first record that is left.")
     latest: bool = Field(default=False, description="The end: only what comes is read.")
     back: int | None = Field(default=None, ge=1, description="So many offsets before where each partition stands.")
-    partitions: str | None = Field(default=None, description="These partitions, as in '0,2-4'; by default all.")
-    wait_s: float = Field(
-        default=DEFAULT_WAIT_S, ge=0, description="Seconds that those who hold partitions have to leave."
+    partitions: str | None = Field(default=None, description=_PARTITIONS)
+    wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
+    outside_the_log: bool = Field(default=False, description=_OUTSIDE)
+    dry_run: bool = Field(default=False, description=_DRY_RUN)
+
+
+class AdoptConfig(Config):
+    """Where a group's first positions come from: give `consumer_group` or `checkpoint`."""
+
+    topic: str = Field(description="The data topic.")
+    consumer_group: str | None = Field(
+        default=None, description="What Kafka holds as the offsets of this consumer group, which must be stopped."
     )
-    outside_the_log: bool = Field(
-        default=False, description="Also take offsets that the topic does not hold; else these are refused."
+    checkpoint: str | None = Field(
+        default=None,
+        description="The checkpoint folder of a stopped query of Structured Streaming, where the run can read it.",
     )
+    others: str | None = Field(
+        default=None,
+        description="Where partitions begin of which it has no offset: earliest or latest. By default those of a "
+        "checkpoint at the earliest; those of a consumer group are refused.",
+    )
+    partitions: str | None = Field(default=None, description=_PARTITIONS)
+    wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
+    outside_the_log: bool = Field(default=False, description=_OUTSIDE)
+    dry_run: bool = Field(default=False, description=_DRY_RUN)
+
+
+class ReprocessRangeConfig(Config):
+    """Which offsets the group does again."""
+
+    topic: str = Field(description="The data topic.")
+    partition: int = Field(ge=0, description="The partition.")
+    start: int = Field(ge=0, description="The first offset to do again.")
+    end: int = Field(ge=1, description="The first one behind them; the group must have done all before it.")
+    within_s: float = Field(
+        default=3_600.0,
+        gt=0,
+        description="Seconds that the group's own runs have for it; then it is given up.",
+    )
+    wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
     dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
@@ -87,7 +127,7 @@ class RevokeConfig(Config):
 
     topic: str = Field(description="The data topic.")
     instance: str = Field(description="The owner, who is dead: an instance id, or the run id in front of it.")
-    partitions: str | None = Field(default=None, description="These partitions, as in '0,2-4'; by default all.")
+    partitions: str | None = Field(default=None, description=_PARTITIONS)
     dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
@@ -149,6 +189,47 @@ def build_set_position_job(
 
     description = "Sets where the group goes on in a data topic."
     return _job(name, description, _op(name, set_position, claimer_key), executor_def, tags)
+
+
+def build_adopt_job(
+    *,
+    name: str = "adopt_positions",
+    claimer_key: str = "claimer",
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+) -> JobDefinition:
+    """Build the job that gives the group of the claimer `claimer_key` its first positions (`AdoptConfig`).
+
+    They come from a consumer group, or from a checkpoint of Structured Streaming. The run fails where the group has
+    positions already; else it does and shows what `build_set_position_job` does.
+    """
+
+    def adopt(context: OpExecutionContext, config: AdoptConfig) -> None:
+        _adopt(context, _claimer(context, claimer_key), config)
+
+    description = "Takes the group's first positions from where its work was done before."
+    return _job(name, description, _op(name, adopt, claimer_key), executor_def, tags)
+
+
+def build_reprocess_range_job(
+    *,
+    name: str = "reprocess_range",
+    claimer_key: str = "claimer",
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+) -> JobDefinition:
+    """Build the job that has the group of the claimer `claimer_key` do a range again (`ReprocessRangeConfig`).
+
+    The group's own scheduled runs do it, so these must go on: the job sets the position back, waits until they have
+    reached the end, and sets the position to where the group stood. However it ends, but by a kill, the group goes on
+    there. The run fails when they were not through in time; the metadata say how far they got.
+    """
+
+    def reprocess_range(context: OpExecutionContext, config: ReprocessRangeConfig) -> None:
+        _reprocess_range(context, _claimer(context, claimer_key), config)
+
+    description = "Has the group's own runs do a range of offsets again."
+    return _job(name, description, _op(name, reprocess_range, claimer_key), executor_def, tags)
 
 
 def build_revoke_job(
@@ -222,22 +303,71 @@ def _set_position(context: OpExecutionContext, claimer: ClaimerResource, config:
             for warning in work.warnings():
                 context.log.warning(warning)
             if not config.dry_run:
-                _carry_out(context, work, moves, config.wait_s)
-    _tell(
-        context,
-        claimer.group,
-        config.dry_run,
-        _move_table(moves, () if config.dry_run else [move.partition for move in moves]),
-    )
+                _carry_out(context, claimer.group, work, moves, config.wait_s)
+    _tell_moves(context, claimer.group, moves, dry_run=config.dry_run)
 
 
-def _carry_out(context: OpExecutionContext, work: Repositioning, moves: Sequence[Move], wait_s: float) -> None:
+def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: AdoptConfig) -> None:
+    given = Given(config.consumer_group, config.checkpoint, config.others)
+    others = given.begin_at()
+    named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
+    client = claimer.client_id or context.run_id
+    with forwarded_logs(context), claimer.open_data() as topics:
+        work = Adopting(Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock()))
+        with closing(work):
+            source = given.source(topics, config.topic)
+            moves = work.look(source, named, others=others, outside_the_log=config.outside_the_log)
+            for warning in (*source.notes, *work.warnings()):
+                context.log.warning(warning)
+            if not config.dry_run:
+                source.require_at_rest()
+                _carry_out(context, claimer.group, work, moves, config.wait_s)
+    _tell_moves(context, claimer.group, moves, dry_run=config.dry_run)
+
+
+def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, config: ReprocessRangeConfig) -> None:
+    client = claimer.client_id or context.run_id
+    with forwarded_logs(context), claimer.open_data() as topics:
+        work = Reprocessing(Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock()))
+        with closing(work):
+            redo = work.look(config.partition, config.start, config.end)
+            for warning in work.warnings():
+                context.log.warning(warning)
+            redone = None
+            if not config.dry_run:
+                redone = work.carry_out(
+                    redo,
+                    wait_s=config.wait_s,
+                    within_s=config.within_s,
+                    is_dead=DeadRuns(context.instance),
+                    tell=context.log.info,
+                )
+    table = _redo_table(redo, redone)
+    if redone is not None and redone.problem is not None:
+        context.log.warning(_NOT_IN_KAFKA, redone.problem)
+    if redone is not None and redone.reached < redo.end:
+        raise Failure(
+            f"the group's runs have got to {redone.reached} of {redo.end} within {config.within_s:g} s; it goes on at "
+            f"{redone.goes_on_at}",
+            metadata={"group": claimer.group, "before_and_after": table},
+            allow_retries=False,
+        )
+    _tell(context, claimer.group, config.dry_run, table)
+
+
+def _tell_moves(context: OpExecutionContext, group: str, moves: Sequence[Move], *, dry_run: bool) -> None:
+    _tell(context, group, dry_run, _move_table(moves, () if dry_run else [move.partition for move in moves]))
+
+
+def _carry_out(
+    context: OpExecutionContext, group: str, work: Repositioning | Adopting, moves: Sequence[Move], wait_s: float
+) -> None:
     """Set the positions; should it fail, have the failure say what was set."""
     try:
         problem = work.carry_out(moves, wait_s=wait_s, is_dead=DeadRuns(context.instance))
     except MarshalError as error:
         done = _done(context, work, moves)
-        metadata: dict[str, Any] = {"group": work.group, "before_and_after": _move_table(moves, done)}
+        metadata: dict[str, Any] = {"group": group, "before_and_after": _move_table(moves, done)}
         raise Failure(f"{error}. Set: partitions {done}", metadata=metadata, allow_retries=False) from error
     except BaseException:
         context.log.exception(
@@ -245,10 +375,10 @@ def _carry_out(context: OpExecutionContext, work: Repositioning, moves: Sequence
         )
         raise
     if problem is not None:
-        context.log.warning("the group's offsets in Kafka were not updated (only lag tools read them): %s", problem)
+        context.log.warning(_NOT_IN_KAFKA, problem)
 
 
-def _done(context: OpExecutionContext, work: Repositioning, moves: Sequence[Move]) -> list[int]:
+def _done(context: OpExecutionContext, work: Repositioning | Adopting, moves: Sequence[Move]) -> list[int]:
     """Give the partitions that were set, by what the log shows."""
     try:
         return sorted(work.done(moves))
@@ -345,6 +475,34 @@ def _claim_table(claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> T
         for each in claims
     ]
     return MetadataValue.table(records, _CLAIMS)
+
+
+_REDOS: Final = TableSchema(
+    [
+        TableColumn("partition", "int", "The partition."),
+        TableColumn("start", "int", "The first offset that is done again."),
+        TableColumn("end", "int", "The first one behind them."),
+        TableColumn("before", "int", "Where the group stood."),
+        TableColumn("reached", "int", "How far it was done again."),
+        TableColumn("after", "int", "Where the group goes on."),
+        TableColumn("note", "string", "What to think of."),
+    ]
+)
+
+
+def _redo_table(redo: Redo, redone: Redone | None) -> TableMetadataValue:
+    record = TableRecord(
+        {
+            "partition": redo.back.partition,
+            "start": redo.back.offset,
+            "end": redo.end,
+            "before": redo.stood,
+            "reached": None if redone is None else redone.reached,
+            "after": None if redone is None else redone.goes_on_at,
+            "note": "; ".join(redo.back.notes),
+        }
+    )
+    return MetadataValue.table([record], _REDOS)
 
 
 _MOVES: Final = TableSchema(

@@ -28,6 +28,7 @@ class FakeTopics:
     committed: dict[int, int] = field(default_factory=dict)
     problem: str | None = None
     partitions: tuple[int, ...] = (0, 1, 2)
+    has_consumers_of: set[str] = field(default_factory=set)
 
     def __enter__(self) -> Self:
         """Give itself."""
@@ -56,6 +57,10 @@ class FakeTopics:
         assert group
         assert topic
         return self.committed
+
+    def has_consumers(self, group: str) -> bool:
+        """Tell whether consumers are at work in it."""
+        return group in self.has_consumers_of
 
     def commit_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> str | None:
         """Commit, or say why not."""

@@ -34,7 +34,10 @@ _UsageError: Final[Any] = typer.BadParameter.__mro__[1]
 """The parser's own error, for which typer has no public name."""
 
 
-app = command_group("Kafka partitions claimed before Spark batches: the coordination log, looked at and looked after.")
+app = command_group(
+    "Kafka partitions claimed before Spark batches: the coordination log, looked at and looked after.",
+    add_completion=True,
+)
 kafka_app = command_group("A real Kafka for this machine: started, looked at and stopped.")
 topic_app = command_group("The coordination topic: created and checked.")
 app.add_typer(operating.app)
@@ -51,6 +54,13 @@ Directory = Annotated[
     ),
 ]
 
+WantedGroup = Annotated[str | None, typer.Option("--group", "-g", help="This group only.", show_default=False)]
+WantedTopic = Annotated[
+    str | None,
+    typer.Option(
+        "--topic", "-t", help="This data topic only; no other coordination partition is read.", show_default=False
+    ),
+]
 TopicName = Annotated[
     str,
     typer.Option(
@@ -128,19 +138,49 @@ def _status(  # noqa: PLR0917 - typer gives options by name
     timeout: Timeout = None,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     data_connection: DataConnection = None,
-    group: Annotated[str | None, typer.Option("--group", "-g", help="This group only.", show_default=False)] = None,
-    topic: Annotated[
-        str | None,
-        typer.Option(
-            "--topic", "-t", help="This data topic only; no other coordination partition is read.", show_default=False
-        ),
-    ] = None,
+    group: WantedGroup = None,
+    topic: WantedTopic = None,
     as_json: AsJson = False,
 ) -> None:
     from marshal_dagster.cli import status
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
     status.run(status.StatusRequest(options, coordination_topic, data_connection, group, topic, as_json))
+
+
+@app.command(
+    "top",
+    cls=Command,
+    short_help="Watch who works on what.",
+    epilog=HELP,
+    help=help_text(
+        "Watch who works on what: claims and their owners, when these were last heard of, lag, how fast positions "
+        "move, paused groups. It only reads. `q` ends it, as Ctrl-C does. Where stdout is no terminal, and with --once "
+        "or --json, it looks twice, an interval apart, shows that, and ends.",
+        "top --group flights",
+        "top --json --interval 10",
+    ),
+)
+def _top(  # noqa: PLR0917 - by name
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    data_connection: DataConnection = None,
+    group: WantedGroup = None,
+    topic: WantedTopic = None,
+    interval: Annotated[
+        float, typer.Option("--interval", "-i", metavar="SECONDS", min=0.1, help="How often it looks.")
+    ] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Show it once, and end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    from marshal_dagster.cli import top
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    top.run(
+        top.TopRequest(options, coordination_topic, data_connection, group, topic, interval, once=once, as_json=as_json)
+    )
 
 
 @app.command(

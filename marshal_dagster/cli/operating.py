@@ -34,6 +34,11 @@ Partitions = Annotated[
     typer.Option("--partitions", "-p", metavar="0,2-4", help="These; all by default.", show_default=False),
 ]
 
+Wait = Annotated[
+    str, typer.Option("--wait", metavar="DURATION", help="How long those that hold partitions have to leave.")
+]
+OutsideTheLog = Annotated[bool, typer.Option("--outside-the-log", help="Also offsets that the topic does not hold.")]
+
 
 @app.command(
     "pause",
@@ -164,12 +169,8 @@ def _set(  # noqa: PLR0917 - by name
         typer.Option("--back", metavar="N", min=1, help="N offsets before where it stands.", show_default=False),
     ] = None,
     partitions: Partitions = None,
-    wait: Annotated[
-        str, typer.Option("--wait", metavar="DURATION", help="How long those that hold partitions have to leave.")
-    ] = "5m",
-    outside_the_log: Annotated[
-        bool, typer.Option("--outside-the-log", help="Also offsets that the topic does not hold.")
-    ] = False,
+    wait: Wait = "5m",
+    outside_the_log: OutsideTheLog = False,
     bootstrap_servers: BootstrapServers = None,
     connection: ConnectionFile = None,
     timeout: Timeout = None,
@@ -203,6 +204,178 @@ def _set(  # noqa: PLR0917 - by name
             as_json=as_json,
         )
     )
+
+
+@app.command(
+    "adopt",
+    cls=Command,
+    short_help="Take a group's first positions over.",
+    epilog=HELP,
+    help=help_text(
+        "Take a group's first positions from where its work was done before: what Kafka holds as the offsets of a "
+        "consumer group, or the newest committed batch in a checkpoint folder of Spark Structured Streaming. Stop that "
+        "consumer group or query first. Shows what is to be, asks, and sets the positions as `position set` does. "
+        "Refused where the group has positions already.",
+        "adopt flights flights --consumer-group flights-loader --dry-run",
+        "adopt flights flights --checkpoint /data/checkpoints/flights --yes",
+    ),
+)
+def _adopt(  # noqa: PLR0917 - by name
+    group: GroupName,
+    topic: TopicArgument,
+    consumer_group: Annotated[
+        str | None,
+        typer.Option(
+            "--consumer-group", metavar="NAME", help="The committed offsets of this group.", show_default=False
+        ),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint", metavar="FOLDER", help="The checkpoint of a query, on this machine.", show_default=False
+        ),
+    ] = None,
+    others: Annotated[
+        str | None,
+        typer.Option(
+            "--others",
+            metavar="earliest|latest",
+            help="Where partitions begin of which it has no offset; a checkpoint's at the earliest by default.",
+            show_default=False,
+        ),
+    ] = None,
+    partitions: Partitions = None,
+    wait: Wait = "5m",
+    outside_the_log: OutsideTheLog = False,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    data_connection: DataConnection = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import adopt
+    from marshal_dagster.operations.adopting import Given
+
+    given = Given(consumer_group, checkpoint, others)
+    if not given.is_one:
+        raise typer.BadParameter("give one of --consumer-group and --checkpoint")
+    return adopt.run(
+        adopt.AdoptRequest(
+            ConnectionOptions(bootstrap_servers, connection, timeout),
+            coordination_topic,
+            data_connection,
+            group,
+            topic,
+            given,
+            partitions=partitions,
+            wait=wait,
+            outside_the_log=outside_the_log,
+            dry_run=dry_run,
+            yes=yes,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command(
+    "reprocess",
+    cls=Command,
+    short_help="Have a range of offsets done again.",
+    epilog=HELP,
+    help=help_text(
+        "Have the group's own members do a range of a partition's offsets again, which they have done before: shows "
+        "what is to be, asks, sets the position back to the range's start, waits until the members have reached its "
+        "end, and has the group go on where it stood. It stays until then; interrupted, it has the group go on there. "
+        "The exit code is 1 when the members were not through in time.",
+        "reprocess flights flights --partition 0 --from 1500 --to 1720 --dry-run",
+        "reprocess flights flights --partition 0 --from 1500 --to 1720 --within 2h --yes",
+    ),
+)
+def _reprocess(  # noqa: PLR0917 - by name
+    group: GroupName,
+    topic: TopicArgument,
+    partition: Annotated[
+        int, typer.Option("--partition", "-p", metavar="N", min=0, help="The partition.", show_default=False)
+    ],
+    start: Annotated[
+        int, typer.Option("--from", metavar="OFFSET", min=0, help="The first offset of the range.", show_default=False)
+    ],
+    end: Annotated[
+        int, typer.Option("--to", metavar="OFFSET", min=1, help="The first one behind it.", show_default=False)
+    ],
+    within: Annotated[
+        str, typer.Option("--within", metavar="DURATION", help="How long the members have for it.")
+    ] = "1h",
+    wait: Wait = "5m",
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    data_connection: DataConnection = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import reprocess
+
+    return reprocess.run(
+        reprocess.ReprocessRequest(
+            ConnectionOptions(bootstrap_servers, connection, timeout),
+            coordination_topic,
+            data_connection,
+            group,
+            topic,
+            partition,
+            start,
+            end,
+            within=within,
+            wait=wait,
+            dry_run=dry_run,
+            yes=yes,
+            as_json=as_json,
+        )
+    )
+
+
+@app.command(
+    "settings",
+    cls=Command,
+    short_help="Show a group's settings, or switch its ranges off.",
+    epilog=HELP,
+    help=help_text(
+        "Show the settings of a group that are in force, by coordination partition where they differ. With "
+        "--without-ranges: take the feature `ranges` out of them, so that members that do not know it can claim. That "
+        "shows what is forgotten, asks, pauses the group, waits for those that hold something to leave, for two "
+        "heartbeat intervals more, and puts the pause back that was in force before.",
+        "settings flights --json",
+        "settings flights --without-ranges --dry-run",
+    ),
+)
+def _settings(  # noqa: PLR0917 - by name
+    group: GroupName,
+    without_ranges: Annotated[bool, typer.Option("--without-ranges", help="Switch ranges off.")] = False,
+    wait: Wait = "5m",
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import settings
+
+    if (dry_run or yes) and not without_ranges:
+        raise typer.BadParameter("--dry-run and --yes go with --without-ranges: alone it only shows")
+    request = settings.SettingsRequest(
+        ConnectionOptions(bootstrap_servers, connection, timeout), coordination_topic, group, as_json
+    )
+    if without_ranges:
+        return settings.switch_ranges_off(request, wait, dry_run=dry_run, yes=yes)
+    return settings.show(request)
 
 
 @app.command(

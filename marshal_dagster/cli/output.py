@@ -8,7 +8,8 @@ import json
 import os
 import select
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -112,9 +113,34 @@ def styled(text: str, style: str) -> Line:
     return Line(((text, style),))
 
 
+def is_terminal() -> bool:
+    """Tell whether a person looks at stdout."""
+    return sys.stdout.isatty()
+
+
+@contextmanager
+def screen() -> Iterator[Callable[[Callable[[int], Iterable[str | Line | Table]]], None]]:
+    """Take the terminal's whole screen while the block runs, and give what fills it anew.
+
+    That gets a function from the number of lines to what they show.
+    """
+    from rich.console import Console, Group
+    from rich.live import Live
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    with Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop") as live:
+
+        def fill(parts_of: Callable[[int], Iterable[str | Line | Table]]) -> None:
+            parts = parts_of(console.height)
+            shown = [_rich_table(part) if isinstance(part, Table) else _rich_text(part) for part in parts]
+            live.update(Group(*shown), refresh=True)
+
+        yield fill
+
+
 def show(*parts: str | Line | Table) -> None:
     """Write texts and tables to stdout: in colour on a terminal, unless NO_COLOR is set; plain elsewhere."""
-    if sys.stdout.isatty():
+    if is_terminal():
         _show_on_terminal(parts)
         return
     for part in parts:

@@ -22,13 +22,13 @@ class Command(TyperCommand):
             raise output.PipeClosed from None
 
 
-def command_group(about: str) -> typer.Typer:
-    """Make a group of commands."""
+def command_group(about: str, *, add_completion: bool = False) -> typer.Typer:
+    """Make a group of commands; the outermost one can add the options that install a shell's completion."""
     return typer.Typer(
         help=about,
         epilog=HELP,
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=add_completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -88,11 +88,11 @@ def _row(each: KeySurvey, *, with_lag: bool) -> list[str | Line]:
     key, owner = each.key, each.key.owner
     return [
         f"{each.place[0]}/{each.place[1]}" + (" (provisional)" if key.provisional else ""),
-        _owner(owner),
-        _heard(each.heard),
+        owner_text(owner),
+        heard_text(each.heard),
         output.number(key.offset),
-        _plan(key.plan_end, key.plan_attempts),
-        *([_lag(each.lag or Lag())] if with_lag else []),
+        plan_text(key.plan_end, key.plan_attempts),
+        *([lag_text(each.lag or Lag())] if with_lag else []),
         output.number(None if owner is None else owner.epoch),
         str(key.generation),
     ]
@@ -103,21 +103,23 @@ def _range_row(each: RangeSurvey, place: Place, with_lag: bool) -> list[str | Li
     one, owner = each.range, each.range.owner
     return [
         f"{place[0]}/{place[1]} [{one.start}, {one.end}) {one.phase}",
-        _owner(owner),
-        _heard(each.heard),
+        owner_text(owner),
+        heard_text(each.heard),
         str(one.start),
-        _plan(one.end if one.phase is Phase.PLANNED else None, one.attempts),
+        plan_text(one.end if one.phase is Phase.PLANNED else None, one.attempts),
         *([output.NOTHING] if with_lag else []),
         output.number(None if owner is None else owner.epoch),
         output.NOTHING,
     ]
 
 
-def _owner(owner: Owner | None) -> str:
+def owner_text(owner: Owner | None) -> str:
+    """Name an owner."""
     return output.NOTHING if owner is None else f"{owner.instance} ({owner.client})"
 
 
-def _heard(heard: Heard | None) -> str | Line:
+def heard_text(heard: Heard | None) -> str | Line:
+    """Say when an owner was heard of, and how that looks."""
     if heard is None:
         return output.NOTHING
     if heard.freshness is None or heard.silent_ms is None:
@@ -125,9 +127,11 @@ def _heard(heard: Heard | None) -> str | Line:
     return output.styled(f"{heard.freshness}, {output.duration(heard.silent_ms)}", _STYLES[heard.freshness])
 
 
-def _plan(end: int | None, attempts: int) -> str:
+def plan_text(end: int | None, attempts: int) -> str:
+    """Write where a plan ends, and how often it was tried."""
     return output.NOTHING if end is None else f"{end} ({attempts} attempt{'' if attempts == 1 else 's'})"
 
 
-def _lag(lag: Lag) -> str | Line:
+def lag_text(lag: Lag) -> str | Line:
+    """Write a lag, or why it is not known."""
     return output.number(lag.records) if lag.unknown is None else output.styled(lag.unknown, _WARNING)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import confluent_kafka.admin
 from confluent_kafka import (
+    ConsumerGroupState,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -185,6 +186,22 @@ class Topics:
         except MarshalError as error:
             return str(error)
         return None
+
+    def has_consumers(self, group: str) -> bool:
+        """Tell whether Kafka consumers are at work in `group`; not so of one that is not there, or may not be seen.
+
+        Raises:
+            UnavailableError: no answer in time, or not from all brokers.
+        """
+        request = Request("list the consumer groups", f"DESCRIBE on group {group!r}")
+
+        def states(client: AdminClient, left_s: float) -> set[ConsumerGroupState]:
+            listed = result(client.list_consumer_groups(request_timeout=left_s), left_s)
+            if listed.errors:
+                raise listed.errors[0]
+            return {each.state for each in listed.valid if each.group_id == group}
+
+        return not self._ask(request, states) <= {ConsumerGroupState.EMPTY, ConsumerGroupState.DEAD}
 
     @contextlib.contextmanager
     def _group(self, group: str) -> Iterator[GroupOffsets]:

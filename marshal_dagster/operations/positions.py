@@ -12,7 +12,7 @@ from marshal_dagster.errors import ConfigurationError, DataTopicChanged, Marshal
 from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval, require_certain
 from marshal_dagster.operations.pausing import require_known
 from marshal_dagster.operations.targets import FirstAt, Standing, Target, choose, outside, resolve
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.positions import Extent
 from marshal_dagster.protocol.state import Key, Owner, Ranges
 from marshal_dagster.protocol.world import World
@@ -42,8 +42,7 @@ class Move:
     @property
     def owners(self) -> Sequence[Owner]:
         """Who holds the partition, or ranges of it."""
-        holders = (self.key.owner, *(each.owner for each in self.key.ranges))
-        return tuple(dict.fromkeys(owner for owner in holders if owner is not None))
+        return owners_of(self.key)
 
     @property
     def notes(self) -> Sequence[str]:
@@ -118,9 +117,7 @@ class Repositioning:
 
     def warnings(self) -> Sequence[str]:
         """Say what a person should know of the group before positions are set."""
-        reader = self._open()
-        with reader.lock:
-            settings = reader.world.group_of(self.group, self.topic).settings
+        settings = self.settings()
         told = []
         if settings.rule_set is RuleSet.GO:
             told.append(
@@ -143,10 +140,7 @@ class Repositioning:
         and `DataTopicChanged` for a topic that was made anew since `look`.
         """
         self._check_topic("nothing was set")
-        reader = self._open()
-        with reader.lock:
-            interval_ms = reader.world.group_of(self.group, self.topic).settings.heartbeat_interval_ms
-        rationalizer = self.open_log(interval_ms)
+        rationalizer = self.open_log(self.settings().heartbeat_interval_ms)
         try:
             offsets = {move.partition: move.offset for move in moves}
             self._operator(rationalizer).set_positions(
@@ -162,9 +156,23 @@ class Repositioning:
 
         Raises `UnavailableError`, `LogChanged`.
         """
-        self._read()
-        now = self._keys([move.partition for move in moves])
+        now = self.keys([move.partition for move in moves])
         return {each.partition: now[each.partition].generation for each in moves if _is_set(each, now[each.partition])}
+
+    def standing(self, partitions: Collection[int]) -> Mapping[int, int]:
+        """Read on, and give those of `partitions` that have a position. Raises `UnavailableError`, `LogChanged`."""
+        return {number: key.offset for number, key in self.keys(partitions).items() if key.offset is not None}
+
+    def keys(self, partitions: Collection[int]) -> Mapping[int, Key]:
+        """Read on, and give the state of `partitions`. Raises `UnavailableError`, `LogChanged`."""
+        self._read()
+        return self._keys(partitions)
+
+    def settings(self) -> Settings:
+        """Give the group's settings as the last reading has them."""
+        reader = self._open()
+        with reader.lock:
+            return reader.world.group_of(self.group, self.topic).settings
 
     def close(self) -> None:
         """Let go of the coordination log."""
@@ -204,11 +212,16 @@ class Repositioning:
     def _tell_kafka(self, numbers: Collection[int]) -> str | None:
         """Let lag tools see where the partitions stand by now; best effort."""
         try:
-            self._read()
+            offsets = self.standing(numbers)
         except MarshalError as error:
             return str(error)
-        offsets = {number: key.offset for number, key in self._keys(numbers).items() if key.offset is not None}
         return self.topics.commit_group_offsets(self.group, self.topic, offsets)
+
+
+def owners_of(key: Key) -> Sequence[Owner]:
+    """Give who holds a key, or ranges of it."""
+    holders = (key.owner, *(each.owner for each in key.ranges))
+    return tuple(dict.fromkeys(owner for owner in holders if owner is not None))
 
 
 def _is_set(move: Move, now: Key) -> bool:

@@ -3,41 +3,41 @@
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 
 from marshal_dagster import errors
 from marshal_dagster.cli import output, topic
 from marshal_dagster.cli import replay as replay_command
 from marshal_dagster.cli.exits import ExitCode, code_of
-from marshal_dagster.cli.main import run
+from marshal_dagster.cli.main import app, run
 from marshal_dagster.cli.options import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination import admin
 from marshal_dagster.devkafka import PortInUse
 from marshal_dagster.protocol.replay import MalformedLog
 from tests.cli import COMMAND, REPOSITORY, call, environ, start, stored
 
-COMMANDS = (
-    ["doctor"],
-    ["status"],
-    ["tail"],
-    ["replay"],
-    ["recover"],
-    ["pause"],
-    ["resume"],
-    ["revoke"],
-    ["position", "get"],
-    ["position", "set"],
-    ["topic", "create"],
-    ["topic", "check"],
-    ["kafka", "up"],
-    ["kafka", "down"],
-    ["kafka", "status"],
-)
+Walked = tuple[list[str], Any]
+
+
+def walk(command: Any, path: Sequence[str] = ()) -> Iterator[Walked]:  # noqa: ANN401 - typer names no type for them
+    """Give every command below `command`, with how it is called."""
+    for name, each in getattr(command, "commands", {}).items():
+        yield from walk(each, (*path, name))
+    if not hasattr(command, "commands"):
+        yield list(path), command
+
+
+FOUND = list(walk(get_command(app)))
+COMMANDS = [path for path, _ in FOUND]
 VECTOR = REPOSITORY / "tests" / "vectors" / "marshal-log.jsonl"
 
 
@@ -77,6 +77,51 @@ def test_help_has_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[st
     assert "Exit codes: 0 done;" in answer.out
 
 
+def test_every_command_is_walked() -> None:
+    """Those of groups too."""
+    assert [each for each in (["top"], ["position", "set"], ["kafka", "up"]) if each not in COMMANDS] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "command"), FOUND, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_every_command_can_answer_in_json(path: list[str], command: Any) -> None:  # noqa: ANN401 - as `walk`
+    """All of them show something, and each option has its help."""
+    options = {name: each for each in command.params for name in each.opts}
+    assert "--json" in options, path
+    assert [name for name, each in options.items() if not each.help] == []
+
+
+def in_bash(script: str, folder: Path) -> str:
+    """Run a script in a real bash that finds the program, with a home of its own; give what it printed."""
+    program = folder / "marshal-dagster"
+    program.write_text(f"#!{sys.executable}\nfrom marshal_dagster.cli.main import main\nmain()\n")
+    program.chmod(0o700)
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=environ({"PATH": path, "HOME": str(folder), "PYTHONPATH": str(REPOSITORY)}),
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
+    """With what `--install-completion` writes to the files of the user's home."""
+    assert "bash completion installed" in in_bash("marshal-dagster --install-completion; true", tmp_path)
+    asked = [["po"], ["position", ""], ["adopt", "--ch"]]
+    completed = "".join(
+        f"COMP_WORDS=(marshal-dagster {' '.join(map(shlex.quote, words))}) COMP_CWORD={len(words)}\n"
+        '_marshal_dagster_completion marshal-dagster; echo "${COMPREPLY[@]}"\n'
+        for words in asked
+    )
+    assert in_bash(f'. "$HOME/.bashrc"\n{completed}', tmp_path).splitlines() == ["position", "get set", "--checkpoint"]
+
+
 def test_the_page_about_the_command_line_names_everything() -> None:
     """docs/cli.md has each command, and each exit code with its number."""
     page = (REPOSITORY / "docs" / "cli.md").read_text()
@@ -99,6 +144,13 @@ def test_the_page_about_the_command_line_names_everything() -> None:
         ["pause", "g", "--for", "1h", "--until", "2100-01-01T00:00:00Z"],
         ["revoke", "g", "t"],
         ["position", "set", "g", "t"],
+        ["adopt", "g", "t"],
+        ["reprocess", "g", "t", "--from", "3", "--to", "5"],
+        ["reprocess", "g", "t", "--partition", "0", "--from", "-3", "--to", "5"],
+        ["settings", "g", "--yes"],
+        ["top", "--interval", "0"],
+        ["settings", "g", "--dry-run"],
+        ["adopt", "g", "t", "--consumer-group", "x", "--checkpoint", "y"],
         ["position", "set", "g", "t", "--earliest", "--back", "3"],
         ["position", "set", "g", "t", "--back", "0"],
         ["position", "set", "g", "--earliest"],
@@ -126,6 +178,7 @@ def test_wrong_usage_is_told_on_stderr(capsys: pytest.CaptureFixture[str], argum
         (["status", "-b", "a:1", "--topic", "a/b"], "--topic: 'a/b' is no name"),
         (["status", "-b", "a:1", "--data-connection", "nowhere.toml"], "nowhere.toml cannot be read"),
         (["doctor", "-b", "a:1", "--coordination-topic", ".."], "--coordination-topic: '..' is no name"),
+        (["top", "-b", "a:1", "--topic", "a/b"], "--topic: 'a/b' is no name"),
         (["tail", "-b", "a:1", "-n", "-1"], "-n: -1; give a number of records"),
         (["topic", "create", "-b", "a:1", "--name", "a b"], "--name: 'a b' is no name"),
         (["topic", "create", "-b", "a:1", "--partitions", "0"], "--partitions: 0; give 1 or more"),
@@ -138,6 +191,7 @@ def test_wrong_usage_is_told_on_stderr(capsys: pytest.CaptureFixture[str], argum
         (["position", "set", "g", "t", "-b", "a:1", "--latest", "-p", "x"], "--partitions: 'x' names no partitions"),
         (["position", "set", "g", "t", "-b", "a:1", "--latest", "--wait", "x"], "--wait: 'x' is no length of time"),
         (["position", "set", "g", "t", "-b", "a:1", "--timestamp", "noon"], "--timestamp: 'noon' is no time"),
+        (["settings", "g", "-b", "a:1", "--without-ranges", "--wait", "x"], "--wait: 'x' is no length of time"),
         (["kafka", "up", "--brokers", "2"], "brokers: 2; a cluster on one machine has 1 or 3"),
         (["kafka", "up", "--port", "70000"], "port: 70000"),
     ],

@@ -3,27 +3,35 @@
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import dagster as dg
 import pytest
 
+from marshal_dagster import operator_jobs
+from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.operations.revoking import HeldClaim, Revoking
 from marshal_dagster.operator_jobs import (
+    AdoptConfig,
     PauseConfig,
+    ReprocessRangeConfig,
     ResumeConfig,
     RevokeConfig,
     SetPositionConfig,
+    build_adopt_job,
     build_pause_job,
+    build_reprocess_range_job,
     build_resume_job,
     build_revoke_job,
     build_set_position_job,
 )
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
+from tests.checkpoints import write_batch
 from tests.members import GROUP, HI_MS, TOPIC, Site
 from tests.operating import END, START, FakeTopics, site_now
 
@@ -32,6 +40,8 @@ JOBS = {
     "pause_group": (build_pause_job, PauseConfig),
     "resume_group": (build_resume_job, ResumeConfig),
     "set_position": (build_set_position_job, SetPositionConfig),
+    "adopt_positions": (build_adopt_job, AdoptConfig),
+    "reprocess_range": (build_reprocess_range_job, ReprocessRangeConfig),
     "revoke_claims": (build_revoke_job, RevokeConfig),
 }
 
@@ -274,6 +284,81 @@ def test_offsets_that_kafka_does_not_take_are_a_warning(stand: Stand) -> None:
     assert "were not updated (only lag tools read them): READ is missing" in stand.lines(result)
 
 
+def test_first_positions_are_adopted_from_the_launchpad(stand: Stand) -> None:
+    """Where the group has none; with a dry run they are shown, and one at work is told of."""
+    stand.topics.committed = {0: 30, 1: 40, 2: 45}
+    before = stand.site.values()
+    stand.topics.has_consumers_of = {"loader"}
+    config = {"topic": TOPIC, "consumer_group": "loader", "partitions": "2"}
+    assert "is at work: stop its consumers first" in str(
+        failure(stand.run("adopt_positions", **config)).step_failure_data.error
+    )
+    result = stand.run("adopt_positions", **config, dry_run=True)
+    assert [(row["before"], row["after"], row["set"]) for row in shown(result)] == [(None, 45, False)]
+    assert "these offsets will soon be old" in stand.lines(result)
+    assert stand.site.values() == before
+    stand.topics.has_consumers_of = set()
+    table = shown(stand.run("adopt_positions", **config))
+    assert [(row["partition"], row["before"], row["after"], row["set"]) for row in table] == [(2, None, 45, True)]
+    assert stand.offsets() == [50, 50, 45]
+
+
+def test_a_checkpoint_is_adopted_from_the_launchpad(stand: Stand, tmp_path: Path) -> None:
+    """Other partitions begin at the start."""
+    write_batch(tmp_path, 0, {TOPIC: {0: 33}})
+    assert stand.run("adopt_positions", topic=TOPIC, checkpoint=str(tmp_path), partitions="2").success
+    assert stand.offsets() == [50, 50, START]
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ({}, "give one of the two"),
+        ({"consumer_group": "loader", "checkpoint": "/nowhere"}, "give one of the two"),
+        ({"consumer_group": "loader", "others": "first"}, "others: 'first' is neither earliest nor latest"),
+        ({"consumer_group": "loader"}, "has positions already in 'orders', partitions [0, 1]"),
+    ],
+    ids=str,
+)
+def test_an_adoption_that_cannot_be_fails_the_run(stand: Stand, config: dict[str, Any], says: str) -> None:
+    """Nothing is written."""
+    stand.topics.committed = {0: 30, 1: 40, 2: 45}
+    before = stand.site.values()
+    assert says in str(failure(stand.run("adopt_positions", topic=TOPIC, **config)).step_failure_data.error)
+    assert stand.site.values() == before
+
+
+def test_a_range_is_done_again_from_the_launchpad(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the group's members; where it stood and where it goes on stands in the metadata."""
+    again = {"topic": TOPIC, "partition": 0, "start": 30, "end": 40}
+    (row,) = shown(stand.run("reprocess_range", **again, dry_run=True))
+    assert (row["before"], row["reached"], row["after"]) == (50, None, None)
+
+    class Working(SystemClock):
+        def sleep_ms(self, _: float) -> None:
+            owner = stand.site.member()
+            if owner.paused_until_s() is None and owner.claim([0]):
+                owner.commit({0: 45})
+                owner.release()
+
+    monkeypatch.setattr(operator_jobs, "SystemClock", Working)
+    (row,) = shown(stand.run("reprocess_range", **again))
+    assert (row["partition"], row["start"], row["end"]) == (0, 30, 40)
+    assert (row["before"], row["reached"], row["after"]) == (50, 45, 50)
+    assert (stand.offsets(), stand.is_paused()) == ([50, 50, None], {False})
+
+
+def test_a_range_that_is_not_done_in_time_fails_the_run(stand: Stand) -> None:
+    """The group goes on where it stood."""
+    result = stand.run("reprocess_range", topic=TOPIC, partition=0, start=30, end=40, within_s=0.1)
+    data = failure(result).step_failure_data.user_failure_data
+    assert data is not None
+    assert data.description == "the group's runs have got to 30 of 40 within 0.1 s; it goes on at 50"
+    (row,) = rows(data.metadata["before_and_after"])
+    assert (row["reached"], row["after"]) == (30, 50)
+    assert (stand.offsets(), stand.is_paused()) == ([50, 50, None], {False})
+
+
 def test_what_the_dead_hold_is_revoked_from_the_launchpad(stand: Stand) -> None:
     """What was taken stands in the metadata; with a dry run what would be."""
     dead = stand.site.owner_of(0, 1, at=50)
@@ -324,7 +409,7 @@ def test_another_resource_is_refused(stand: Stand) -> None:
         )
 
 
-@pytest.mark.parametrize("config_class", [PauseConfig, ResumeConfig, SetPositionConfig, RevokeConfig])
+@pytest.mark.parametrize("config_class", [config_class for _, config_class in JOBS.values()])
 def test_the_launchpad_explains_every_field(config_class: type[dg.Config]) -> None:
     """Each field of the config has a description."""
     assert [name for name, field in config_class.model_fields.items() if not field.description] == []

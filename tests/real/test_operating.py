@@ -218,6 +218,24 @@ def test_dagster_pauses_repositions_and_resumes(  # noqa: PLR0917 - fixtures
     assert starts_by_generation(worker.done) == {0: [0, 3], 1: [0, 5]}
 
 
+def test_a_range_is_done_again_by_a_member_at_work(call: Call, worker: Worker, data: str) -> None:
+    """From its start, a batch further than its end at most or until the pause, and then on from where it stood."""
+    eventually(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, worker)
+    answer = call(
+        *("reprocess", GROUP, data, "--partition", "1", "--from", "100", "--to", "150", "--within", "30s"),
+        *("--wait", "20s", "--yes", "--json"),
+    )
+    assert answer.code == 0, answer.err
+    assert (answer.json["stood_at"], answer.json["goes_on_at"]) == (MESSAGES, MESSAGES)
+    assert 150 <= answer.json["reached"] <= MESSAGES
+    assert positions(call, data) == [MESSAGES] * PARTITIONS
+    assert starts_by_generation(worker.done) == {0: [0], 1: [0, 100]}
+    assert worker.done[-1][3] == answer.json["reached"]
+    turns = worker.turns
+    eventually(lambda: worker.turns > turns + 2, worker)
+    assert not worker.is_waiting.is_set()
+
+
 def test_what_a_dead_member_holds_is_revoked(
     call: Call, connection: KafkaConnection, coordination_topic: str, topics: Topics, data: str
 ) -> None:

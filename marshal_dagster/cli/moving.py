@@ -1,0 +1,122 @@
+"""Positions that are set: shown before and after, asked about, set, and told of."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import typer
+
+from marshal_dagster.cli import output, survey
+from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.errors import ConfigurationError, MarshalError
+from marshal_dagster.operations.positions import Move
+from marshal_dagster.operations.times import duration_s
+
+_COLUMNS: Final = ("partition", "#log start", "#log end", "#before", "#after", "#by", "note")
+
+
+class Movable(Protocol):
+    """What sets positions."""
+
+    def carry_out(self, moves: Sequence[Move], *, wait_s: float) -> str | None:
+        """Set them, and say why Kafka's own offsets did not follow. Raises `MarshalError`."""
+        ...
+
+    def done(self, moves: Sequence[Move]) -> Mapping[int, int]:
+        """Give the partitions that were set, with their generations. Raises `MarshalError`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """How positions are set: `question` is what the person is asked, `wait` how long others have to leave."""
+
+    group: str
+    topic: str
+    question: str
+    wait: str
+    dry_run: bool
+    yes: bool
+    as_json: bool
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` where nobody can be asked, or the wait is none."""
+        duration_s(self.wait, "--wait")
+        if self.as_json and not (self.yes or self.dry_run):
+            raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
+
+    def carry_through(self, work: Movable, moves: Sequence[Move]) -> ExitCode:
+        """Show what was and what is to be, ask, set it, and tell. Raises `MarshalError`."""
+        if not self.as_json:
+            output.show(
+                output.styled(f"Group {self.group}, topic {self.topic}", "bold"),
+                output.Table(_COLUMNS, [_row(each) for each in moves], may_fold={"note"}),
+            )
+        if not self.dry_run and not (self.yes or typer.confirm(self.question, err=True)):
+            output.note("nothing was written")
+            return ExitCode.PROBLEMS
+        self._tell(moves, {} if self.dry_run else self._carry_out(work, moves))
+        return ExitCode.OK
+
+    def _carry_out(self, work: Movable, moves: Sequence[Move]) -> Mapping[int, int | None]:
+        """Set the positions, and give the generations that this has begun; should it fail, say what was set."""
+        if any(each.owners for each in moves):
+            output.note(f"the group is paused; those that hold partitions have {self.wait} to leave")
+        try:
+            problem = work.carry_out(moves, wait_s=duration_s(self.wait, "--wait"))
+        except BaseException:
+            _tell_half_done(work, moves)
+            raise
+        if problem is not None:
+            output.note(f"the group's offsets in Kafka were not updated (only lag tools read them): {problem}")
+        try:
+            return work.done(moves)
+        except MarshalError as error:
+            output.note(f"the positions were set; the log could not be read again: {error}")
+            return {each.partition: None for each in moves}
+
+    def _tell(self, moves: Sequence[Move], done: Mapping[int, int | None]) -> None:
+        if self.as_json:
+            output.write_json(
+                {
+                    "group": self.group,
+                    "topic": self.topic,
+                    "dry_run": self.dry_run,
+                    "positions": [_to_json(each, done) for each in moves],
+                }
+            )
+        elif self.dry_run:
+            output.show("A dry run: nothing was written.")
+        else:
+            output.show(f"The positions of partitions {survey.listed([each.partition for each in moves])} were set.")
+
+
+def _tell_half_done(work: Movable, moves: Sequence[Move]) -> None:
+    try:
+        done = work.done(moves)
+    except MarshalError as error:
+        output.note(f"what was set could not be read ({error}): see `marshal-dagster position get`")
+        return
+    left = [each.partition for each in moves if each.partition not in done]
+    output.note(f"set: partitions {survey.listed(done) or 'none'}; not set: {survey.listed(left) or 'none'}")
+
+
+def _row(move: Move) -> list[str | output.Line]:
+    before = move.key.offset
+    by = output.NOTHING if before is None or move.is_other else f"{move.offset - before:+d}"
+    numbers = (move.extent.start, move.extent.end, before, move.offset)
+    note = output.styled("; ".join(move.notes), "yellow") if move.notes else output.NOTHING
+    return [str(move.partition), *map(output.number, numbers), by, note]
+
+
+def _to_json(move: Move, done: Mapping[int, int | None]) -> dict[str, Any]:
+    return {
+        "partition": move.partition,
+        "log_start": move.extent.start,
+        "log_end": move.extent.end,
+        "before": move.key.offset,
+        "after": move.offset,
+        "set": move.partition in done,
+        "generation": done.get(move.partition),
+        "notes": list(move.notes),
+    }

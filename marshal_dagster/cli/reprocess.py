@@ -1,0 +1,116 @@
+"""`reprocess`: the group's own members do a range of offsets again, then go on where they stood."""
+
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import typer
+
+from marshal_dagster.cli import output
+from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of, open_reader, person
+from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.telling import telling_warnings
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.operations.positions import Repositioning
+from marshal_dagster.operations.reprocessing import Redo, Redone, Reprocessing
+from marshal_dagster.operations.times import duration_s
+
+_COLUMNS: Final = ("partition", "#log start", "#log end", "#position", "#again from", "#up to", "note")
+
+
+@dataclass(frozen=True, slots=True)
+class ReprocessRequest:
+    """What is done again: the offsets from `start` up to `end` (exclusive)."""
+
+    connection: ConnectionOptions
+    coordination_topic: str
+    data_connection: Path | None
+    group: str
+    topic: str
+    partition: int
+    start: int
+    end: int
+    within: str = "1h"
+    wait: str = "5m"
+    dry_run: bool = False
+    yes: bool = False
+    as_json: bool = False
+
+
+def run(request: ReprocessRequest) -> ExitCode:
+    """Show what is to be, ask, and stay until it is done. Raises `MarshalError`."""
+    if request.as_json and not (request.yes or request.dry_run):
+        raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
+    check_topic("TOPIC", request.topic)
+    wait_s, within_s = duration_s(request.wait, "--wait"), duration_s(request.within, "--within")
+    connection = connection_of(request.connection)
+
+    def open_log(interval_ms: int) -> Rationalizer:
+        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms)
+
+    with (
+        telling_warnings(),
+        Topics(data_connection_of(request.data_connection, connection), client_id="marshal-dagster-redo") as topics,
+        closing(Reprocessing(Repositioning(open_log, topics, request.group, request.topic, person()))) as work,
+    ):
+        redo = work.look(request.partition, request.start, request.end)
+        for warning in work.warnings():
+            output.note(warning)
+        if not request.as_json:
+            _show(request, redo)
+        if not request.dry_run and not (request.yes or _agreed()):
+            output.note("nothing was written")
+            return ExitCode.PROBLEMS
+        redone = None if request.dry_run else work.carry_out(redo, wait_s=wait_s, within_s=within_s, tell=output.note)
+    return _tell(request, redo, redone)
+
+
+def _agreed() -> bool:
+    return typer.confirm("Have this done again? The group is paused twice, for a moment", err=True)
+
+
+def _show(request: ReprocessRequest, redo: Redo) -> None:
+    extent, notes = redo.back.extent, redo.back.notes
+    numbers = (extent.start, extent.end, redo.stood, redo.back.offset, redo.end)
+    note = output.styled("; ".join(notes), "yellow") if notes else output.NOTHING
+    output.show(
+        output.styled(f"Group {request.group}, topic {request.topic}", "bold"),
+        output.Table(_COLUMNS, [[str(request.partition), *map(str, numbers), note]], may_fold={"note"}),
+    )
+
+
+def _tell(request: ReprocessRequest, redo: Redo, redone: Redone | None) -> ExitCode:
+    is_done = redone is not None and redone.reached >= redo.end
+    if request.as_json:
+        output.write_json(
+            {
+                "group": request.group,
+                "topic": request.topic,
+                "partition": request.partition,
+                "dry_run": request.dry_run,
+                "start": redo.back.offset,
+                "end": redo.end,
+                "stood_at": redo.stood,
+                "reached": None if redone is None else redone.reached,
+                "goes_on_at": None if redone is None else redone.goes_on_at,
+                "notes": list(redo.back.notes),
+            }
+        )
+    elif redone is None:
+        output.show("A dry run: nothing was written.")
+    elif is_done:
+        output.show(f"Done again up to {redo.end}.")
+    if redone is None:
+        return ExitCode.OK
+    if redone.problem is not None:
+        output.note(f"the group's offsets in Kafka were not updated (only lag tools read them): {redone.problem}")
+    if not is_done:
+        output.note(
+            f"the members were not through within {request.within}: what lies from {redone.reached} up to {redo.end} "
+            "was not committed again"
+        )
+    return ExitCode.OK if is_done else ExitCode.PROBLEMS

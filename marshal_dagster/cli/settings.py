@@ -1,0 +1,186 @@
+"""`settings`: what a group's members have agreed on; and its ranges switched off."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import typer
+
+from marshal_dagster.cli import output, survey
+from marshal_dagster.cli.connecting import connection_of, open_reader, person
+from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.telling import telling_warnings
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ConfigurationError, MarshalError
+from marshal_dagster.operations.agreed import Agreed, Forgotten, SettingsThere, alike
+from marshal_dagster.operations.times import duration_s
+
+_COLUMNS: Final = ("coordination partitions", "heartbeat interval", "rule set", "delivery", "features", "note")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsRequest:
+    """Which group's."""
+
+    connection: ConnectionOptions
+    coordination_topic: str
+    group: str
+    as_json: bool = False
+
+
+def show(request: SettingsRequest) -> ExitCode:
+    """Show the settings in force. Raises `MarshalError`."""
+    with _agreed(request) as work:
+        found = work.look()
+    differ = len({each.settings for each in found.values() if each.certain}) > 1
+    if request.as_json:
+        rows = [{"partition": number} | _to_json(each) for number, each in found.items()]
+        output.write_json({"group": request.group, "differ": differ, "coordination_partitions": rows})
+    else:
+        _show(request, found)
+    if differ:
+        output.note(
+            "they differ: settings were written by halves. Members that are configured alike complete them; where "
+            "ranges are left, another --without-ranges does"
+        )
+    return ExitCode.OK
+
+
+def switch_ranges_off(request: SettingsRequest, wait: str, *, dry_run: bool, yes: bool) -> ExitCode:
+    """Show what is forgotten, ask, and switch ranges off. Raises `MarshalError`."""
+    if request.as_json and not (yes or dry_run):
+        raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
+    wait_s = duration_s(wait, "--wait")
+    with _agreed(request) as work:
+        before, forgotten = work.look(), work.forgotten()
+        if not any(each.has_ranges for each in before.values()):
+            output.note(f"ranges are off already in group {request.group!r}")
+            _tell(request, before, before, forgotten, dry_run=dry_run)
+            return ExitCode.OK
+        for warning in work.warnings():
+            output.note(warning)
+        if not request.as_json:
+            _show(request, before)
+            _show_forgotten(forgotten)
+        if not (dry_run or yes or _is_agreed()):
+            output.note("nothing was written")
+            return ExitCode.PROBLEMS
+        after = (
+            {number: each.without_ranges() for number, each in before.items()}
+            if dry_run
+            else _carry_out(work, before, forgotten, wait, wait_s)
+        )
+    _tell(request, before, after, forgotten, dry_run=dry_run)
+    return ExitCode.OK
+
+
+@contextmanager
+def _agreed(request: SettingsRequest) -> Iterator[Agreed]:
+    connection = connection_of(request.connection)
+
+    def open_log(interval_ms: int) -> Rationalizer:
+        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms)
+
+    with telling_warnings(), closing(Agreed(open_log, request.group, person())) as work:
+        yield work
+
+
+def _is_agreed() -> bool:
+    return typer.confirm("Switch ranges off? The group is paused meanwhile", err=True)
+
+
+def _carry_out(
+    work: Agreed, before: Mapping[int, SettingsThere], forgotten: Sequence[Forgotten], wait: str, wait_s: int
+) -> Mapping[int, SettingsThere]:
+    """Switch ranges off; should it fail, say where they are."""
+    longest_ms = max(each.settings.heartbeat_interval_ms for each in before.values())
+    left = f"; those that hold something have {wait} to leave" if any(each.owners for each in forgotten) else ""
+    output.note(f"the group is paused for {output.duration(2 * longest_ms)} at least{left}")
+    try:
+        return work.switch_ranges_off(wait_s=wait_s)
+    except BaseException:
+        _tell_half_done(work)
+        raise
+
+
+def _tell_half_done(work: Agreed) -> None:
+    try:
+        on = [number for number, each in work.look().items() if each.has_ranges]
+    except MarshalError as error:
+        output.note(f"where ranges are still on could not be read ({error}): see `marshal-dagster settings`")
+        return
+    output.note(f"ranges are still on in coordination partitions {survey.listed(on) or 'none'}")
+
+
+def _show(request: SettingsRequest, found: Mapping[int, SettingsThere]) -> None:
+    rows = [_row(each, numbers) for each, numbers in alike(found).items()]
+    output.show(output.styled(f"Group {request.group}", "bold"), output.Table(_COLUMNS, rows, may_fold={"note"}))
+
+
+def _show_forgotten(forgotten: Sequence[Forgotten]) -> None:
+    if not forgotten:
+        return
+    rows = [
+        [f"{each.place[0]}/{each.place[1]}", output.number(each.offset), "; ".join(_notes(each))] for each in forgotten
+    ]
+    output.show("", output.Table(["partition", "#position", "note"], rows, may_fold={"note"}))
+
+
+def _notes(each: Forgotten) -> Iterator[str]:
+    if each.offset is None:
+        yield "it stands nowhere: set its position first"
+    yield from (f"[{one.start}, {one.end}) {one.phase}: forgotten, and done again" for one in each.ahead)
+    yield from (f"held by {owner.instance}" for owner in each.owners)
+
+
+def _tell(
+    request: SettingsRequest,
+    before: Mapping[int, SettingsThere],
+    after: Mapping[int, SettingsThere],
+    forgotten: Sequence[Forgotten],
+    *,
+    dry_run: bool,
+) -> None:
+    if request.as_json:
+        rows = [
+            {"partition": number, "before": _to_json(each), "after": _to_json(after[number])}
+            for number, each in before.items()
+        ]
+        keys = [
+            {"topic": each.place[0], "partition": each.place[1], "offset": each.offset, "notes": list(_notes(each))}
+            for each in forgotten
+        ]
+        output.write_json(
+            {"group": request.group, "dry_run": dry_run, "coordination_partitions": rows, "positions": keys}
+        )
+    elif dry_run:
+        output.show("A dry run: nothing was written.")
+    elif before is not after:
+        output.show("Ranges are off.")
+
+
+def _row(there: SettingsThere, numbers: Sequence[int]) -> list[str | output.Line]:
+    notes = ["by default: no settings record yet"] if there.by_default else []
+    notes += [] if there.certain else ["only observed"]
+    return [
+        survey.listed(numbers),
+        f"{there.settings.heartbeat_interval_ms / 1_000:g} s",
+        str(there.settings.rule_set),
+        str(there.settings.delivery),
+        ", ".join(there.settings.features) or output.NOTHING,
+        output.styled("; ".join(notes), "yellow") if notes else output.NOTHING,
+    ]
+
+
+def _to_json(there: SettingsThere) -> dict[str, Any]:
+    settings = there.settings
+    return {
+        "heartbeat_interval_ms": settings.heartbeat_interval_ms,
+        "rule_set": settings.rule_set,
+        "delivery": settings.delivery,
+        "features": list(settings.features),
+        "accepted": not there.by_default,
+        "certain": there.certain,
+    }

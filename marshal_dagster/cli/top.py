@@ -1,0 +1,272 @@
+"""`top`: who works on what, shown again and again. It only reads."""
+
+import os
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from marshal_dagster.cli import output, survey
+from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of, open_reader
+from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.output import Line, Table
+from marshal_dagster.cli.rates import Rates
+from marshal_dagster.cli.status import look_at_data
+from marshal_dagster.cli.survey import GroupSurvey, KeySurvey, Lag, RangeSurvey, Survey
+from marshal_dagster.cli.view import heard_text, lag_text, owner_text, plan_text
+from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.state import Freshness, Owner, Phase
+from marshal_dagster.protocol.world import World
+
+_GROUPS: Final = ("group", "#owners", "#partitions", "#held", "#stale", "#lag", "#per second", "paused")
+_KEYS: Final = ("group", "partition", "owner", "heard of", "#offset", "#plan end", "#lag", "#per second")
+_LEAST_ROWS: Final = 3
+_MS: Final = 1_000
+
+Part = str | Line | Table
+
+
+@dataclass(frozen=True, slots=True)
+class TopRequest:
+    """What is watched, and how often (seconds)."""
+
+    connection: ConnectionOptions
+    coordination_topic: str
+    data_connection: Path | None = None
+    group: str | None = None
+    topic: str | None = None
+    interval_s: float = 2.0
+    once: bool = False
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What one look saw, with how fast positions moved up to it."""
+
+    world: World
+    survey: Survey
+    rates: Rates
+
+
+@dataclass(slots=True)
+class Looker:
+    """Looks at the coordination log and the data topics, each time at what is new."""
+
+    rationalizer: Rationalizer
+    topics: Topics
+    wanted: survey.Wanted
+    clock: Clock
+    rates: Rates
+
+    def look(self) -> Looked:
+        """Read to the present end. Raises `MarshalError`."""
+        world = self.rationalizer.catch_up()
+        at_s = self.clock.lease_ms() / _MS
+        data = look_at_data(self.topics, survey.data_places(world, self.wanted))
+        looked = survey.survey(world, at_ms=self.clock.wall_ms(), data=data, wanted=self.wanted)
+        self.rates.note(looked, at_s)
+        return Looked(world, looked, self.rates)
+
+
+def run(request: TopRequest) -> None:
+    """Watch until told to stop, or show it once. Raises `MarshalError`."""
+    connection = connection_of(request.connection)
+    data_connection = data_connection_of(request.data_connection, connection)
+    if request.topic is not None:
+        check_topic("--topic", request.topic)
+    followed = None if request.topic is None else [request.topic]
+    with (
+        closing(open_reader(connection, request.coordination_topic, followed)) as rationalizer,
+        Topics(data_connection, client_id="marshal-dagster-top") as topics,
+    ):
+        wanted = survey.Wanted(request.group, request.topic)
+        looker = Looker(rationalizer, topics, wanted, SystemClock(), Rates())
+        if request.once or request.as_json or not output.is_terminal():
+            show_once(looker.look, request)
+        else:
+            _watch_on_terminal(looker.look, request)
+
+
+def show_once(look: Callable[[], Looked], request: TopRequest) -> None:
+    """Look twice, so that it is seen how fast positions move, and show that. Raises `MarshalError`."""
+    look()
+    output.wait(request.interval_s)
+    looked = look()
+    if request.as_json:
+        output.write_json(_to_json(looked))
+    else:
+        output.show(*page(looked))
+
+
+def watch(look: Callable[[], Looked], show: Callable[[Looked, str | None], None], wait: Callable[[], bool]) -> None:
+    """Look and show until `wait` says that it is enough; what is out of reach is told beside what was seen last.
+
+    Raises `MarshalError` if the first look fails, or for what does not pass by itself.
+    """
+    looked, problem = look(), None
+    while True:
+        show(looked, problem)
+        if wait():
+            return
+        try:
+            looked, problem = look(), None
+        except UnavailableError as error:
+            problem = str(error)
+
+
+def _watch_on_terminal(look: Callable[[], Looked], request: TopRequest) -> None:
+    first = look()  # an error of this one is told as any other command's
+    looks = iter([first])
+    title = f"{request.coordination_topic}, every {request.interval_s:g} s, q ends"
+    with _keyboard() as is_ended, output.screen() as fill:
+        watch(
+            lambda: next(looks, None) or look(),
+            lambda looked, problem: fill(lambda lines: page(looked, title, problem, lines)),
+            lambda: is_ended(request.interval_s),
+        )
+
+
+@contextmanager
+def _keyboard() -> Iterator[Callable[[float], bool]]:
+    """Give what waits for some seconds, and tells whether `q` was pressed meanwhile."""
+    if not sys.stdin.isatty():
+        yield _sleep
+        return
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+    tty.setcbreak(keys)
+    try:
+        yield lambda seconds: _is_ended(keys, seconds)
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+
+
+def _sleep(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+def _is_ended(keys: int, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while (left_s := deadline - time.monotonic()) > 0:
+        if select.select([keys], [], [], left_s)[0] and os.read(keys, 1) in {b"q", b"Q", b""}:
+            return True
+    return False
+
+
+def page(looked: Looked, title: str = "", problem: str | None = None, lines: int | None = None) -> Iterator[Part]:
+    """Show a look: the groups, then the keys, of which so many that it fits into `lines`."""
+    seen = looked.survey
+    head = [output.styled(f"{output.utc(seen.at_ms)}" + (f"  {title}" if title else ""), "bold")]
+    if problem is not None:
+        head.append(output.styled(f"out of reach, shown is what was seen at that time: {problem}", "bold red"))
+    if seen.observed:
+        head.append(output.styled(f"only observed: coordination partitions {survey.listed(seen.observed)}", "yellow"))
+    yield from head
+    if not seen.groups:
+        yield "No group is named in it."
+        return
+    yield Table(_GROUPS, [_group_row(each, looked.rates) for each in seen.groups], may_fold={"group", "paused"})
+    yield ""
+    rows = [(group, each) for group in seen.groups for each in group.keys]
+    room = len(rows) if lines is None else max(_LEAST_ROWS, lines - len(head) - len(seen.groups) - 4)
+    kept = rows if len(rows) <= room else sorted(rows, key=_urgency)[: room - 1]
+    table = [line for group, each in kept for line in _key_rows(group, each, looked.rates)]
+    yield Table(_KEYS, table, may_fold={"group", "partition", "owner"})
+    if len(kept) < len(rows):
+        yield f"{len(rows) - len(kept)} more, that lag less; --group and --topic narrow it down"
+
+
+def _urgency(row: tuple[GroupSurvey, KeySurvey]) -> tuple[bool, int]:
+    """Order what is stale first, then what lags most."""
+    _, each = row
+    lag = each.lag.records if each.lag is not None else None
+    return not _is_stale(each), -(lag or 0)
+
+
+def _is_stale(each: KeySurvey) -> bool:
+    heard = [each.heard, *(one.heard for one in each.ranges)]
+    return any(one is not None and one.freshness is Freshness.STALE for one in heard)
+
+
+def _owners(each: KeySurvey) -> Sequence[Owner]:
+    held = [each.key.owner, *(one.range.owner for one in each.ranges)]
+    return [owner for owner in held if owner is not None]
+
+
+def _group_row(group: GroupSurvey, rates: Rates) -> list[str | Line]:
+    lags = [each.lag.records for each in group.keys if each.lag is not None and each.lag.records is not None]
+    moved = [rates.per_second(group.name, each.place) for each in group.keys]
+    known = [each for each in moved if each is not None]
+    stale = sum(map(_is_stale, group.keys))
+    return [
+        group.name,
+        str(len({owner.instance for each in group.keys for owner in _owners(each)})),
+        str(len(group.keys)),
+        str(sum(bool(_owners(each)) for each in group.keys)),
+        output.styled(str(stale), "bold red") if stale else "0",
+        output.number(sum(lags) if lags else None),
+        _rate(sum(known) if known else None),
+        _pause(group),
+    ]
+
+
+def _pause(group: GroupSurvey) -> str | Line:
+    if not group.is_paused or group.paused_until_s is None:
+        return output.NOTHING
+    return output.styled(f"until {output.utc(group.paused_until_s * _MS)} by {group.paused_by}", "yellow")
+
+
+def _key_rows(group: GroupSurvey, each: KeySurvey, rates: Rates) -> Iterator[list[str | Line]]:
+    key, name = each.key, f"{each.place[0]}/{each.place[1]}"
+    yield [
+        group.name,
+        name + (" (provisional)" if key.provisional else ""),
+        owner_text(key.owner),
+        heard_text(each.heard),
+        output.number(key.offset),
+        plan_text(key.plan_end, key.plan_attempts),
+        lag_text(each.lag or Lag()),
+        _rate(rates.per_second(group.name, each.place)),
+    ]
+    for one in each.ranges:
+        yield _range_row(group, name, one)
+
+
+def _range_row(group: GroupSurvey, name: str, one: RangeSurvey) -> list[str | Line]:
+    held = one.range
+    end = held.end if held.phase is Phase.PLANNED else None
+    return [
+        group.name,
+        f"{name} [{held.start}, {held.end}) {held.phase}",
+        owner_text(held.owner),
+        heard_text(one.heard),
+        str(held.start),
+        plan_text(end, held.attempts),
+        output.NOTHING,
+        output.NOTHING,
+    ]
+
+
+def _rate(per_second: float | None) -> str:
+    return output.NOTHING if per_second is None else f"{per_second:.1f}"
+
+
+def _to_json(looked: Looked) -> dict[str, Any]:
+    """Give what `status --json` has of groups, with how long owners were silent and how fast positions moved."""
+    shown = survey.to_json(looked.world, looked.survey)
+    for group in looked.survey.groups:
+        for row, each in zip(shown["groups"][group.name]["partitions"], group.keys, strict=True):
+            row["silent_ms"] = None if each.heard is None else each.heard.silent_ms
+            row["per_second"] = looked.rates.per_second(group.name, each.place)
+    return shown

@@ -1,0 +1,189 @@
+"""A group's first positions, taken from where its work was done before: a consumer group, or a Spark checkpoint."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from marshal_dagster.coordination.claimer import nobody_is_dead
+from marshal_dagster.errors import ConfigurationError, PositionNotSet
+from marshal_dagster.operations.positions import Move, Repositioning
+from marshal_dagster.operations.targets import Offsets, choose
+from marshal_dagster.protocol.state import Owner
+from marshal_dagster.spark.checkpoints import read_checkpoint
+
+if TYPE_CHECKING:
+    from marshal_dagster.kafka.topics import Topics
+
+
+class Others(StrEnum):
+    """Where partitions begin of which the source has no offset."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where offsets are taken from: its `name` in words, the next offset to read by partition, and what to know of it.
+
+    `others` is where its own reader would begin in other partitions; None where that is not known. `is_at_work`: it
+    reads on, so that its offsets will soon be old.
+    """
+
+    name: str
+    offsets: Mapping[int, int]
+    others: Others | None = None
+    notes: tuple[str, ...] = ()
+    is_at_work: bool = False
+
+    def require_at_rest(self) -> None:
+        """Raise `ConfigurationError` for one that is seen at work: what it does from now on would be done twice."""
+        if self.is_at_work:
+            raise ConfigurationError(f"{self.name} is at work: stop its consumers first; nothing was written")
+
+
+def consumer_group(topics: "Topics", group: str, topic: str) -> Source:
+    """Take what Kafka holds as the committed offsets of a consumer group.
+
+    Raises `ConfigurationError` where it holds none; `TopicMissing`, `RightMissing`, `UnavailableError`.
+    """
+    is_at_work = topics.has_consumers(group)
+    offsets = topics.group_offsets(group, topic)
+    if not offsets:
+        raise ConfigurationError(f"Kafka holds no offsets of a consumer group {group!r} in topic {topic!r}")
+    name = f"consumer group {group!r}"
+    notes = (f"{name} has consumers at work: these offsets will soon be old",) if is_at_work else ()
+    return Source(name, offsets, notes=notes, is_at_work=is_at_work)
+
+
+def checkpoint(folder: Path, topic: str) -> Source:
+    """Take the end of the newest committed batch in a checkpoint of Structured Streaming. Raises `ConfigurationError`.
+
+    Whether its query is still at work cannot be seen.
+    """
+    found = read_checkpoint(folder)
+    notes = [f"the newest committed batch of {folder} is {found.batch}: make sure that its query is stopped"]
+    if found.begun is not None:
+        notes.append(
+            f"batch {found.begun} was begun and not committed: what it has written already will be written again"
+        )
+    return Source(f"checkpoint {folder}", found.offsets(topic), Others.EARLIEST, tuple(notes))
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A source as a person gives it, one of both; and where partitions begin of which it has no offset."""
+
+    consumer_group: str | None = None
+    checkpoint: str | None = None
+    others: str | None = None
+
+    @property
+    def is_one(self) -> bool:
+        """Whether one source is given."""
+        return (self.consumer_group is None) != (self.checkpoint is None)
+
+    def begin_at(self, prefix: str = "") -> Others | None:
+        """Read where other partitions begin; `prefix` is what a person writes before the names.
+
+        Raises `ConfigurationError` for that, and unless one source is given.
+        """
+        if not self.is_one:
+            raise ConfigurationError("give one of the two: a consumer group or a checkpoint")
+        if self.others is None:
+            return None
+        if self.others not in set(Others):
+            raise ConfigurationError(f"{prefix}others: {self.others!r} is neither earliest nor latest")
+        return Others(self.others)
+
+    def source(self, topics: "Topics", topic: str) -> Source:
+        """Look it up. Raises as `consumer_group` and `checkpoint`."""
+        if self.consumer_group is not None:
+            return consumer_group(topics, self.consumer_group, topic)
+        return checkpoint(Path(self.checkpoint or ""), topic)
+
+
+@dataclass(slots=True)
+class Adopting:
+    """Gives a group its first positions in a data topic, by `work`, which it closes.
+
+    `look` first, show a person what it gives, then `carry_out`; `done` tells at any time afterwards what was set.
+    """
+
+    work: Repositioning
+
+    def look(
+        self,
+        source: Source,
+        partitions: Sequence[range] | None = None,
+        *,
+        others: Others | None = None,
+        outside_the_log: bool = False,
+    ) -> Sequence[Move]:
+        """Give what is to be, by partition, in their order. Nothing is written.
+
+        Raises `ConfigurationError` for partitions that have positions already, for those of which `source` has no
+        offset unless it is known where these begin, and for offsets that the topic does not hold unless they may lie
+        `outside_the_log`. Raises as `Repositioning.look`.
+        """
+        offsets = self._offsets(source, partitions, others)
+        moves = self.work.look(Offsets(by_partition=tuple(offsets.items())), outside_the_log=True, new_group=True)
+        if standing := [move.partition for move in moves if move.key.offset is not None]:
+            raise ConfigurationError(
+                f"group {self.work.group!r} has positions already in {self.work.topic!r}, partitions {standing}: first "
+                "positions are adopted only where there are none. To move it on or back set the position"
+            )
+        told = [f"partition {each.partition}: offset {each.offset}: {each.outside}" for each in moves if each.outside]
+        if told and not outside_the_log:
+            raise ConfigurationError(
+                f"{source.name} stands outside what topic {self.work.topic!r} holds: {'; '.join(told)}. Set these "
+                "positions yourself, or allow them with outside-the-log"
+            )
+        return moves
+
+    def warnings(self) -> Sequence[str]:
+        """Say what a person should know of the group before."""
+        return self.work.warnings()
+
+    def carry_out(
+        self, moves: Sequence[Move], *, wait_s: float, is_dead: Callable[[Owner], bool] = nobody_is_dead
+    ) -> str | None:
+        """Set the positions. Raises as `Repositioning.carry_out`, and `PositionNotSet` where there are some by now."""
+        if standing := self.work.standing([move.partition for move in moves]):
+            raise PositionNotSet(
+                f"group {self.work.group!r} has got positions meanwhile in {self.work.topic!r}, partitions "
+                f"{sorted(standing)}: its members have begun. Nothing was set"
+            )
+        return self.work.carry_out(moves, wait_s=wait_s, is_dead=is_dead)
+
+    def done(self, moves: Sequence[Move]) -> Mapping[int, int]:
+        """Give the partitions that were set since, each with its generation. Raises as `Repositioning.done`."""
+        return self.work.done(moves)
+
+    def close(self) -> None:
+        """Let go of the coordination log."""
+        self.work.close()
+
+    def _offsets(self, source: Source, partitions: Sequence[range] | None, others: Others | None) -> dict[int, int]:
+        topics, topic = self.work.topics, self.work.topic
+        existing = topics.describe(topic).partitions
+        if strange := sorted(source.offsets.keys() - set(existing)):
+            raise ConfigurationError(
+                f"{source.name} has offsets for partitions {strange}, which topic {topic!r} does not have: it was made "
+                "anew since, or is another one"
+            )
+        numbers = choose(topic, Offsets(each=0), partitions, existing)
+        bounds = topics.offsets(topic, [number for number in numbers if number not in source.offsets])
+        begin_at = others or source.others
+        # Where there is nothing to read both ends are the same.
+        unclear = [number for number, at in bounds.items() if begin_at is None and at.start < at.end]
+        if unclear:
+            raise ConfigurationError(
+                f"{source.name} has no offset for partitions {unclear} of topic {topic!r}: say with others whether "
+                "they begin at the earliest or at the latest, or name the partitions to adopt"
+            )
+        rest = {number: at.end if begin_at is Others.LATEST else at.start for number, at in bounds.items()}
+        known = {**source.offsets, **rest}
+        return {number: known[number] for number in numbers}

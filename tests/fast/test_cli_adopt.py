@@ -1,0 +1,188 @@
+"""`adopt` as its user calls it, on a log in memory."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.cli import adopt
+from marshal_dagster.operations.positions import Repositioning
+from tests.checkpoints import write_batch
+from tests.members import GROUP, TOPIC, Site
+from tests.operating import END, START, FakeTopics, act, at_work_on, site_now
+
+ADOPT = ("adopt", GROUP, TOPIC)
+LOADER = ("--consumer-group", "loader")
+
+
+@pytest.fixture
+def topics() -> FakeTopics:
+    """The data topic, of which a consumer group has read something."""
+    return FakeTopics(committed={0: 30, 1: 40, 2: 50})
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
+    """A coordination topic without records."""
+    site = site_now()
+    at_work_on(site, monkeypatch, adopt, topics=topics)
+    monkeypatch.setattr(adopt, "Repositioning", partial(Repositioning, clock=site.clock))
+    return site
+
+
+def standing(site: Site) -> list[int | None]:
+    """Give where the group stands."""
+    return [site.key(number).offset for number in range(3)]
+
+
+def test_the_offsets_of_a_consumer_group_are_adopted(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """The group need not be known; it is not paused afterwards, and its first member begins there."""
+    answer = act(capsys, *ADOPT, *LOADER, "--yes")
+    assert (answer.code, answer.err) == (0, "")
+    assert [line.split() for line in answer.out.splitlines()[2:5]] == [
+        [str(n), "20", "100", "-", str(at), "-", "-"] for n, at in enumerate((30, 40, 50))
+    ]
+    assert standing(site) == [30, 40, 50]
+    owner = site.member()
+    owner.claim([0])
+    assert owner.key(0).offset == 30
+
+
+def test_the_newest_committed_batch_of_a_checkpoint_is_adopted(
+    site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Partitions that it does not name begin where Spark would have begun; what was only begun is told."""
+    write_batch(tmp_path, 7, {TOPIC: {0: 33, 1: 44}, "other": {0: 1}})
+    write_batch(tmp_path, 8, {TOPIC: {0: 66, 1: 77}}, is_committed=False)
+    answer = act(capsys, *ADOPT, "--checkpoint", tmp_path, "--yes")
+    assert (answer.code, standing(site)) == (0, [33, 44, START])
+    assert [line.partition(":")[0] for line in answer.err.splitlines()] == [
+        f"the newest committed batch of {tmp_path} is 7",
+        "batch 8 was begun and not committed",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "after"),
+    [
+        (["--others", "earliest"], [30, START, START]),
+        (["--others", "latest"], [30, END, END]),
+        (["--partitions", "0"], [30, None, None]),
+    ],
+)
+def test_where_a_consumer_group_has_no_offset_it_is_asked(
+    site: Site,
+    capsys: pytest.CaptureFixture[str],
+    topics: FakeTopics,
+    arguments: list[str],
+    after: list[int | None],
+) -> None:
+    """What its consumers would have done there is not known."""
+    topics.committed = {0: 30}
+    refused = act(capsys, *ADOPT, *LOADER, "--yes")
+    assert (refused.code, "no offset for partitions [1, 2] of topic 'orders'" in refused.error) == (2, True)
+    assert (act(capsys, *ADOPT, *LOADER, "--yes", *arguments).code, standing(site)) == (0, after)
+
+
+def test_a_partition_without_messages_needs_no_word(
+    site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its start is its end."""
+    topics.committed = {0: 100, 1: 100}
+    monkeypatch.setattr("tests.operating.START", END)
+    assert (act(capsys, *ADOPT, *LOADER, "--yes").code, standing(site)) == (0, [100, 100, 100])
+
+
+def test_a_group_that_has_positions_is_left_alone(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless only partitions are named in which it has none."""
+    site.owner_of(0, at=35).release()
+    before = site.values()
+    refused = act(capsys, *ADOPT, *LOADER, "--yes")
+    assert (refused.code, "has positions already in 'orders', partitions [0]" in refused.error) == (2, True)
+    assert "set the position" in refused.error
+    assert site.values() == before
+    assert act(capsys, *ADOPT, *LOADER, "--yes", "--partitions", "1-2").code == 0
+    assert standing(site) == [35, 40, 50]
+
+
+def test_members_that_begin_meanwhile_keep_their_positions(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the person was asked."""
+
+    def agree(*_: object, **__: object) -> bool:
+        site.owner_of(1, at=55).release()
+        return True
+
+    monkeypatch.setattr("typer.confirm", agree)
+    answer = act(capsys, *ADOPT, *LOADER)
+    assert (answer.code, standing(site)) == (1, [None, 55, None])
+    assert "has got positions meanwhile in 'orders', partitions [1]" in answer.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("at", "why"), [(START - 1, "are deleted"), (111, "beyond the end")])
+def test_offsets_that_the_topic_does_not_hold_are_refused_unless_told(
+    site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, at: int, why: str
+) -> None:
+    """Retention was faster than the consumers, or the topic was made anew."""
+    topics.committed[1] = at
+    refused = act(capsys, *ADOPT, *LOADER, "--yes")
+    assert (refused.code, f"partition 1: offset {at}: " in refused.error, why in refused.error) == (2, True, True)
+    assert site.values() == []
+    assert act(capsys, *ADOPT, *LOADER, "--yes", "--outside-the-log").code == 0
+    assert standing(site) == [30, at, 50]
+
+
+def test_a_source_at_work_is_refused(site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics) -> None:
+    """What it does from now on would be done twice; a dry run shows where it stands."""
+    topics.has_consumers_of = {"loader"}
+    refused = act(capsys, *ADOPT, *LOADER, "--yes")
+    assert (refused.code, "'loader' is at work: stop its consumers first" in refused.error) == (2, True)
+    shown = act(capsys, *ADOPT, *LOADER, "--dry-run", "--json")
+    assert (shown.code, [row["after"] for row in shown.json["positions"]]) == (0, [30, 40, 50])
+    assert "these offsets will soon be old" in shown.error
+    assert site.values() == []
+
+
+def test_a_dry_run_of_adoption_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
+    """It shows what would be."""
+    answer = act(capsys, *ADOPT, *LOADER, "--dry-run")
+    assert (answer.code, answer.out.splitlines()[-1]) == (0, "A dry run: nothing was written.")
+    assert site.values() == []
+
+
+def test_a_person_is_asked_before_adoption(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who does not agree changes nothing; with --json nobody can be asked."""
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    answer = act(capsys, *ADOPT, *LOADER)
+    assert (answer.code, answer.error, site.values()) == (1, "nothing was written", [])
+    assert "give --yes too" in act(capsys, *ADOPT, *LOADER, "--json").error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (LOADER, "Kafka holds no offsets of a consumer group 'loader' in topic 'orders'"),
+        (("--checkpoint", "/nowhere"), "/nowhere is no checkpoint"),
+        ((*LOADER, "--others", "first"), "--others: 'first' is neither earliest nor latest"),
+    ],
+)
+def test_what_cannot_be_adopted_is_one_line(
+    site: Site, capsys: pytest.CaptureFixture[str], topics: FakeTopics, arguments: tuple[str, ...], says: str
+) -> None:
+    """Nothing is written."""
+    topics.committed = {}
+    answer = act(capsys, *ADOPT, *arguments, "--yes")
+    assert (answer.code, says in answer.error, site.values()) == (2, True, [])
+
+
+def test_a_checkpoint_of_another_topic_of_that_name_is_refused(
+    site: Site, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """It had more partitions."""
+    write_batch(tmp_path, 0, {TOPIC: {0: 33, 3: 44}})
+    answer = act(capsys, *ADOPT, "--checkpoint", tmp_path, "--yes")
+    assert "offsets for partitions [3], which topic 'orders' does not have" in answer.error
+    assert (answer.code, site.values()) == (2, [])

@@ -1,0 +1,326 @@
+"""`reprocess` as its user calls it, on a log in memory, with members that work while it waits."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import pytest
+
+from marshal_dagster.cli import reprocess
+from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.operations.positions import Repositioning
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.testing import ManualClock
+from tests.members import GROUP, HI_MS, RANGES, SETTINGS, TOPIC, TOPIC_ID, Site
+from tests.operating import FakeTopics, act, at_work_on, site_now
+
+STOOD, STEP = 80, 15
+AGAIN = ("reprocess", GROUP, TOPIC, "--partition", "0", "--from", "30", "--to", "50")
+
+
+def nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass(slots=True)
+class Members:
+    """A clock by which, whenever somebody waits, members take the next offsets of partition 0, as far as they may."""
+
+    site: Site
+    clock: ManualClock
+    done: list[tuple[int, int]] = field(default_factory=list)
+    at_next: Callable[[], object] = nothing
+    are_there: bool = True
+
+    def wall_ms(self) -> int:
+        """Give the site's time."""
+        return self.clock.wall_ms()
+
+    def lease_ms(self) -> float:
+        """Give the site's time."""
+        return self.clock.lease_ms()
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Let happen what is to happen, let members work, then let the time pass."""
+        happens, self.at_next = self.at_next, nothing
+        happens()
+        if self.are_there:
+            self.work()
+        self.clock.advance(duration_ms)
+
+    def work(self) -> None:
+        """Do one batch."""
+        member = self.site.member(settings=SETTINGS)
+        at = self.site.key().offset
+        if member.paused_until_s() is not None or at is None or at >= STOOD or not member.claim([0]):
+            return
+        member.beat({0: at})
+        end = at + STEP
+        member.plan({0: end})
+        member.commit({0: end})
+        member.release()
+        self.done.append((at, end))
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A group that stands at 80."""
+    site = site_now()
+    site.owner_of(0, at=STOOD).release()
+    at_work_on(site, monkeypatch, reprocess, topics=FakeTopics())
+    return site
+
+
+@pytest.fixture
+def members(site: Site, monkeypatch: pytest.MonkeyPatch) -> Members:
+    """Its members."""
+    members = Members(site, site.clock)
+    monkeypatch.setattr(reprocess, "Repositioning", partial(Repositioning, clock=members))
+    return members
+
+
+def is_paused(site: Site) -> bool:
+    """Tell whether the group is paused anywhere."""
+    groups = [world.groups.get(GROUP) for world in site.world().partitions.values()]
+    return any(each is not None and each.is_paused(site.clock.wall_ms()) for each in groups)
+
+
+def test_a_range_is_done_again(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
+    """From its start up to its end, or a batch further; then the group goes on where it stood."""
+    site = members.site
+    answer = act(capsys, *AGAIN, "--yes")
+    assert answer.code == 0
+    assert answer.out.splitlines()[1:] == [
+        "partition  log start  log end  position  again from  up to  note",
+        "0                 20      100        80          30     50  -",
+        "Done again up to 50.",
+    ]
+    assert answer.err.splitlines() == [
+        "the group does it again from 30 on; it has stood at 80",
+        "the group goes on at 80",
+    ]
+    assert members.done == [(30, 45), (45, 60)]
+    assert (site.key().offset, is_paused(site), site.owner()) == (STOOD, False, None)
+
+
+def test_members_that_went_beyond_are_not_set_back(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the range ends where the group stood there may be no way forward."""
+    answer = act(capsys, "reprocess", GROUP, TOPIC, "-p", 0, "--from", 30, "--to", STOOD, "--yes", "--json")
+    assert (answer.json["reached"], answer.json["goes_on_at"], answer.json["stood_at"]) == (90, 90, STOOD)
+    assert members.done[-1] == (75, 90)
+    assert (members.site.key().offset, is_paused(members.site)) == (90, False)
+    assert members.site.values()[members.site.key().generation].endswith("/30"), "no other position was set"
+
+
+def test_the_group_goes_on_where_it_stood_with_nobody_at_work(
+    members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it did while the person was asked counts."""
+
+    def agree(*_: object, **__: object) -> bool:
+        owner = members.site.owner_of(0, at=STOOD)
+        owner.commit({0: 90})
+        owner.release()
+        return True
+
+    monkeypatch.setattr("typer.confirm", agree)
+    answer = act(capsys, *AGAIN)
+    assert (answer.code, members.site.key().offset) == (0, 90)
+    assert "it has stood at 90" in answer.err
+
+
+def test_members_that_are_not_through_in_time_are_told(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
+    """The group goes on where it stood; the exit code says that it was not done."""
+    members.are_there = False
+    answer = act(capsys, *AGAIN, "--yes", "--within", "1m")
+    assert (answer.code, members.site.key().offset, is_paused(members.site)) == (1, STOOD, False)
+    assert "were not through within 1m: what lies from 30 up to 50 was not committed again" in answer.err
+
+
+def test_who_interrupts_it_has_the_group_go_on(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where it stood."""
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    members.at_next = interrupt
+    answer = act(capsys, *AGAIN, "--yes")
+    assert (answer.code, members.site.key().offset, is_paused(members.site)) == (130, STOOD, False)
+    assert answer.err.splitlines()[-1] == "the group goes on at 80"
+
+
+def test_a_broker_that_is_away_for_a_while_is_waited_for(
+    members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time is bounded anyway."""
+    keys, failures = Repositioning.keys, [UnavailableError("away")] * 2
+
+    def away(self: Repositioning, numbers: list[int]) -> object:
+        if members.done and failures:
+            raise failures.pop()
+        return keys(self, numbers)
+
+    monkeypatch.setattr(Repositioning, "keys", away)
+    assert (act(capsys, *AGAIN, "--yes").code, failures) == (0, [])
+
+
+def test_a_broker_that_stays_away_leaves_word(
+    members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what the group does then: more than was asked for, and nothing less."""
+    keys = Repositioning.keys
+
+    def away(self: Repositioning, numbers: list[int]) -> object:
+        if members.done:
+            raise UnavailableError("away")
+        return keys(self, numbers)
+
+    monkeypatch.setattr(Repositioning, "keys", away)
+    answer = act(capsys, *AGAIN, "--yes", "--within", "2s")
+    assert (answer.code, is_paused(members.site)) == (3, False)
+    assert "where the group stands before 80 by now it does all up to there again" in answer.err
+
+
+def test_a_way_back_that_fails_half_way_is_told(
+    members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The position may be set: then the group does more again than was asked for, and it is not left paused."""
+    set_positions = Operator.set_positions
+
+    def half(self: Operator, topic: str, offsets: dict[int, int], topic_id: str, **_: object) -> None:
+        set_positions(self, topic, offsets, topic_id, wait_ms=0)
+        raise UnavailableError("the broker is gone")
+
+    monkeypatch.setattr(Operator, "set_positions", half)
+    answer = act(capsys, *AGAIN, "--yes")
+    assert (answer.code, members.site.key().offset, is_paused(members.site)) == (3, 30, False)
+    assert answer.err.splitlines()[0] == "where the group stands before 80 by now it does all up to there again"
+
+
+def test_members_that_stay_keep_it_from_beginning(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing was set, and the group goes on."""
+    owner = members.site.owner_of(0, at=STOOD)
+    answer = act(capsys, *AGAIN, "--yes", "--wait", "5s")
+    assert (answer.code, f"still held by {owner.member.instance}" in answer.err) == (1, True)
+    assert (members.site.key().generation, is_paused(members.site)) == (0, False)
+    assert act(capsys, *AGAIN, "--yes", "--wait", f"{3 * HI_MS // 1_000}s").code == 0, "a stale one is not waited for"
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_position_that_another_sets_meanwhile_stays(
+    members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, late: bool
+) -> None:
+    """Before it begins, or while the members are at it."""
+
+    def another() -> bool:
+        members.are_there = False
+        log = Rationalizer(members.site.log(), clock=members.clock)
+        Operator(log, GROUP, "other", clock=members.clock).set_positions(TOPIC, {0: 20}, TOPIC_ID, wait_ms=0)
+        return True
+
+    if late:
+        members.at_next = another
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: late or another())
+    answer = act(capsys, *AGAIN)
+    assert (answer.code, members.site.key().offset, is_paused(members.site)) == (1, 20, False)
+    assert "somebody else has set the position of orders/0 meanwhile" in answer.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--from", "50", "--to", "50"), "is no range of offsets"),
+        (("--from", "30", "--to", "81"), "stands at 80 in orders/0, and has not done all up to 81"),
+        (("--from", "10", "--to", "50"), "offsets 10 to 20 (exclusive) are deleted"),
+        (("--partition", "1"), "has no position in orders/1"),
+        (("--partition", "7"), "has no partition 7"),
+        (("--json",), "give --yes too"),
+        (("--within", "x"), "--within: 'x' is no length of time"),
+    ],
+)
+def test_what_cannot_be_done_again_is_one_line(
+    members: Members, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], says: str
+) -> None:
+    """Nothing is written."""
+    before = members.site.values()
+    answer = act(capsys, *AGAIN, *arguments)
+    assert (answer.code, says in answer.error, members.site.values()) == (2, True, before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (Settings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE), "delivers at most once"),
+        (Settings(60_000, rule_set=RuleSet.GO), "is shared with Go consumers"),
+        (RANGES, "claim ranges ahead of the offset"),
+    ],
+)
+def test_groups_in_which_it_could_not_be_kept_are_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, settings: Settings, says: str
+) -> None:
+    """More than the range would be done again, or the position would not hold."""
+    site = site_now()
+    site.owner_of(0, at=STOOD, settings=settings).release()
+    at_work_on(site, monkeypatch, reprocess, topics=FakeTopics())
+    before = site.values()
+    answer = act(capsys, *AGAIN, "--yes")
+    assert (answer.code, says in answer.error, site.values()) == (2, True, before)
+
+
+def test_a_group_that_is_paused_does_nothing_again(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is to be resumed first; one that is paused meanwhile stays so, where it stood."""
+    members.site.pause(60)
+    refused = act(capsys, *AGAIN, "--yes")
+    assert (refused.code, "is paused, so that nobody would do it" in refused.error) == (2, True)
+    members.site.pause(-1)
+    members.at_next = partial(members.site.pause, 3_600, "boss.1")
+    answer = act(capsys, *AGAIN, "--yes", "--within", "1m")
+    assert (answer.code, members.site.key().offset, is_paused(members.site)) == (1, STOOD, True)
+
+
+def test_a_pause_that_another_begins_meanwhile_stays(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also one in place of that during which a position is set."""
+    owner = members.site.owner_of(0, at=STOOD)
+
+    def pause() -> None:
+        members.site.pause(7_200, "boss.1")
+        owner.release()
+
+    members.at_next = pause
+    answer = act(capsys, *AGAIN, "--yes", "--within", "1m")
+    assert (answer.code, members.site.key().offset, is_paused(members.site)) == (1, STOOD, True)
+    assert members.done == []
+
+
+def test_a_dry_run_of_reprocessing_writes_nothing(members: Members, capsys: pytest.CaptureFixture[str]) -> None:
+    """It shows what would be."""
+    before = members.site.values()
+    assert act(capsys, *AGAIN, "--dry-run").out.splitlines()[-1] == "A dry run: nothing was written."
+    shown = act(capsys, *AGAIN, "--dry-run", "--json").json
+    assert [shown[name] for name in ("dry_run", "start", "end", "stood_at", "reached")] == [True, 30, 50, STOOD, None]
+    assert members.site.values() == before
+
+
+def test_a_person_is_asked_before_reprocessing(
+    members: Members, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who does not agree changes nothing."""
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
+    before = members.site.values()
+    assert (act(capsys, *AGAIN).code, members.site.values()) == (1, before)
+
+
+def test_an_open_plan_and_effectively_once_are_told_of(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output must replace what it holds."""
+    site = site_now()
+    owner = site.owner_of(0, at=STOOD, settings=Settings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE))
+    owner.plan({0: 90})
+    owner.release()
+    at_work_on(site, monkeypatch, reprocess, topics=FakeTopics())
+    answer = act(capsys, *AGAIN, "--dry-run")
+    assert "delivers effectively once" in answer.error
+    assert "the plan up to 90 ends" in answer.out

@@ -1,0 +1,248 @@
+"""`top`: what it shows of a log in memory, how it goes on, and how it ends."""
+
+import os
+import pty
+import select
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.cli import output, survey, top
+from marshal_dagster.cli.rates import WINDOW_S, Rates
+from marshal_dagster.cli.top import Looked, Looker
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import LogChanged, UnavailableError
+from tests.cli import REPOSITORY, environ
+from tests.faulty_log import FaultyLog
+from tests.members import GROUP, HI_MS, RANGES, TOPIC, TOPIC_ID, Site
+from tests.operating import END, FakeTopics, act, at_work_on, site_now
+
+TOPICS = FakeTopics(partitions=tuple(range(5)))
+
+
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Site:
+    """A coordination topic of its own, and no waiting but by its clock."""
+    site = site_now()
+    at_work_on(site, monkeypatch, top, topics=TOPICS)
+    monkeypatch.setattr(top, "SystemClock", lambda: site.clock)
+    return site
+
+
+def looker(site: Site, log: FaultyLog | None = None) -> Looker:
+    """Give who looks at it."""
+    rationalizer = Rationalizer(log or site.log(), clock=site.clock)
+    return Looker(rationalizer, TOPICS, survey.EVERYTHING, site.clock, Rates())  # type: ignore[arg-type]
+
+
+def shown(looked: Looked, **options: object) -> str:
+    """Give a page as text."""
+    return "\n".join(map(str, top.page(looked, **options)))  # type: ignore[arg-type]
+
+
+def test_it_is_seen_who_works_on_what_and_how_fast(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Owner, age of its last heartbeat, lag, and how far the position moved from look to look."""
+    owner = site.owner_of(0, at=30)
+
+    def commits(seconds: float) -> None:
+        assert seconds == 4
+        owner.commit({0: 70})
+        site.clock.advance(4_000)
+
+    monkeypatch.setattr(output, "wait", commits)
+    answer = act(capsys, "top", "--interval", 4)
+    assert (answer.code, answer.err) == (0, "")
+    lines = [line.split() for line in answer.out.splitlines()]
+    assert lines[2] == [GROUP, "1", "1", "1", "0", "30", "10.0", "-"]
+    assert lines[5] == [
+        GROUP,
+        "orders/0",
+        owner.member.instance,
+        "(client1)",
+        "fresh,",
+        "4",
+        "s",
+        "70",
+        "-",
+        "30",
+        "10.0",
+    ]
+
+
+def test_one_look_as_json_has_what_status_has_and_more(
+    site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else is written."""
+    owner = site.owner_of(0, at=30)
+    monkeypatch.setattr(output, "wait", lambda seconds: site.clock.advance(1_000 * seconds))
+    (row,) = act(capsys, "top", "--json").json["groups"][GROUP]["partitions"]
+    assert (row["owner_instance"], row["freshness"], row["silent_ms"]) == (owner.member.instance, "fresh", 2_000)
+    assert (row["offset"], row["lag"], row["per_second"]) == (30, END - 30, 0)
+
+
+def test_top_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither to the log nor to Kafka's own offsets."""
+    site.owner_of(0, at=30)
+    before = [site.broker.records(number) for number in range(site.partitions)]
+    monkeypatch.setattr(output, "wait", lambda _: None)
+    assert act(capsys, "top", "--once").code == 0
+    assert [site.broker.records(number) for number in range(site.partitions)] == before
+    assert TOPICS.committed == {}
+
+
+def test_what_is_stale_and_what_is_paused_stands_out(site: Site) -> None:
+    """Beside what is fresh."""
+    site.owner_of(0)
+    site.clock.advance(2 * HI_MS + 1)
+    site.owner_of(1)
+    site.pause(60)
+    page = shown(looker(site).look())
+    assert page.splitlines()[2].split()[:6] == [GROUP, "2", "2", "2", "1", "200"]
+    assert "by ops.1" in page
+    assert "stale, 20 s" in page
+
+
+def test_ranges_are_watched_too(site: Site) -> None:
+    """Each with its owner."""
+    site.begin(0, settings=RANGES)
+    holder = site.holder_of({0: (10, 20)}, plans=True)
+    page = shown(looker(site).look())
+    assert f"orders/0 [10, 20) planned  {holder.member.instance}" in page
+    assert page.splitlines()[2].split()[1:4] == ["1", "1", "1"]
+
+
+def test_a_small_terminal_shows_what_matters_first(site: Site) -> None:
+    """What is stale, then what lags most; and how many more there are."""
+    site.owner_of(4, at=90)
+    site.clock.advance(2 * HI_MS + 1)
+    site.owner_of(0, 1, 2, at=60)
+    site.owner_of(3, at=20)
+    looked = looker(site).look()
+    assert [n for n in range(5) if f"orders/{n}" in shown(looked)] == [0, 1, 2, 3, 4]
+    assert [n for n in range(5) if f"orders/{n}" in shown(looked, lines=11)] == [0, 1, 2, 3, 4]
+    page = shown(looked, lines=9)
+    assert [n for n in range(5) if f"orders/{n}" in page] == [3, 4]
+    assert "3 more, that lag less" in page
+
+
+def test_a_log_without_groups_is_watched(site: Site) -> None:
+    """Until there are some."""
+    assert shown(looker(site).look()).splitlines()[1] == "No group is named in it."
+
+
+def test_a_broker_that_goes_away_is_one_line(site: Site) -> None:
+    """What was seen last stays, and it goes on when the broker is back."""
+    log = site.log()
+    site.owner_of(0, at=30)
+    watched = looker(site, log)
+    pages: list[str] = []
+    downs = [True, True, False]
+
+    def wait() -> bool:
+        if downs:
+            log.is_down = downs.pop(0)
+            return False
+        return True
+
+    top.watch(watched.look, lambda looked, problem: pages.append(shown(looked, problem=problem)), wait)
+    assert ["the broker does not answer" in page for page in pages] == [False, True, True, False]
+    assert {page.count("orders/0") for page in pages} == {1}
+    assert len({len(page.splitlines()) for page in pages[1:3]}) == 1
+
+
+@pytest.mark.parametrize("fails_at", [0, 1])
+def test_what_does_not_pass_by_itself_ends_it(site: Site, fails_at: int) -> None:
+    """A log that was made anew; and a broker that was never there."""
+    looked = looker(site).look()
+    looks = [looked] * fails_at
+
+    def look() -> Looked:
+        if looks:
+            return looks.pop()
+        raise LogChanged("made anew") if fails_at else UnavailableError("nobody there")
+
+    with pytest.raises(LogChanged if fails_at else UnavailableError):
+        top.watch(look, lambda *_: None, lambda: False)
+
+
+def test_a_position_that_was_set_is_no_rate(site: Site) -> None:
+    """It is a new generation; what moves from there on counts, over the last minute."""
+    watched = looker(site)
+    owner = site.owner_of(0, at=30)
+
+    def rate(at: int, seconds: float) -> float | None:
+        owner.commit({0: at})
+        site.clock.advance(round(1_000 * seconds))
+        return watched.look().rates.per_second(GROUP, (TOPIC, 0))
+
+    assert (rate(30, 0), rate(40, 2), rate(40, 3)) == (None, 5, 2)
+    owner.release()
+    site.pause(3_600)
+    operator = site.claimer(instance="ops.1")
+    assert operator.claim([0])
+    operator.set_positions({0: 90}, TOPIC_ID)
+    site.pause(-1)
+    assert watched.look().rates.per_second(GROUP, (TOPIC, 0)) is None
+    owner = site.member()
+    owner.claim([0])
+    assert [rate(90 + 10 * turn, 5) for turn in range(1, 30)][-1] == pytest.approx(2)
+    assert len(watched.rates._seen[GROUP, (TOPIC, 0)]) == WINDOW_S / 5 + 1
+
+
+@pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["in colour", "without"])
+def test_a_terminal_is_filled_and_given_back(environment: dict[str, str], tmp_path: Path) -> None:
+    """`q` ends it; what the terminal was like before, it is again; with NO_COLOR there is no colour."""
+    script = tmp_path / "watching.py"
+    script.write_text(WATCHING)
+    ours, theirs = pty.openpty()
+    try:
+        before = termios.tcgetattr(theirs)
+        process = subprocess.Popen(
+            [sys.executable, script],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            cwd=REPOSITORY,
+            env=environ({"TERM": "xterm-256color", "PYTHONPATH": str(REPOSITORY)} | environment),
+        )
+        written = b""
+        while written.count(b"orders/0") < 2:
+            assert select.select([ours], [], [], 30)[0]
+            written += os.read(ours, 65_536)
+        os.write(ours, b"xq")
+        _, told = process.communicate(timeout=30)
+        assert (process.returncode, told) == (0, b"")
+        assert termios.tcgetattr(theirs) == before
+        while select.select([ours], [], [], 0)[0]:
+            written += os.read(ours, 65_536)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert written.endswith(b"\x1b[?1049l")
+    assert (b"\x1b[1;31m" in written) == (not environment)
+
+
+WATCHING = """
+import sys
+from unittest import mock
+from marshal_dagster.cli import top
+from marshal_dagster.cli.main import run
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from tests.members import HI_MS
+from tests.operating import FakeTopics, site_now
+
+site = site_now()
+site.owner_of(0)
+site.clock.advance(3 * HI_MS)
+with (
+    mock.patch.object(top, "open_reader", lambda *_, **__: Rationalizer(site.log(), clock=site.clock)),
+    mock.patch.object(top, "Topics", lambda *_, **__: FakeTopics()),
+    mock.patch.object(top, "SystemClock", lambda: site.clock),
+):
+    sys.exit(run(["top", "-b", "somewhere:1", "--interval", "0.1"]))
+"""

@@ -1,0 +1,81 @@
+"""Checkpoints of Structured Streaming are read as Spark 4.0 writes them; tests/real has one that Spark wrote."""
+
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark.checkpoints import read_checkpoint
+from tests.checkpoints import Source, write_batch
+
+
+def test_the_newest_committed_batch_counts(tmp_path: Path) -> None:
+    """By number, not by name; one that was only begun is told."""
+    for number in (8, 9, 10):
+        write_batch(tmp_path, number, {"orders": {0: number, 1: 7}})
+    found = read_checkpoint(tmp_path)
+    assert (found.batch, found.begun, found.offsets("orders")) == (10, None, {0: 10, 1: 7})
+    write_batch(tmp_path, 11, {"orders": {0: 11, 1: 7}}, is_committed=False)
+    found = read_checkpoint(tmp_path)
+    assert (found.batch, found.begun, found.offsets("orders")) == (10, 11, {0: 10, 1: 7})
+
+
+def test_a_commit_without_its_offsets_is_passed_over(tmp_path: Path) -> None:
+    """Spark deletes old offsets first."""
+    write_batch(tmp_path, 3, {"orders": {0: 3}})
+    write_batch(tmp_path, 4, {"orders": {0: 4}})
+    (tmp_path / "offsets" / "4").unlink()
+    assert read_checkpoint(tmp_path).offsets("orders") == {0: 3}
+
+
+def test_of_several_sources_the_one_of_the_topic_counts(tmp_path: Path) -> None:
+    """Of Kafka or not; one source may read several topics, and one that has read nothing yet is a dash."""
+    write_batch(tmp_path, 0, '{"logOffset":4}', "-", "17", {"orders": {0: 3}, "refunds": {0: 9}}, {"other": {0: 5}})
+    found = read_checkpoint(tmp_path)
+    assert [found.offsets(topic)[0] for topic in ("orders", "refunds", "other")] == [3, 9, 5]
+    with pytest.raises(ConfigurationError, match=r"'none'; it reads \['orders', 'other', 'refunds'\]"):
+        found.offsets("none")
+
+
+def test_two_sources_of_one_topic_must_stand_alike(tmp_path: Path) -> None:
+    """A self-join reads it twice."""
+    write_batch(tmp_path, 0, {"orders": {0: 3}}, {"orders": {0: 3}})
+    assert read_checkpoint(tmp_path).offsets("orders") == {0: 3}
+    write_batch(tmp_path, 1, {"orders": {0: 4}}, {"orders": {0: 5}})
+    with pytest.raises(ConfigurationError, match="2 sources that read topic 'orders' and stand at different offsets"):
+        read_checkpoint(tmp_path).offsets("orders")
+
+
+@pytest.mark.parametrize(
+    ("sources", "says"),
+    [
+        (['{"logOffset":4}'], "it reads nothing of Kafka"),
+        (['{"orders":4}'], "it reads nothing of Kafka"),
+        (['{"orders":{"a":4}}'], "it reads nothing of Kafka"),
+        (['{"orders":{"0":true}}'], "it reads nothing of Kafka"),
+        (['{"orders":{"0":-2}}'], "has no offset for orders/0"),
+        ([], "is cut off"),
+    ],
+)
+def test_what_is_no_offset_is_not_taken_for_one(tmp_path: Path, sources: list[Source], says: str) -> None:
+    """Each is told with the file or the folder."""
+    write_batch(tmp_path, 0, *sources)
+    with pytest.raises(ConfigurationError, match=says):
+        read_checkpoint(tmp_path).offsets("orders")
+
+
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    """A folder of something else, a query without a committed batch, a newer form."""
+    with pytest.raises(ConfigurationError, match="is no checkpoint of Structured Streaming"):
+        read_checkpoint(tmp_path / "nowhere")
+    write_batch(tmp_path, 0, {"orders": {0: 3}}, is_committed=False)
+    with pytest.raises(ConfigurationError, match="has no batch that is committed"):
+        read_checkpoint(tmp_path)
+    write_batch(tmp_path, 1, {"orders": {0: 3}})
+    path = tmp_path / "offsets" / "1"
+    path.write_text(path.read_text().replace("v1", "v2", 1))
+    with pytest.raises(ConfigurationError, match="is of version 'v2'"):
+        read_checkpoint(tmp_path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        read_checkpoint(tmp_path)
