@@ -3,7 +3,14 @@
 from dagster import Definitions
 
 from jobs.flights import GROUP, flights_job, flights_schedule, reprocess_flights_job
-from jobs.operators import pause_flights_job, resume_flights_job, revoke_flights_job, set_flights_position_job
+from jobs.operators import (
+    adopt_flights_positions_job,
+    pause_flights_job,
+    reprocess_flights_range_job,
+    resume_flights_job,
+    revoke_flights_job,
+    set_flights_position_job,
+)
 from jobs.settings import CONNECTION, COORDINATION_TOPIC, HEARTBEAT_INTERVAL_S
 from marshal_dagster.resources import ClaimerResource, RationalizerResource
 from sensors.stale_claims import stale_flights_sensor
@@ -15,6 +22,8 @@ defs = Definitions(
         pause_flights_job,
         resume_flights_job,
         set_flights_position_job,
+        adopt_flights_positions_job,
+        reprocess_flights_range_job,
         revoke_flights_job,
     ],
     schedules=[flights_schedule],
