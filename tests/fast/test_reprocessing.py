@@ -1,0 +1,90 @@
+"""A range done again by members that really read and write: what their output holds afterwards."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.operations.positions import Repositioning
+from marshal_dagster.operations.reprocessing import Reprocessing
+from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.testing import ManualClock
+from tests.delivering import GROUP, TOPIC, Scene
+from tests.real.killing import KillableLog, Killed, KillPoint, Side
+
+if TYPE_CHECKING:
+    from marshal_dagster.kafka.topics import Topics
+
+EFFECTIVELY_ONCE, AT_LEAST_ONCE = DeliveryMode.EFFECTIVELY_ONCE, DeliveryMode.AT_LEAST_ONCE
+AGAIN = range(10, 20)
+
+
+@dataclass(slots=True)
+class Busy:
+    """A clock by which members work whenever the operator waits; the first of them may die."""
+
+    scene: Scene
+    mode: DeliveryMode
+    clock: ManualClock
+    death: KillPoint | None = None
+    has_died: bool = False
+
+    def wall_ms(self) -> int:
+        """Give the scene's time."""
+        return self.clock.wall_ms()
+
+    def lease_ms(self) -> float:
+        """Give the scene's time."""
+        return self.clock.lease_ms()
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Let a member do a batch of seven at most, then let the time pass."""
+        death, self.death = self.death, None
+        log = self.scene.log() if death is None else KillableLog(self.scene.log(), death)
+        try:
+            self.scene.work(self.scene.delivery(self.mode, log=log), max_records=7)
+        except Killed:
+            self.has_died = True
+            self.scene.wait_until_stale()
+        self.clock.advance(duration_ms)
+
+
+DEATHS = [KillPoint(side, record) for record in ("ClaimingPartition", "ClaimingMessages", "Heartbeat") for side in Side]
+
+
+@pytest.mark.parametrize("death", [None, *DEATHS], ids=str)
+@pytest.mark.parametrize("mode", [EFFECTIVELY_ONCE, AT_LEAST_ONCE])
+def test_what_is_done_again_is_replaced_or_repeated(mode: DeliveryMode, death: KillPoint | None) -> None:
+    """Effectively once the output holds each message once; at least once the range, and a batch more, came twice."""
+    scene = Scene()
+    scene.data.make(partitions=1, messages=40)
+    scene.drain(scene.delivery(mode))
+    generation = scene.key().generation
+    clock = Busy(scene, mode, scene.clock, death)
+    work = Repositioning(
+        open_log=lambda _: Rationalizer(scene.log(), clock=scene.clock),
+        topics=cast("Topics", scene.data),
+        group=GROUP,
+        topic=TOPIC,
+        client="ops",
+        clock=clock,
+    )
+    reprocessing = Reprocessing(work)
+    redo = reprocessing.look(0, AGAIN.start, AGAIN.stop)
+    redone = reprocessing.carry_out(redo, wait_s=600, within_s=600)
+
+    assert clock.has_died == (death is not None)
+    assert AGAIN.stop <= redone.reached
+    assert (redone.goes_on_at, scene.key().offset) == (40, 40)
+    counts, once = scene.counts(mode), Counter(scene.data.all_messages())
+    if mode is EFFECTIVELY_ONCE:
+        assert counts == once
+        renewed = {offset for _, number, (_, offset) in scene.sink.rows if number > generation}
+        assert renewed >= set(AGAIN)
+        return
+    more = counts - once
+    assert set(more) >= {(0, offset) for offset in AGAIN}
+    assert not once - counts
+    assert {offset for _, offset in more} <= set(range(AGAIN.start, redone.reached + 7))
