@@ -26,7 +26,10 @@ OPEN_RUN_PATIENCE_S: Final = 600.0
 """After so long a run that left its partition untouched, and is not queued, no longer keeps others from it."""
 FIRST_WAIT_S: Final = 30.0
 LONGEST_WAIT_S: Final = 3_600.0
-"""After runs that could not even try, the next one is asked for after so long: doubled each time, up to an hour."""
+"""After a run that failed, changed nothing or could not even try, the next one is asked for after so long.
+
+Doubled with each such run, up to an hour.
+"""
 
 _RUNS_LOOKED_AT: Final = 200
 _DIGESTS_AT_ONCE: Final = 200
@@ -61,6 +64,11 @@ class Ask:
         """When it was asked for: by the code server's clock, or by Dagster's where that was not noted."""
         noted = self.record.dagster_run.tags.get(ASKED_AT_TAG, "")
         return float(noted) if noted.isdecimal() else self.record.create_timestamp.timestamp()
+
+    @property
+    def ended_at_s(self) -> float:
+        """When it ended, as far as Dagster knows, else when it was asked for."""
+        return max(self.asked_at_s, self.record.end_time or 0.0)
 
     def saw(self, left: Left) -> bool:
         """Tell whether nobody has claimed the partition since."""
@@ -113,17 +121,22 @@ class Asked:
         """Give the id of a run that was asked for and may still redo it."""
         return next((ask.run_id for ask in self._of(left) if ask.is_awaited(left, self.now_s)), None)
 
-    def fruitless(self, left: Left) -> int:
-        """Count the runs that were asked for it at the same offset and failed, died, or changed nothing."""
-        return sum(ask.is_fruitless(left, self.now_s) for ask in self._of(left))
+    def fruitless(self, left: Left) -> list[str]:
+        """Give the runs, newest first, that were asked for it where it stands and failed, died, or changed nothing."""
+        runs = [ask for ask in self._of(left) if ask.is_fruitless(left, self.now_s)]
+        return [ask.run_id for ask in sorted(runs, key=lambda ask: ask.asked_at_s, reverse=True)]
 
-    def wait_s(self, left: Left) -> float:
-        """Give for how long it is not asked for, after runs that could not try: their sensor's clock may be ahead."""
-        vain = [ask.asked_at_s for ask in self._of(left) if ask.could_not_try(left)]
+    def wait_s(self, left: Left, first_wait_s: float) -> float:
+        """Give for how long it is not asked for, after runs that were in vain: what hinders them may take time to pass.
+
+        A run that could not try may only mean that the sensor's clock is ahead.
+        """
+        vain = [
+            ask.ended_at_s for ask in self._of(left) if ask.could_not_try(left) or ask.is_fruitless(left, self.now_s)
+        ]
         if not vain:
             return 0.0
-        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(len(vain) - 1, 16))
-        return max(vain) + wait_s - self.now_s
+        return max(vain) + growing_wait_s(first_wait_s, len(vain)) - self.now_s
 
     def is_settled(self, left: Left) -> bool:
         """Tell whether a run that saw what is there now has found nothing to redo."""
@@ -135,6 +148,11 @@ class Asked:
 
     def _of(self, left: Left) -> Sequence[Ask]:
         return list(self._asks[left.partition, left.generation, left.offset].values())
+
+
+def growing_wait_s(first_wait_s: float, times: int) -> float:
+    """Give the pause after the `times`th run in vain: doubled each time, up to an hour."""
+    return min(LONGEST_WAIT_S, first_wait_s * 2.0 ** min(times - 1, 16))
 
 
 def asked_before(
@@ -153,9 +171,9 @@ def asked_before(
     return asked
 
 
-def place_of(one: Left) -> str:
+def place_of(partition: int, generation: int, offset: int | None) -> str:
     """Name partition, generation and offset."""
-    return f"{one.partition}.{one.generation}.{one.offset}"
+    return f"{partition}.{generation}.{offset}"
 
 
 def digest_of(group: str, bundle: Sequence[Left]) -> str:
@@ -163,7 +181,7 @@ def digest_of(group: str, bundle: Sequence[Left]) -> str:
 
     Not the epoch: how often redoing a place has been tried is counted over all of its owners.
     """
-    parts = [group, bundle[0].topic, *(place_of(one) for one in bundle)]
+    parts = [group, bundle[0].topic, *(place_of(one.partition, one.generation, one.offset) for one in bundle)]
     return hashlib.sha256("/".join(parts).encode()).hexdigest()[:24]
 
 

@@ -1,0 +1,121 @@
+"""Telling of what is asked for no more: a failed asset check of the data topic, and a function of the user's own."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckSeverity,
+    MetadataValue,
+    TableColumn,
+    TableMetadataValue,
+    TableRecord,
+    TableSchema,
+)
+
+from marshal_dagster.runs import topic_asset_key
+from marshal_dagster.sensors.asked import place_of
+from marshal_dagster.sensors.left import MOST_TOLD, Left
+
+GIVEN_UP_CHECK: Final = "nothing_given_up"
+"""The name of the check, of asset `kafka/<topic>`."""
+MOST_REMEMBERED: Final = 1_000
+_MOST_SHOWN: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUpPartition:
+    """A partition, or a range of one, that no more runs are asked for; offsets as in `Left`."""
+
+    partition: int
+    offset: int | None
+    plan_end: int | None
+    generation: int
+    attempts: int
+    """How often its plan was tried, or how many runs that were asked for failed or changed nothing."""
+    run_ids: tuple[str, ...]
+    """The runs that were asked for it and failed or changed nothing."""
+    reason: str
+    """Why, and what a person can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """What was given up of a topic since it was told last."""
+
+    group: str
+    topic: str
+    partitions: tuple[GivenUpPartition, ...]
+    total: int
+    """How many are given up in all, those that were told before among them."""
+
+    def __str__(self) -> str:
+        """Say it in a line: the first ten."""
+        told = "; ".join(each.reason for each in self.partitions[:MOST_TOLD])
+        more = len(self.partitions) - MOST_TOLD
+        return f"group {self.group!r}: {told}" + (f"; and {more} more" if more > 0 else "")
+
+
+AlertHook = Callable[[GivenUp], object]
+"""Told once of each partition, generation and offset that is given up; again if it raises, and rarely otherwise.
+
+It is called in the tick, so it should be quick; what it raises is logged and does no harm.
+"""
+
+
+def given_up(one: Left, attempts: int, run_ids: Sequence[str], reason: str) -> GivenUpPartition:
+    """Describe what is asked for no more."""
+    return GivenUpPartition(
+        one.partition, one.offset, one.plan_end, one.generation, attempts, tuple(run_ids), f"{one}: {reason}"
+    )
+
+
+def named(each: GivenUpPartition) -> str:
+    """Name partition, generation and offset, as the cursor remembers them."""
+    return place_of(each.partition, each.generation, each.offset)
+
+
+def digest(found: Sequence[GivenUpPartition]) -> str:
+    """Name a state of the check; empty: nothing is given up."""
+    places = ",".join(sorted(map(named, found)))
+    return hashlib.sha256(places.encode()).hexdigest()[:16] if found else ""
+
+
+def evaluation(group: str, topic: str, found: Sequence[GivenUpPartition]) -> AssetCheckEvaluation:
+    """Give what the check says: failed while anything is given up, with up to 100 of them."""
+    metadata: dict[str, Any] = {"group": group, "partitions_given_up": len(found)}
+    if found:
+        metadata["given_up"] = _table(found[:_MOST_SHOWN])
+    description = (
+        f"{len(found)} partitions or ranges are asked for no more: somebody must look at them."
+        if found
+        else "Nothing is given up."
+    )
+    return AssetCheckEvaluation(
+        asset_key=topic_asset_key(topic),
+        check_name=GIVEN_UP_CHECK,
+        passed=not found,
+        severity=AssetCheckSeverity.ERROR,
+        description=description,
+        metadata=metadata,
+    )
+
+
+def _table(found: Sequence[GivenUpPartition]) -> TableMetadataValue:
+    numbers = ("partition", "generation", "offset", "plan_end", "attempts")
+    schema = TableSchema(
+        [*(TableColumn(name, "int") for name in numbers), TableColumn("last_run", "string"), TableColumn("reason")]
+    )
+    records = [
+        TableRecord(
+            {
+                **{name: getattr(each, name) for name in numbers},
+                "last_run": each.run_ids[0] if each.run_ids else None,
+                "reason": each.reason,
+            }
+        )
+        for each in found
+    ]
+    return MetadataValue.table(records, schema)
