@@ -48,11 +48,19 @@ if TYPE_CHECKING:
     from marshal_dagster.protocol.positions import StartPolicy
     from marshal_dagster.protocol.ranges import ClaimedRange
     from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
-    from marshal_dagster.sensors import build_dead_run_sensors, build_stale_claim_sensor
+    from marshal_dagster.sensors import (
+        AlertHook,
+        GivenUp,
+        GivenUpPartition,
+        build_dead_run_sensors,
+        build_lag_sensor,
+        build_stale_claim_sensor,
+    )
     from marshal_dagster.spark.session import spark_settings, start_session
     from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink, WriteOutcome
 
 __all__ = [
+    "AlertHook",
     "BatchAborted",
     "BatchRequest",
     "ClaimLost",
@@ -67,6 +75,8 @@ __all__ = [
     "DeliveryMode",
     "DrainedBatches",
     "FileSink",
+    "GivenUp",
+    "GivenUpPartition",
     "GroupPaused",
     "IdleReason",
     "KafkaConnection",
@@ -102,6 +112,7 @@ __all__ = [
     "build_claimed_batch_op",
     "build_claimed_batch_schedule",
     "build_dead_run_sensors",
+    "build_lag_sensor",
     "build_pause_job",
     "build_reprocess_job",
     "build_resume_job",
@@ -131,7 +142,14 @@ _ELSEWHERE: Final = {
     "protocol.positions": ("StartPolicy",),
     "protocol.ranges": ("ClaimedRange",),
     "resources": ("ClaimerResource", "KafkaConnectionConfig", "RationalizerResource"),
-    "sensors": ("build_dead_run_sensors", "build_stale_claim_sensor"),
+    "sensors": (
+        "AlertHook",
+        "GivenUp",
+        "GivenUpPartition",
+        "build_dead_run_sensors",
+        "build_lag_sensor",
+        "build_stale_claim_sensor",
+    ),
     "spark.session": ("spark_settings", "start_session"),
     "spark.sinks": ("FileSink", "PostgresSink", "Sink", "WriteOutcome"),
 }

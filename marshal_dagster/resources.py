@@ -153,13 +153,25 @@ class RationalizerResource(ConfigurableResource):  # type: ignore[type-arg] # it
     coordination_topic: str = Field(
         default=DEFAULT_COORDINATION_TOPIC, description="The topic that is the coordination log."
     )
+    data_connection: KafkaConnectionConfig | None = Field(
+        default=None, description="The cluster that has the data topics; by default that of the coordination topic."
+    )
 
     _topic_is_allowed = field_validator("coordination_topic")(_check_topic)
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
         """Give what Dagster stores of this resource; refuses secrets in plain text."""
-        _check_secrets(type(self).__name__, {"connection": self.connection})
+        connections = {"connection": self.connection, "data_connection": self.data_connection}
+        _check_secrets(type(self).__name__, connections)
         return super().get_resource_definition()
+
+    def open_data(self) -> "Topics":
+        """Open what asks the cluster of the data topics; who opens it closes it. Raises `ConfigurationError`."""
+        from marshal_dagster.kafka.topics import Topics
+
+        if self.data_connection is not None:
+            return Topics(self.data_connection.to_connection("data_connection"))
+        return Topics(self.connection.to_connection("connection"))
 
     def rationalizer(self) -> "Rationalizer":
         """Give this process's rationalizer for these settings, opened now if it is the first use.

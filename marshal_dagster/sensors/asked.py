@@ -61,14 +61,13 @@ class Ask:
 
     @property
     def asked_at_s(self) -> float:
-        """When it was asked for: by the code server's clock, or by Dagster's where that was not noted."""
-        noted = self.record.dagster_run.tags.get(ASKED_AT_TAG, "")
-        return float(noted) if noted.isdecimal() else self.record.create_timestamp.timestamp()
+        """When it was asked for."""
+        return asked_at_s(self.record)
 
     @property
     def ended_at_s(self) -> float:
-        """When it ended, as far as Dagster knows, else when it was asked for."""
-        return max(self.asked_at_s, self.record.end_time or 0.0)
+        """When it ended."""
+        return ended_at_s(self.record)
 
     def saw(self, left: Left) -> bool:
         """Tell whether nobody has claimed the partition since."""
@@ -148,6 +147,17 @@ class Asked:
 
     def _of(self, left: Left) -> Sequence[Ask]:
         return list(self._asks[left.partition, left.generation, left.offset].values())
+
+
+def asked_at_s(record: RunRecord) -> float:
+    """Give when a run was asked for: by the code server's clock, or by Dagster's where that was not noted."""
+    noted = record.dagster_run.tags.get(ASKED_AT_TAG, "")
+    return float(noted) if noted.isdecimal() else record.create_timestamp.timestamp()
+
+
+def ended_at_s(record: RunRecord) -> float:
+    """Give when a run ended, as far as Dagster knows, else when it was asked for."""
+    return max(asked_at_s(record), record.end_time or 0.0)
 
 
 def growing_wait_s(first_wait_s: float, times: int) -> float:

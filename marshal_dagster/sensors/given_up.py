@@ -1,9 +1,9 @@
 """Telling of what is asked for no more: a failed asset check of the data topic, and a function of the user's own."""
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from dagster import (
     AssetCheckEvaluation,
@@ -58,11 +58,16 @@ class GivenUp:
         return f"group {self.group!r}: {told}" + (f"; and {more} more" if more > 0 else "")
 
 
-AlertHook = Callable[[GivenUp], object]
-"""Told once of each partition, generation and offset that is given up; again if it raises, and rarely otherwise.
+class AlertHook(Protocol):
+    """A function of the user's own that is told once of each partition, generation and offset that is given up.
 
-It is called in the tick, so it should be quick; what it raises is logged and does no harm.
-"""
+    It is told again if it raised, and rarely otherwise. It is called in the tick, so it should be quick; what it raises
+    is logged and does no harm.
+    """
+
+    def __call__(self, found: GivenUp, /) -> object:
+        """Tell somebody."""
+        ...
 
 
 def given_up(one: Left, attempts: int, run_ids: Sequence[str], reason: str) -> GivenUpPartition:

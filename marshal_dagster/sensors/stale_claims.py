@@ -40,6 +40,7 @@ from marshal_dagster.sensors.asked import (
     digest_of,
     place_of,
 )
+from marshal_dagster.sensors.barrier import barrier
 from marshal_dagster.sensors.cursors import Cursor
 from marshal_dagster.sensors.drops import DropWatch, GroupView
 from marshal_dagster.sensors.given_up import (
@@ -263,20 +264,10 @@ class _Tick:
         return f"{told}; and {more} more in the log of this tick" if more > 0 else told
 
     def _may_ask(self, world: World, topic: str, wall_ms: int) -> bool:
-        part = world.partition_of(topic)
-        if not part.certain:
-            self._say(
-                f"the coordination partition of topic {topic!r} no longer begins at offset 0: it is only observed, and "
-                "nobody can claim from it (see `marshal-dagster recover`)"
-            )
-            return False
-        group = world.group_of(self.spec.group, topic)
-        now_ms = max(part.log_time_ms or 0, wall_ms)
-        if group.paused_until_s is not None and group.is_paused(now_ms):
-            left_s = group.paused_until_s - now_ms / 1_000
-            self._say(f"group {self.spec.group!r} is paused by {group.paused_by!r}, for {left_s:.0f} s more: no runs")
-            return False
-        return True
+        barred = barrier(world, self.spec.group, topic, wall_ms)
+        if barred is not None:
+            self._say(barred)
+        return barred is None
 
     def _report_drops(self, cursor: StaleClaimCursor, topics: Sequence[str], view: GroupView) -> None:
         """Say once what each at-most-once run possibly dropped, whoever holds the partitions by now."""
