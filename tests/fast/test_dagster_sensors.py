@@ -11,7 +11,10 @@ from typing import Any, cast
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.events import AssetObservationData, StepMaterializationData
+from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.log import Ack, Append
@@ -143,13 +146,23 @@ class DeadRunWatch:
         instance = self.watch.instance
         run = cast("dg.DagsterRun", instance.get_run_by_id(RUN))
         sensor, _ = build_dead_run_sensors(group=GROUP)
-        connection = KafkaConnectionConfig(bootstrap_servers="127.0.0.1:9", timeout_s=self.timeout_s)
-        claimer = ClaimerResource(connection=connection, group=GROUP, delivery=mode.value)
+        claimer = self.claimer(mode)
         event = dg.DagsterEvent(dg.DagsterEventType.RUN_FAILURE.value, JOB.name)
         with dg.build_run_status_sensor_context(
             sensor.name, event, instance, run, resources={"claimer": claimer}
         ) as context:
             return cast("dg.SensorResult | dg.SkipReason", sensor(context))
+
+    def claimer(self, mode: DeliveryMode = DeliveryMode.AT_LEAST_ONCE) -> ClaimerResource:
+        """Give a claimer of the group."""
+        connection = KafkaConnectionConfig(bootstrap_servers="127.0.0.1:9", timeout_s=self.timeout_s)
+        return ClaimerResource(connection=connection, group=GROUP, delivery=mode.value)
+
+    def evaluate(self, sensor: dg.SensorDefinition, cursor: str | None = None) -> SensorExecutionData:
+        """Evaluate a sensor as Dagster does, with what it remembers."""
+        instance, resources = self.watch.instance, {"claimer": self.claimer()}
+        with dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources) as context:
+            return sensor.evaluate_tick(context)
 
     def told(self) -> str:
         """Let the sensor see it and give what it says."""
@@ -960,6 +973,73 @@ def test_what_a_failed_run_held_is_revoked(watch: Watch, dead_runs: DeadRunWatch
     assert dead_runs.told().startswith(f"revoked what run {RUN} held: {TOPIC}/0: plan [0, 10)")
     assert _owners(watch) == [False] * 3
     assert dead_runs.told() == f"run {RUN} held nothing of group '{GROUP}'"
+
+
+def _hold_each(watch: Watch, statuses: Sequence[dg.DagsterRunStatus]) -> list[str]:
+    """Let a run hold each partition, and Dagster say of each in which status it is."""
+    runs = [str(uuid.uuid4()) for _ in statuses]
+    for partition, (run_id, status) in enumerate(zip(runs, statuses, strict=True)):
+        watch.scene.about(ClaimingPartition, f"{run_id}.1", partition)
+        _run(watch, run_id, status)
+    return runs
+
+
+def test_all_runs_that_are_over_are_freed_at_once(watch: Watch, dead_runs: DeadRunWatch) -> None:
+    """Dagster shows one run a tick: whichever comes first, what the others held is free too, and no live run's."""
+    _run(watch)
+    _hold_each(watch, [FAILURE, STARTED, dg.DagsterRunStatus.CANCELED])
+    told = dead_runs.told()
+    assert told.startswith(f"revoked what 2 other runs that are over held: {TOPIC}/0: no plan")
+    assert f"{TOPIC}/2: no plan" in told
+    assert _owners(watch) == [False, True, False]
+    assert RefusingLog.appended == 1
+
+
+def test_what_others_held_that_cannot_be_revoked_does_not_hide_the_rest(
+    watch: Watch, dead_runs: DeadRunWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that Dagster showed is freed and told, the trouble with the others too."""
+    watch.die(RUN, partitions=(0,))
+    _run(watch)
+
+    def down(_: ClaimerResource) -> dict[Place, Key]:
+        raise UnavailableError("Kafka is down")
+
+    monkeypatch.setattr(ClaimerResource, "group_keys", down)
+    told = dead_runs.told()
+    assert told.startswith(f"revoked what run {RUN} held: ")
+    assert told.endswith("what other runs held that are over cannot be revoked now: Kafka is down")
+
+
+def test_what_a_dead_run_held_is_freed_while_the_group_is_paused(watch: Watch, dead_runs: DeadRunWatch) -> None:
+    """Who pauses waits for what is held to be let go: a sensor that skipped would keep them waiting."""
+    watch.die(RUN)
+    _run(watch)
+    watch.scene.pause(3_600)
+    assert dead_runs.told().startswith(f"revoked what run {RUN} held: ")
+    assert _owners(watch) == [False] * 3
+
+
+@pytest.mark.parametrize(("watches_all", "owners"), [(True, [False] * 3), (False, [True] * 3)])
+@pytest.mark.parametrize("status", [FAILURE, dg.DagsterRunStatus.CANCELED])
+def test_runs_of_other_code_locations_are_watched_if_wanted(
+    watch: Watch, dead_runs: DeadRunWatch, status: dg.DagsterRunStatus, watches_all: bool, owners: list[bool]
+) -> None:
+    """Dagster's own evaluation shows the sensor a run of another location, and only if it is to watch all."""
+    watch.die(RUN)
+    location = InProcessCodeLocationOrigin(LoadableTargetOrigin(python_file="elsewhere.py"), "elsewhere")
+    origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "all"), JOB.name)
+    run = watch.instance.create_run_for_job(JOB, run_id=RUN, status=STARTED, tags=TAGGED, remote_job_origin=origin)
+    sensors = build_dead_run_sensors(group=GROUP, monitor_all_code_locations=watches_all)
+    ticks = {FAILURE: sensors[0], dg.DagsterRunStatus.CANCELED: sensors[1]}
+    cursor = dead_runs.evaluate(ticks[status]).cursor
+    if status is FAILURE:
+        watch.instance.report_run_failed(run)
+    else:
+        watch.instance.report_run_canceled(run)
+    result = dead_runs.evaluate(ticks[status], cursor)
+    assert _owners(watch) == owners
+    assert (f"revoked what run {RUN} held" in str(result.skip_message)) is watches_all
 
 
 @pytest.mark.parametrize("written", [False, True])
