@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dagster import DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
-from pydantic import ValidationError
 
-from marshal_dagster.ops import Outcome, SeenKey
+from marshal_dagster.ops import Outcome
 from marshal_dagster.runs import FINISHED, GROUP_TAG, OUTCOME_TAG, TOPIC_TAG
 from marshal_dagster.sensors.left import Left
 
@@ -32,9 +31,20 @@ Doubled with each such run, up to an hour.
 """
 
 _RUNS_LOOKED_AT: Final = 200
-_DIGESTS_AT_ONCE: Final = 200
+_DIGESTS_AT_ONCE: Final = 900
+"""Older versions of SQLite take no more than 999 values in a query."""
 _COULD_NOT_TRY: Final = frozenset({Outcome.HELD, Outcome.PAUSED})
 _NOT_LAUNCHED: Final = frozenset({DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED})
+
+
+class Seen(NamedTuple):
+    """What a run was told of a partition: the fields of `SeenKey` that are compared, cheap by the thousand."""
+
+    partition: int
+    generation: int
+    offset: int | None
+    plan_attempts: int
+    epoch: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,7 @@ class Ask:
     """One partition of one run."""
 
     record: RunRecord
-    seen: SeenKey
+    seen: Seen
 
     @property
     def run_id(self) -> str:
@@ -173,7 +183,10 @@ def asked_before(
     if not found:
         return asked
     tags = {GROUP_TAG: group, TOPIC_TAG: found[0].topic, REASON_TAG: STALE_CLAIM}
-    asked.add(instance.get_run_records(RunsFilter(job_name=job, tags=tags), limit=_RUNS_LOOKED_AT), op_name)
+    newest = instance.get_run_records(RunsFilter(job_name=job, tags=tags), limit=_RUNS_LOOKED_AT)
+    asked.add(newest, op_name)
+    if len(newest) < _RUNS_LOOKED_AT:
+        return asked
     digests = iter([digest_of(group, [one]) for one in found])
     while some := list(islice(digests, _DIGESTS_AT_ONCE)):
         # Not limited: the attempts of each are, and an older one that were left out would be tried again.
@@ -195,11 +208,19 @@ def digest_of(group: str, bundle: Sequence[Left]) -> str:
     return hashlib.sha256("/".join(parts).encode()).hexdigest()[:24]
 
 
-def _seen_in(run_config: Mapping[str, Any], op_name: str) -> Iterator[SeenKey]:
+def _seen_in(run_config: Mapping[str, Any], op_name: str) -> Iterator[Seen]:
     """Give what a run was told; what an older version wrote otherwise is passed over."""
     config = run_config.get("ops", {}).get(op_name, {}).get("config", {})
     for each in config.get("seen") or []:
-        try:
-            yield SeenKey(**each)
-        except (TypeError, ValidationError):
+        if not isinstance(each, Mapping):
             continue
+        partition, generation, attempts = each.get("partition"), each.get("generation"), each.get("plan_attempts", 0)
+        offset, epoch = each.get("offset"), each.get("epoch")
+        if (
+            isinstance(partition, int)
+            and isinstance(generation, int)
+            and isinstance(attempts, int)
+            and isinstance(offset, int | None)
+            and isinstance(epoch, int | None)
+        ):
+            yield Seen(partition, generation, offset, attempts, epoch)

@@ -25,6 +25,7 @@ from pydantic import Field
 from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs import claimed_batch_ops
+from marshal_dagster.ops import SeenKey
 from marshal_dagster.protocol.messages import DeliveryMode, is_name
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources import RationalizerResource
@@ -57,6 +58,7 @@ from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, MOST_TOLD, Left, li
 from marshal_dagster.sensors.names import as_name
 
 _MOST_REPORTED: Final = 1_000
+_MOST_LOGGED: Final = 1_000
 
 
 class Grouping(StrEnum):
@@ -256,12 +258,16 @@ class _Tick:
 
     def _say(self, reason: str, level: int = logging.INFO) -> None:
         self.reasons.append(reason)
-        self.context.log.log(level, reason)
+        if len(self.reasons) <= _MOST_LOGGED:
+            self.context.log.log(level, reason)
 
     def _why_skipped(self) -> str:
         told = "; ".join(self.reasons[:MOST_TOLD]) or "nothing to redo"
         more = len(self.reasons) - MOST_TOLD
-        return f"{told}; and {more} more in the log of this tick" if more > 0 else told
+        if more <= 0:
+            return told
+        logged = "" if len(self.reasons) <= _MOST_LOGGED else f", which has the first {_MOST_LOGGED:,}"
+        return f"{told}; and {more} more in the log of this tick{logged}"
 
     def _may_ask(self, world: World, topic: str, wall_ms: int) -> bool:
         barred = barrier(world, self.spec.group, topic, wall_ms)
@@ -392,7 +398,7 @@ class _Tick:
         config = {
             "partitions": [one.partition for one in bundle],
             "max_batches": 1,
-            "seen": [one.seen.model_dump(exclude_none=True) for one in bundle],
+            "seen": [_seen(one) for one in bundle],
         }
         digest = digest_of(self.spec.group, bundle)
         return RunRequest(
@@ -414,3 +420,8 @@ class _Tick:
         place = place_of(first.partition, first.generation, first.offset)
         what = place if len(bundle) == 1 else f"{len(bundle)} partitions/{digest}"
         return f"{self.spec.group}/{first.topic}/{what}.{attempt}"
+
+
+def _seen(one: Left) -> dict[str, object]:
+    """Give `one.seen` as run config, of thousands without the cost of making each."""
+    return {name: value for name in SeenKey.model_fields if (value := getattr(one, name)) is not None}

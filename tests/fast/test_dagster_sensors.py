@@ -655,6 +655,28 @@ def test_thousands_that_are_given_up_are_told_once_and_shortly(watch: Watch) -> 
     assert len(watch.cursor or "") < 20_000
 
 
+@pytest.mark.parametrize(
+    "seen",
+    [
+        None,
+        ["a"],
+        [{"partition": "0", "generation": 0}],
+        [{"partition": 0, "generation": None}],
+        [{"partition": 0, "generation": 0, "epoch": "1"}],
+        [{}],
+    ],
+)
+def test_what_another_version_told_its_runs_is_passed_over(watch: Watch, seen: Any) -> None:  # noqa: ANN401
+    """A run config that is not of this form stops no tick; the run counts for nothing."""
+    watch.die()
+    (request,) = watch.requests()
+    config = {"ops": {"work": {"config": {**_config(request), "seen": seen}}}}
+    other_version = dg.op(name="work", config_schema=dict)(lambda _: None)
+    job = dg.GraphDefinition(JOB.name, node_defs=[other_version]).to_job()
+    watch.instance.create_run_for_job(job, run_config=config, tags=request.tags, status=STARTED)
+    assert len(watch.requests()) == 1
+
+
 def test_a_paused_group_is_skipped_with_the_time_left(watch: Watch) -> None:
     """While the group is paused nothing is asked for; the tick says by whom and for how long."""
     watch.die()
@@ -1174,7 +1196,7 @@ def test_the_cursor_stays_small(watch: Watch) -> None:
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.scene.data.make(partitions=1_100, messages=1)
     watch.die("of-elsewhere")
-    assert watch.skipped().endswith("; and 1090 more in the log of this tick")
+    assert watch.skipped().endswith("; and 1090 more in the log of this tick, which has the first 1,000")
     assert watch.cursor is not None
     assert len(StaleClaimCursor.read(watch.cursor).reported) == 1_000
     assert len(watch.cursor) < 50_000
