@@ -4,21 +4,18 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import confluent_kafka.admin
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from dagster import DagsterInstance, JobDefinition, SensorDefinition, build_sensor_context
 
 from benchmarks import bare, services
 from benchmarks.harness import Benchmark, Case, Goal, Measured, alternate
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.jobs import build_reprocess_job
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     DeliveryMode,
@@ -29,8 +26,9 @@ from marshal_dagster.protocol.messages import (
     render,
 )
 from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
-from marshal_dagster.sensors import build_lag_sensor, build_stale_claim_sensor
+
+if TYPE_CHECKING:
+    from dagster import DagsterInstance, JobDefinition, SensorDefinition
 
 _API: Final[Any] = confluent_kafka.admin
 """For the names that the client library's type hints do not export."""
@@ -54,6 +52,11 @@ class Sizes:
 
 def run(sizes: Sizes) -> Measured:
     """Write the claims once, then tick in turn with the bare thing."""
+    from dagster import DagsterInstance
+
+    from marshal_dagster.jobs import build_reprocess_job
+    from marshal_dagster.ops import build_claimed_batch_op
+
     op = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
     job = build_reprocess_job(op)
     with services.broker() as connection, tempfile.TemporaryDirectory() as folder:
@@ -68,11 +71,15 @@ def run(sizes: Sizes) -> Measured:
     return Measured(cases, {"coordination_partitions": services.COORDINATION_PARTITIONS})
 
 
-def _cases(connection: KafkaConnection, instance: DagsterInstance, job: JobDefinition, sizes: Sizes) -> Iterator[Case]:
+def _cases(
+    connection: KafkaConnection, instance: "DagsterInstance", job: "JobDefinition", sizes: Sizes
+) -> Iterator[Case]:
+    from marshal_dagster.sensors import build_lag_sensor, build_stale_claim_sensor
+
     def case(name: str, ours: Callable[[], float], beside: Callable[[], float]) -> Case:
         return Case(name, *alternate(sizes.alternations, ours, beside), "s", Goal.OURS_AT_MOST, _TARGET_S)
 
-    def ticks(sensor: SensorDefinition, requests: int) -> Callable[[], float]:
+    def ticks(sensor: "SensorDefinition", requests: int) -> Callable[[], float]:
         return lambda: _tick_s(connection, instance, sensor, requests)
 
     follower = Rationalizer(KafkaLog(connection, COORDINATION_TOPIC), timeout_s=bare.TIMEOUT_S)
@@ -119,8 +126,14 @@ def _heartbeats(group: str, partitions: int) -> Iterator[tuple[int, bytes]]:
         yield home, render(Heartbeat(topic=TOPIC, partition=number, offset=0, **who))
 
 
-def _tick_s(connection: KafkaConnection, instance: DagsterInstance, sensor: SensorDefinition, requests: int) -> float:
+def _tick_s(
+    connection: KafkaConnection, instance: "DagsterInstance", sensor: "SensorDefinition", requests: int
+) -> float:
     """Evaluate a sensor as Dagster does, its resource made anew; raises `RuntimeError` if it asks for other than so."""
+    from dagster import build_sensor_context
+
+    from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
+
     config = KafkaConnectionConfig(bootstrap_servers=connection.bootstrap_servers, timeout_s=connection.timeout_s)
     began_s = time.perf_counter()
     resource = RationalizerResource(connection=config, coordination_topic=COORDINATION_TOPIC)

@@ -91,9 +91,11 @@ class Site:
 @pytest.fixture
 def site(connection: KafkaConnection, coordination_topic: str, topic: MakeTopic, tmp_path: Path) -> Iterator[Site]:
     """A topic of two empty partitions."""
-    with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        with closing(Site(connection, coordination_topic, topic(PARTITIONS), instance)) as made:
-            yield made
+    with (
+        dg.DagsterInstance.local_temp(str(tmp_path)) as instance,
+        closing(Site(connection, coordination_topic, topic(PARTITIONS), instance)) as made,
+    ):
+        yield made
 
 
 def test_the_lag_sensor_sees_what_is_unread_and_how_old_it_is(site: Site) -> None:
