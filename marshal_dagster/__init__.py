@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         GivenUp,
         GivenUpPartition,
         build_dead_run_sensors,
+        build_given_up_check,
         build_lag_sensor,
         build_stale_claim_sensor,
     )
@@ -112,6 +113,7 @@ __all__ = [
     "build_claimed_batch_op",
     "build_claimed_batch_schedule",
     "build_dead_run_sensors",
+    "build_given_up_check",
     "build_lag_sensor",
     "build_pause_job",
     "build_reprocess_job",
@@ -147,6 +149,7 @@ _ELSEWHERE: Final = {
         "GivenUp",
         "GivenUpPartition",
         "build_dead_run_sensors",
+        "build_given_up_check",
         "build_lag_sensor",
         "build_stale_claim_sensor",
     ),

@@ -10,7 +10,13 @@ starts no JVM. What it believes by the clock is advice; the run that it asks for
 
 from marshal_dagster.sensors.asked import ASKED_TAG, REASON_TAG, STALE_CLAIM
 from marshal_dagster.sensors.dead_runs import build_dead_run_sensors
-from marshal_dagster.sensors.given_up import GIVEN_UP_CHECK, AlertHook, GivenUp, GivenUpPartition
+from marshal_dagster.sensors.given_up import (
+    GIVEN_UP_CHECK,
+    AlertHook,
+    GivenUp,
+    GivenUpPartition,
+    build_given_up_check,
+)
 from marshal_dagster.sensors.lag import LAG, LagCursor, build_lag_sensor
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, Left, partitions_left
 from marshal_dagster.sensors.stale_claims import Grouping, StaleClaimCursor, build_stale_claim_sensor
@@ -30,6 +36,7 @@ __all__ = [
     "Left",
     "StaleClaimCursor",
     "build_dead_run_sensors",
+    "build_given_up_check",
     "build_lag_sensor",
     "build_stale_claim_sensor",
     "partitions_left",

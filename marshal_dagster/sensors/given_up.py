@@ -7,14 +7,23 @@ from typing import Any, Final, Protocol
 
 from dagster import (
     AssetCheckEvaluation,
+    AssetCheckExecutionContext,
+    AssetCheckKey,
+    AssetCheckResult,
+    AssetChecksDefinition,
     AssetCheckSeverity,
+    DagsterEventType,
+    DagsterInstance,
     MetadataValue,
     TableColumn,
     TableMetadataValue,
     TableRecord,
     TableSchema,
+    asset_check,
 )
 
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.messages import is_topic
 from marshal_dagster.runs import topic_asset_key
 from marshal_dagster.sensors.asked import place_of
 from marshal_dagster.sensors.left import MOST_TOLD, Left
@@ -23,6 +32,7 @@ GIVEN_UP_CHECK: Final = "nothing_given_up"
 """The name of the check, of asset `kafka/<topic>`."""
 MOST_REMEMBERED: Final = 1_000
 _MOST_SHOWN: Final = 100
+_PAGE: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +116,42 @@ def evaluation(group: str, topic: str, found: Sequence[GivenUpPartition]) -> Ass
         description=description,
         metadata=metadata,
     )
+
+
+def build_given_up_check(topic: str) -> AssetChecksDefinition:
+    """Define the check that stale-claim sensors evaluate, so that Dagster shows it with asset `kafka/<topic>`.
+
+    Run by hand it repeats what a sensor said last, and passes where none has said anything. Raises
+    `ConfigurationError`.
+    """
+    if not is_topic(topic):
+        raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'")
+    asset = topic_asset_key(topic)
+
+    @asset_check(
+        asset=asset,
+        name=GIVEN_UP_CHECK,
+        description="Whether a stale-claim sensor asks no more for something that was left undone.",
+    )
+    def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
+        """Repeat what was said last."""
+        last = _last_said(context.instance, AssetCheckKey(asset, GIVEN_UP_CHECK))
+        if last is None:
+            return AssetCheckResult(passed=True, description="No stale-claim sensor has said anything yet.")
+        return AssetCheckResult(
+            passed=last.passed, severity=last.severity, description=last.description, metadata=last.metadata
+        )
+
+    return check
+
+
+def _last_said(instance: DagsterInstance, key: AssetCheckKey) -> AssetCheckEvaluation | None:
+    """Give the newest evaluation there is; those that are only planned have none."""
+    for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=_PAGE):
+        event = record.event.dagster_event if record.event is not None else None
+        if event is not None and event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION:
+            return event.asset_check_evaluation_data
+    return None
 
 
 def _table(found: Sequence[GivenUpPartition]) -> TableMetadataValue:

@@ -31,7 +31,7 @@ from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, Ra
 from marshal_dagster.runs import Announced, announced, announcement_table, topic_asset_key
 from marshal_dagster.sensors import Grouping, StaleClaimCursor, build_dead_run_sensors, build_stale_claim_sensor
 from marshal_dagster.sensors.asked import growing_wait_s
-from marshal_dagster.sensors.given_up import GivenUp
+from marshal_dagster.sensors.given_up import GivenUp, build_given_up_check
 from marshal_dagster.spark import jobs as spark_jobs
 from marshal_dagster.spark import reading
 from marshal_dagster.testing import ManualClock, MemoryLog
@@ -563,6 +563,33 @@ def test_the_check_reaches_dagsters_storage(watch: Watch) -> None:
     assert record.event is not None
     assert record.event.asset_check_evaluation is not None
     assert not record.event.asset_check_evaluation.passed
+
+
+def _run_check(instance: dg.DagsterInstance) -> dg.AssetCheckEvaluation:
+    """Run the check by hand and give what it said."""
+    check = build_given_up_check(TOPIC)
+    job = dg.define_asset_job("by_hand", selection=dg.AssetSelection.checks(check))
+    defs = dg.Definitions(asset_checks=[check], jobs=[job])
+    (evaluation,) = defs.resolve_job_def("by_hand").execute_in_process(instance=instance).get_asset_check_evaluations()
+    return evaluation
+
+
+def test_the_check_that_a_user_defines_repeats_what_the_sensor_said(watch: Watch) -> None:
+    """So that Dagster shows it: run by hand it says the same again, however often, until the sensor says otherwise."""
+    assert _run_check(watch.instance).passed, "nobody has said anything yet"
+    _wear_out(watch)
+    for event in watch.tick().asset_events:
+        watch.instance.report_runless_asset_event(event)
+    for _ in range(2):
+        said = _run_check(watch.instance)
+        assert not said.passed
+        assert said.metadata["partitions_given_up"].value == 1
+    watch.scene.work(watch.scene.delivery(), partitions=(0,))
+    for event in watch.tick().asset_events:
+        watch.instance.report_runless_asset_event(event)
+    assert _run_check(watch.instance).passed
+    with pytest.raises(ConfigurationError, match="topic 'a/b' is no name"):
+        build_given_up_check("a/b")
 
 
 def test_the_hook_is_told_once_of_each_place_that_is_given_up(watch: Watch) -> None:
