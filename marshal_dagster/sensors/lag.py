@@ -292,8 +292,8 @@ class _Limits:
             told.append(f"{len(lag.old)} partitions have an unread record older than {self.age_s:g} s")
         if lag.given_up:
             told.append(f"not counted, for their plan was tried too often: partitions {_numbers(lag.given_up)}")
-        if lag.of_another:
-            told.append(f"not counted, for their offset is of another topic: partitions {_numbers(lag.of_another)}")
+        if lag.made_anew:
+            told.append(f"not counted, for the topic was made anew since: partitions {_numbers(lag.made_anew)}")
         return "; ".join(told)
 
 

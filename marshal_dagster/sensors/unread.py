@@ -66,8 +66,8 @@ class Lag:
     """The partitions whose oldest unread record has the age that was asked for; none if no age was."""
     given_up: Sequence[int]
     """The partitions whose plan was tried too often."""
-    of_another: Sequence[int]
-    """The partitions whose offset belongs to another topic of that name, or lies beyond its end."""
+    made_anew: Sequence[int]
+    """The partitions whose offset belongs to an earlier topic of that name, or lies beyond the end (PROTOCOL.md 6)."""
 
     @property
     def due(self) -> list[Unread]:
@@ -102,15 +102,15 @@ def look(topics: "Topics", topic: str, positions: Positions, older_than_ms: int 
     """
     described = topics.describe(topic)
     bounds = topics.offsets(topic, described.partitions)
-    unread, given_up, of_another = [], [], []
+    unread, given_up, made_anew = [], [], []
     for partition, at in sorted(bounds.items()):
         position = positions.at(partition)
         if position.data_topic_id not in {None, described.topic_id} or (position.offset or 0) > at.end:
-            of_another.append(partition)
+            made_anew.append(partition)
         elif found := _unread(partition, position, at):
             (given_up.append(partition) if position.is_given_up else unread.append(found))
     old = _old(unread, lambda wanted: topics.offsets_at(topic, wanted, older_than_ms or 0)) if older_than_ms else set()
-    return Lag(unread, old, given_up, of_another)
+    return Lag(unread, old, given_up, made_anew)
 
 
 def _position(key: Key, *, is_claimed: bool, max_attempts: int) -> Position:

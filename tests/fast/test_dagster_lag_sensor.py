@@ -209,7 +209,7 @@ def test_a_topic_that_was_made_anew_is_not_counted(watch: Watch) -> None:
     watch.settings = {"more_than_records": 0}
     watch.scene.work(watch.scene.delivery())
     watch.data.make(messages=5)
-    assert "not counted, for their offset is of another topic: partitions 0, 1, 2" in watch.skipped()
+    assert "not counted, for the topic was made anew since: partitions 0, 1, 2" in watch.skipped()
 
 
 # Hysteresis

@@ -15,6 +15,7 @@ from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.events import AssetObservationData, StepMaterializationData
 from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster_shared.serdes import deserialize_value, serialize_value
 
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.log import Ack, Append
@@ -557,7 +558,8 @@ def test_the_check_reaches_dagsters_storage(watch: Watch) -> None:
     """The instance takes the failed evaluation as the daemon would hand it over, and gives it back."""
     _wear_out(watch)
     for event in watch.tick().asset_events:
-        watch.instance.report_runless_asset_event(event)
+        handed_over = deserialize_value(serialize_value(event), type(event))
+        watch.instance.report_runless_asset_event(handed_over)
     key = dg.AssetCheckKey(topic_asset_key(TOPIC), "nothing_given_up")
     (record,) = watch.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
     assert record.event is not None
