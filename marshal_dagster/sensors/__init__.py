@@ -11,7 +11,6 @@ starts no JVM. What it believes by the clock is advice; the run that it asks for
 from marshal_dagster.sensors.asked import ASKED_TAG, REASON_TAG, STALE_CLAIM
 from marshal_dagster.sensors.dead_runs import build_dead_run_sensors
 from marshal_dagster.sensors.given_up import (
-    GIVEN_UP_CHECK,
     AlertHook,
     GivenUp,
     GivenUpPartition,
@@ -24,7 +23,6 @@ from marshal_dagster.sensors.stale_claims import Grouping, StaleClaimCursor, bui
 __all__ = [
     "ASKED_TAG",
     "DEFAULT_INTERVAL_S",
-    "GIVEN_UP_CHECK",
     "LAG",
     "REASON_TAG",
     "STALE_CLAIM",

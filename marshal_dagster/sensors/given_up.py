@@ -23,13 +23,12 @@ from dagster import (
 )
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.messages import is_topic
+from marshal_dagster.protocol.messages import is_name, is_topic
 from marshal_dagster.runs import topic_asset_key
 from marshal_dagster.sensors.asked import place_of
 from marshal_dagster.sensors.left import MOST_TOLD, Left
+from marshal_dagster.sensors.names import as_name
 
-GIVEN_UP_CHECK: Final = "nothing_given_up"
-"""The name of the check, of asset `kafka/<topic>`."""
 MOST_REMEMBERED: Final = 1_000
 _MOST_SHOWN: Final = 100
 _PAGE: Final = 20
@@ -80,6 +79,11 @@ class AlertHook(Protocol):
         ...
 
 
+def given_up_check_key(group: str, topic: str) -> AssetCheckKey:
+    """Name the check: each group has its own of a topic, for what one gave up another may have read."""
+    return AssetCheckKey(topic_asset_key(topic), f"nothing_given_up_{as_name(group)}")
+
+
 def given_up(one: Left, attempts: int, run_ids: Sequence[str], reason: str) -> GivenUpPartition:
     """Describe what is asked for no more."""
     return GivenUpPartition(
@@ -108,9 +112,10 @@ def evaluation(group: str, topic: str, found: Sequence[GivenUpPartition]) -> Ass
         if found
         else "Nothing is given up."
     )
+    key = given_up_check_key(group, topic)
     return AssetCheckEvaluation(
-        asset_key=topic_asset_key(topic),
-        check_name=GIVEN_UP_CHECK,
+        asset_key=key.asset_key,
+        check_name=key.name,
         passed=not found,
         severity=AssetCheckSeverity.ERROR,
         description=description,
@@ -118,26 +123,28 @@ def evaluation(group: str, topic: str, found: Sequence[GivenUpPartition]) -> Ass
     )
 
 
-def build_given_up_check(topic: str) -> AssetChecksDefinition:
-    """Define the check that stale-claim sensors evaluate, so that Dagster shows it with asset `kafka/<topic>`.
+def build_given_up_check(topic: str, *, group: str) -> AssetChecksDefinition:
+    """Define the check that the group's stale-claim sensor evaluates, so that Dagster shows it.
 
-    Run by hand it repeats what a sensor said last, and passes where none has said anything. Raises
-    `ConfigurationError`.
+    It is `nothing_given_up_<group>` of asset `kafka/<topic>`, with `_` for what Dagster does not allow in a name. Run
+    by hand it repeats what the sensor said last, and passes where it has said nothing. Raises `ConfigurationError`.
     """
+    if not is_name(group):
+        raise ConfigurationError(f"group {group!r} cannot be a name: use 1 to 255 characters, no '/', no control ones")
     if not is_topic(topic):
         raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'")
-    asset = topic_asset_key(topic)
+    key = given_up_check_key(group, topic)
 
     @asset_check(
-        asset=asset,
-        name=GIVEN_UP_CHECK,
-        description="Whether a stale-claim sensor asks no more for something that was left undone.",
+        asset=key.asset_key,
+        name=key.name,
+        description=f"Fails while runs of group {group!r} left something undone that no more runs are asked for.",
     )
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
         """Repeat what was said last."""
-        last = _last_said(context.instance, AssetCheckKey(asset, GIVEN_UP_CHECK))
+        last = _last_said(context.instance, key)
         if last is None:
-            return AssetCheckResult(passed=True, description="No stale-claim sensor has said anything yet.")
+            return AssetCheckResult(passed=True, description="The stale-claim sensor has said nothing yet.")
         return AssetCheckResult(
             passed=last.passed, severity=last.severity, description=last.description, metadata=last.metadata
         )

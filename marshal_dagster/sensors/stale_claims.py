@@ -135,7 +135,7 @@ def build_stale_claim_sensor(
     offset and is never asked for twice; after a failure it asks again, now for each partition alone, `retry_wait_s`
     seconds after the run ended, then after twice as long, up to an hour, until a plan has been tried `max_attempts`
     times or as many runs for it have failed. Such ones are given up: named in the tick, by the failed asset check
-    `nothing_given_up` of asset `kafka/<topic>`, and to `on_given_up` (see `AlertHook`).
+    `nothing_given_up_<group>` of asset `kafka/<topic>`, and to `on_given_up` (see `AlertHook`).
     In at most once nothing that was committed is redone: what a run that is over, or has vanished, possibly dropped is
     reported instead, in the tick's log and as an observation of the topic. Default name: `<group>_stale_claims`, with
     `_` for what Dagster does not allow in a name. Raises `ConfigurationError`.

@@ -26,6 +26,7 @@ from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.sensors import build_dead_run_sensors, build_lag_sensor, build_stale_claim_sensor
+from marshal_dagster.sensors.given_up import given_up_check_key
 from tests.real.conftest import MakeTopic
 
 PARTITIONS = 2
@@ -139,7 +140,7 @@ def test_a_real_instance_keeps_what_sensors_ask_for_and_tell(site: Site) -> None
     second = site.evaluate(sensor, first.cursor)
     for event in second.asset_events:
         site.instance.report_runless_asset_event(event)
-    key = dg.AssetCheckKey(dg.AssetKey(["kafka", site.topic]), "nothing_given_up")
+    key = given_up_check_key(site.group, site.topic)
     (record,) = site.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
     assert record.status.value == "FAILED"
     assert len(told) == 1
