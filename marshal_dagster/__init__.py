@@ -63,12 +63,21 @@ if TYPE_CHECKING:
     from marshal_dagster.protocol.positions import StartPolicy
     from marshal_dagster.protocol.ranges import ClaimedRange
     from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
-    from marshal_dagster.sensors import build_dead_run_sensors, build_stale_claim_sensor
+    from marshal_dagster.sensors import (
+        AlertHook,
+        GivenUp,
+        GivenUpPartition,
+        build_dead_run_sensors,
+        build_given_up_check,
+        build_lag_sensor,
+        build_stale_claim_sensor,
+    )
     from marshal_dagster.spark.session import spark_settings, start_session
     from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink, WriteOutcome
 
 __all__ = [
     "AdoptConfig",
+    "AlertHook",
     "BatchAborted",
     "BatchRequest",
     "ClaimCheck",
@@ -86,6 +95,8 @@ __all__ = [
     "DeliveryMode",
     "DrainedBatches",
     "FileSink",
+    "GivenUp",
+    "GivenUpPartition",
     "GroupPaused",
     "IdleReason",
     "KafkaConnection",
@@ -125,6 +136,8 @@ __all__ = [
     "build_claimed_batch_op",
     "build_claimed_batch_schedule",
     "build_dead_run_sensors",
+    "build_given_up_check",
+    "build_lag_sensor",
     "build_pause_job",
     "build_reprocess_job",
     "build_reprocess_range_job",
@@ -174,7 +187,15 @@ _ELSEWHERE: Final = {
     "protocol.positions": ("StartPolicy",),
     "protocol.ranges": ("ClaimedRange",),
     "resources": ("ClaimerResource", "KafkaConnectionConfig", "RationalizerResource"),
-    "sensors": ("build_dead_run_sensors", "build_stale_claim_sensor"),
+    "sensors": (
+        "AlertHook",
+        "GivenUp",
+        "GivenUpPartition",
+        "build_dead_run_sensors",
+        "build_given_up_check",
+        "build_lag_sensor",
+        "build_stale_claim_sensor",
+    ),
     "spark.session": ("spark_settings", "start_session"),
     "spark.sinks": ("FileSink", "PostgresSink", "Sink", "WriteOutcome"),
 }

@@ -32,7 +32,7 @@ from marshal_dagster.resources import (
     KafkaConnectionConfig,
     RationalizerResource,
 )
-from marshal_dagster.sensors import build_dead_run_sensors, build_stale_claim_sensor
+from marshal_dagster.sensors import build_dead_run_sensors, build_given_up_check, build_stale_claim_sensor
 from marshal_dagster.sensors.names import as_name
 from marshal_dagster.spark.sinks import FileSink
 
@@ -146,11 +146,14 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
             time_budget_s=self.time_budget_s,
             claimer_key=claimer_key,
         )(function)
-        observes = "topic" in self.sensors
+        observes, tells = "topic" in self.sensors, "stale_claims" in self.sensors
         job, redo = build_claimed_batch_job(asset), build_reprocess_job(asset)
         return Definitions(
             assets=[*([build_topic_asset(self.topic, claimer_key=claimer_key)] if observes else []), asset],
-            asset_checks=[build_claim_checks(asset, max_lag=self.max_lag, claimer_key=claimer_key)],
+            asset_checks=[
+                build_claim_checks(asset, max_lag=self.max_lag, claimer_key=claimer_key),
+                *([build_given_up_check(self.topic, group=self.group)] if tells else []),
+            ],
             jobs=[job, redo],
             schedules=self._schedules(job),
             sensors=self._sensors(name, redo, claimer_key, rationalizer_key),

@@ -7,7 +7,7 @@ opens what it needs.
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
@@ -153,13 +153,25 @@ class RationalizerResource(ConfigurableResource):  # type: ignore[type-arg] # it
     coordination_topic: str = Field(
         default=DEFAULT_COORDINATION_TOPIC, description="The topic that is the coordination log."
     )
+    data_connection: KafkaConnectionConfig | None = Field(
+        default=None, description="The cluster that has the data topics; by default that of the coordination topic."
+    )
 
     _topic_is_allowed = field_validator("coordination_topic")(_check_topic)
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
         """Give what Dagster stores of this resource; refuses secrets in plain text."""
-        _check_secrets(type(self).__name__, {"connection": self.connection})
+        connections = {"connection": self.connection, "data_connection": self.data_connection}
+        _check_secrets(type(self).__name__, connections)
         return super().get_resource_definition()
+
+    def open_data(self) -> "Topics":
+        """Open what asks the cluster of the data topics; who opens it closes it. Raises `ConfigurationError`."""
+        from marshal_dagster.kafka.topics import Topics
+
+        if self.data_connection is not None:
+            return Topics(self.data_connection.to_connection("data_connection"))
+        return Topics(self.connection.to_connection("connection"))
 
     def rationalizer(self) -> "Rationalizer":
         """Give this process's rationalizer for these settings, opened now if it is the first use.
@@ -199,12 +211,12 @@ class BatchOptions(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Revocation:
-    """What became of the claims of a run that is over."""
+    """What became of the claims of runs that are over."""
 
     taken: "Mapping[Place, Key]"
-    """The keys that were taken from it, as they stood before."""
+    """The keys that were taken from them, as they stood before."""
     kept: "Mapping[Place, Key]"
-    """Those that it still holds, by what was read last."""
+    """Those that they still hold, by what was read last."""
     problem: str = ""
     """Why, if there are any."""
 
@@ -213,7 +225,7 @@ class Revocation:
 class _Revoking:
     """How far a revocation is."""
 
-    run_id: str
+    run_ids: Collection[str]
     before: "dict[Place, Key]" = dataclass_field(default_factory=dict)
     kept: "dict[Place, Key] | None" = None
     """None: the log could not be read yet."""
@@ -221,7 +233,7 @@ class _Revoking:
 
     @property
     def is_done(self) -> bool:
-        """Whether the run holds nothing that could be revoked."""
+        """Whether the runs hold nothing that could be revoked."""
         return self.kept is not None and not any(_epochs(self.kept))
 
 
@@ -359,11 +371,15 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         return opened
 
     def revoke_run(self, run_id: str) -> "Revocation":
-        """Take from the group's members what a run held that is over (PROTOCOL.md 6, "Revoke").
+        """Take from the group's members what a run held that is over. See `revoke_runs`."""
+        return self.revoke_runs([run_id])
 
-        Should the run's processes still live, they are fenced. What is not acknowledged is tried again, three times at
+    def revoke_runs(self, run_ids: Collection[str]) -> "Revocation":
+        """Take from the group's members what runs held that are over, with one append (PROTOCOL.md 6, "Revoke").
+
+        Should the runs' processes still live, they are fenced. What is not acknowledged is tried again, three times at
         most and within the connection's time-out. Raises `ConfigurationError`, `TopicMissing`, and `UnavailableError`
-        when it cannot even be read what the run holds.
+        when it cannot even be read what the runs hold.
         """
         from marshal_dagster.coordination.kafka_log import KafkaLog
 
@@ -372,7 +388,7 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         # A producer for a long interval would wait beyond a sensor's tick.
         interval_ms = min(self.settings.heartbeat_interval_ms, round(2_000 * connection.timeout_s))
         log = KafkaLog(connection, self.coordination_topic, interval_ms)
-        work = _Revoking(run_id)
+        work = _Revoking(frozenset(run_ids))
         try:
             for attempt in range(_TRIES):
                 if attempt:
@@ -387,7 +403,8 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
             log.close()
         if work.kept is None:
             raise UnavailableError(
-                f"what run {run_id} held of group {self.group!r} could not be revoked: {work.problem}. Its claims go "
+                f"what run {', '.join(sorted(run_ids))} held of group {self.group!r} could not be revoked: "
+                f"{work.problem}. Its claims go "
                 f"stale by themselves within {2 * self.heartbeat_interval_s:g} s of its last heartbeat"
             )
         taken = {place: key for place, key in work.before.items() if place not in work.kept}
@@ -434,19 +451,19 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
     def _revoke_held(self, log: "CoordinationLog", work: "_Revoking") -> None:
         """Append revocations for what the run holds now, and look what became of them."""
-        held, partitions = self._held_by(work.run_id)
+        held, partitions = self._held_by(work.run_ids)
         work.before = {**held, **work.before}
         work.kept = held
-        records = self._revocations(work.run_id, held, partitions)
+        records = self._revocations(work.run_ids, held, partitions)
         if not records:
             work.problem = "the log no longer begins at offset 0, so it shows no epoch to revoke"
             return
         refused = [ack.error or "no acknowledgement came" for ack in log.append(records) if ack.offset is None]
         work.problem = "; ".join(dict.fromkeys(refused)) or "the log does not show the revocation accepted"
-        work.kept, _ = self._held_by(work.run_id)
+        work.kept, _ = self._held_by(work.run_ids)
 
-    def _held_by(self, run_id: str) -> "tuple[dict[Place, Key], int]":
-        """Give copies of the keys that the run holds or has ranges of, and how many coordination partitions there are.
+    def _held_by(self, run_ids: Collection[str]) -> "tuple[dict[Place, Key], int]":
+        """Give copies of the keys that the runs hold or have ranges of, and how many coordination partitions there are.
 
         Nothing that others hold of a key is in the copy.
         """
@@ -458,17 +475,18 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
             held = {
                 place: held
                 for name, place, _, key in keys
-                if name == self.group and (held := _held_of(key, run_id)) is not None
+                if name == self.group and (held := _held_of(key, run_ids)) is not None
             }
             return held, reader.identity.partitions
 
-    def _revocations(self, run_id: str, held: "Mapping[Place, Key]", partitions: int) -> "list[Append]":
+    def _revocations(self, run_ids: Collection[str], held: "Mapping[Place, Key]", partitions: int) -> "list[Append]":
         from marshal_dagster.coordination.claimer import new_instance_id
         from marshal_dagster.coordination.log import Append
 
+        name = f"revoking-{min(run_ids)}"
         who = {
-            "instance": new_instance_id(f"revoking-{run_id}"),
-            "client": self.client_id or f"revoking-{run_id}",
+            "instance": new_instance_id(name),
+            "client": self.client_id or name,
             "group": self.group,
             "time_s": int(time.time()),
         }
@@ -553,10 +571,10 @@ def _request(options: BatchOptions) -> "BatchRequest":
     return BatchRequest(**options)
 
 
-def _held_of(key: "Key", run_id: str) -> "Key | None":
-    """Give a copy of `key` with what the run holds of it, or None where that is nothing."""
-    owner = key.owner if key.owner is not None and run_of(key.owner.instance) == run_id else None
-    ranges = tuple(one for one in key.ranges if one.owner is not None and run_of(one.owner.instance) == run_id)
+def _held_of(key: "Key", run_ids: Collection[str]) -> "Key | None":
+    """Give a copy of `key` with what the runs hold of it, or None where that is nothing."""
+    owner = key.owner if key.owner is not None and run_of(key.owner.instance) in run_ids else None
+    ranges = tuple(one for one in key.ranges if one.owner is not None and run_of(one.owner.instance) in run_ids)
     return None if owner is None and not ranges else replace(key, owner=owner, ranges=ranges)
 
 

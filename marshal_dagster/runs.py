@@ -56,6 +56,11 @@ def run_of(instance_id: str) -> str:
     return instance_id.rpartition(".")[0]
 
 
+def topic_asset_key(topic: str) -> AssetKey:
+    """Give the asset key under which Dagster shows a data topic, unless a translator gives it another."""
+    return AssetKey(["kafka", topic])
+
+
 def announcements_key(topic: str) -> AssetKey:
     """Give the asset key under which runs announce what they are about to commit, and what was dropped is told.
 

@@ -19,7 +19,7 @@ from dagster import (
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops import BatchWork, WorkOptions, batch_spec, config_of
-from marshal_dagster.runs import TOPIC_TAG
+from marshal_dagster.runs import TOPIC_TAG, topic_asset_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -48,7 +48,7 @@ class MarshalTranslator:
 
     def topic_spec(self, topic: str) -> AssetSpec:
         """Describe a data topic, by default as `kafka/<topic>`."""
-        return AssetSpec(["kafka", topic], description=f"Topic {topic!r} in Kafka.", kinds={"kafka"})
+        return AssetSpec(topic_asset_key(topic), description=f"Topic {topic!r} in Kafka.", kinds={"kafka"})
 
     def asset_spec(self, asset: ClaimedAsset) -> AssetSpec:
         """Describe an asset: named as its function, it depends on its data topic."""

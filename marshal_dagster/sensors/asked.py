@@ -6,12 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from dagster import DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
-from pydantic import ValidationError
 
-from marshal_dagster.ops import Outcome, SeenKey
+from marshal_dagster.ops import Outcome
 from marshal_dagster.runs import FINISHED, GROUP_TAG, OUTCOME_TAG, TOPIC_TAG
 from marshal_dagster.sensors.left import Left
 
@@ -26,12 +25,26 @@ OPEN_RUN_PATIENCE_S: Final = 600.0
 """After so long a run that left its partition untouched, and is not queued, no longer keeps others from it."""
 FIRST_WAIT_S: Final = 30.0
 LONGEST_WAIT_S: Final = 3_600.0
-"""After runs that could not even try, the next one is asked for after so long: doubled each time, up to an hour."""
+"""After a run that failed, changed nothing or could not even try, the next one is asked for after so long.
+
+Doubled with each such run, up to an hour.
+"""
 
 _RUNS_LOOKED_AT: Final = 200
-_DIGESTS_AT_ONCE: Final = 200
+_DIGESTS_AT_ONCE: Final = 900
+"""Older versions of SQLite take no more than 999 values in a query."""
 _COULD_NOT_TRY: Final = frozenset({Outcome.HELD, Outcome.PAUSED})
 _NOT_LAUNCHED: Final = frozenset({DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED})
+
+
+class Seen(NamedTuple):
+    """What a run was told of a partition: the fields of `SeenKey` that are compared, cheap by the thousand."""
+
+    partition: int
+    generation: int
+    offset: int | None
+    plan_attempts: int
+    epoch: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +52,7 @@ class Ask:
     """One partition of one run."""
 
     record: RunRecord
-    seen: SeenKey
+    seen: Seen
 
     @property
     def run_id(self) -> str:
@@ -58,9 +71,13 @@ class Ask:
 
     @property
     def asked_at_s(self) -> float:
-        """When it was asked for: by the code server's clock, or by Dagster's where that was not noted."""
-        noted = self.record.dagster_run.tags.get(ASKED_AT_TAG, "")
-        return float(noted) if noted.isdecimal() else self.record.create_timestamp.timestamp()
+        """When it was asked for."""
+        return asked_at_s(self.record)
+
+    @property
+    def ended_at_s(self) -> float:
+        """When it ended."""
+        return ended_at_s(self.record)
 
     def saw(self, left: Left) -> bool:
         """Tell whether nobody has claimed the partition since."""
@@ -113,17 +130,22 @@ class Asked:
         """Give the id of a run that was asked for and may still redo it."""
         return next((ask.run_id for ask in self._of(left) if ask.is_awaited(left, self.now_s)), None)
 
-    def fruitless(self, left: Left) -> int:
-        """Count the runs that were asked for it at the same offset and failed, died, or changed nothing."""
-        return sum(ask.is_fruitless(left, self.now_s) for ask in self._of(left))
+    def fruitless(self, left: Left) -> list[str]:
+        """Give the runs, newest first, that were asked for it where it stands and failed, died, or changed nothing."""
+        runs = [ask for ask in self._of(left) if ask.is_fruitless(left, self.now_s)]
+        return [ask.run_id for ask in sorted(runs, key=lambda ask: ask.asked_at_s, reverse=True)]
 
-    def wait_s(self, left: Left) -> float:
-        """Give for how long it is not asked for, after runs that could not try: their sensor's clock may be ahead."""
-        vain = [ask.asked_at_s for ask in self._of(left) if ask.could_not_try(left)]
+    def wait_s(self, left: Left, first_wait_s: float) -> float:
+        """Give for how long it is not asked for, after runs that were in vain: what hinders them may take time to pass.
+
+        A run that could not try may only mean that the sensor's clock is ahead.
+        """
+        vain = [
+            ask.ended_at_s for ask in self._of(left) if ask.could_not_try(left) or ask.is_fruitless(left, self.now_s)
+        ]
         if not vain:
             return 0.0
-        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** min(len(vain) - 1, 16))
-        return max(vain) + wait_s - self.now_s
+        return max(vain) + growing_wait_s(first_wait_s, len(vain)) - self.now_s
 
     def is_settled(self, left: Left) -> bool:
         """Tell whether a run that saw what is there now has found nothing to redo."""
@@ -137,6 +159,22 @@ class Asked:
         return list(self._asks[left.partition, left.generation, left.offset].values())
 
 
+def asked_at_s(record: RunRecord) -> float:
+    """Give when a run was asked for: by the code server's clock, or by Dagster's where that was not noted."""
+    noted = record.dagster_run.tags.get(ASKED_AT_TAG, "")
+    return float(noted) if noted.isdecimal() else record.create_timestamp.timestamp()
+
+
+def ended_at_s(record: RunRecord) -> float:
+    """Give when a run ended, as far as Dagster knows, else when it was asked for."""
+    return max(asked_at_s(record), record.end_time or 0.0)
+
+
+def growing_wait_s(first_wait_s: float, times: int) -> float:
+    """Give the pause after the `times`th run in vain: doubled each time, up to an hour."""
+    return min(LONGEST_WAIT_S, first_wait_s * 2.0 ** min(times - 1, 16))
+
+
 def asked_before(
     instance: DagsterInstance, group: str, *, job: str, op_name: str, found: Sequence[Left], now_s: float | None = None
 ) -> Asked:
@@ -145,7 +183,10 @@ def asked_before(
     if not found:
         return asked
     tags = {GROUP_TAG: group, TOPIC_TAG: found[0].topic, REASON_TAG: STALE_CLAIM}
-    asked.add(instance.get_run_records(RunsFilter(job_name=job, tags=tags), limit=_RUNS_LOOKED_AT), op_name)
+    newest = instance.get_run_records(RunsFilter(job_name=job, tags=tags), limit=_RUNS_LOOKED_AT)
+    asked.add(newest, op_name)
+    if len(newest) < _RUNS_LOOKED_AT:
+        return asked
     digests = iter([digest_of(group, [one]) for one in found])
     while some := list(islice(digests, _DIGESTS_AT_ONCE)):
         # Not limited: the attempts of each are, and an older one that were left out would be tried again.
@@ -153,9 +194,9 @@ def asked_before(
     return asked
 
 
-def place_of(one: Left) -> str:
+def place_of(partition: int, generation: int, offset: int | None) -> str:
     """Name partition, generation and offset."""
-    return f"{one.partition}.{one.generation}.{one.offset}"
+    return f"{partition}.{generation}.{offset}"
 
 
 def digest_of(group: str, bundle: Sequence[Left]) -> str:
@@ -163,15 +204,23 @@ def digest_of(group: str, bundle: Sequence[Left]) -> str:
 
     Not the epoch: how often redoing a place has been tried is counted over all of its owners.
     """
-    parts = [group, bundle[0].topic, *(place_of(one) for one in bundle)]
+    parts = [group, bundle[0].topic, *(place_of(one.partition, one.generation, one.offset) for one in bundle)]
     return hashlib.sha256("/".join(parts).encode()).hexdigest()[:24]
 
 
-def _seen_in(run_config: Mapping[str, Any], op_name: str) -> Iterator[SeenKey]:
+def _seen_in(run_config: Mapping[str, Any], op_name: str) -> Iterator[Seen]:
     """Give what a run was told; what an older version wrote otherwise is passed over."""
     config = run_config.get("ops", {}).get(op_name, {}).get("config", {})
     for each in config.get("seen") or []:
-        try:
-            yield SeenKey(**each)
-        except (TypeError, ValidationError):
+        if not isinstance(each, Mapping):
             continue
+        partition, generation, attempts = each.get("partition"), each.get("generation"), each.get("plan_attempts", 0)
+        offset, epoch = each.get("offset"), each.get("epoch")
+        if (
+            isinstance(partition, int)
+            and isinstance(generation, int)
+            and isinstance(attempts, int)
+            and isinstance(offset, int | None)
+            and isinstance(epoch, int | None)
+        ):
+            yield Seen(partition, generation, offset, attempts, epoch)

@@ -7,7 +7,7 @@ from dagster import (
     AssetObservation,
     DagsterRunStatus,
     DefaultSensorStatus,
-    JobDefinition,
+    RunsFilter,
     RunStatusSensorContext,
     RunStatusSensorDefinition,
     SensorDefinition,
@@ -15,10 +15,12 @@ from dagster import (
     SkipReason,
 )
 
-from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.errors import ConfigurationError, LogChanged, UnavailableError
+from marshal_dagster.jobs import AnyJob
 from marshal_dagster.protocol.messages import is_name
 from marshal_dagster.protocol.state import Key, Place
 from marshal_dagster.resources import ClaimerResource, Revocation
+from marshal_dagster.runs import FINISHED, run_of
 from marshal_dagster.sensors.drops import RunDrops, possibly_dropped
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, Left, left, listed, range_left
 from marshal_dagster.sensors.names import as_name
@@ -28,7 +30,7 @@ def build_dead_run_sensors(
     *,
     group: str,
     name: str | None = None,
-    monitored_jobs: Sequence[JobDefinition] | None = None,
+    monitored_jobs: Sequence[AnyJob] | None = None,
     monitor_all_code_locations: bool = False,
     minimum_interval_s: int = DEFAULT_INTERVAL_S,
     claimer_key: str = "claimer",
@@ -71,7 +73,12 @@ def _revoke_run(context: RunStatusSensorContext, group: str, claimer: object) ->
         raise ConfigurationError(f"the claimer of a dead-run sensor must be a ClaimerResource of group {group!r}")
     run_id = context.dagster_run.run_id
     revocation = claimer.revoke_run(run_id)
-    told = _told(run_id, revocation, claimer)
+    told = _told(f"run {run_id}", revocation, claimer)
+    try:
+        if others := _others_over(context, claimer):
+            told += _told(f"{len(others)} other runs that are over", claimer.revoke_runs(others), claimer)
+    except (UnavailableError, LogChanged) as error:
+        told.append(f"what other runs held that are over cannot be revoked now: {error}")
     observations: list[AssetObservation] = []
     try:
         drops = _drops(context, claimer)
@@ -87,14 +94,25 @@ def _revoke_run(context: RunStatusSensorContext, group: str, claimer: object) ->
     return SensorResult(skip_reason="; ".join(told), asset_events=observations)
 
 
-def _told(run_id: str, revocation: Revocation, claimer: ClaimerResource) -> list[str]:
+def _others_over(context: RunStatusSensorContext, claimer: ClaimerResource) -> list[str]:
+    """Give the other runs that hold something of the group and of which Dagster says that they are over."""
+    keys = claimer.group_keys().values()
+    owners = [owner for key in keys for owner in (key.owner, *(each.owner for each in key.ranges)) if owner is not None]
+    holding = {run_of(owner.instance) for owner in owners} - {context.dagster_run.run_id, ""}
+    if not holding:
+        return []
+    found = context.instance.get_runs(RunsFilter(run_ids=sorted(holding), statuses=list(FINISHED)))
+    return [run.run_id for run in found]
+
+
+def _told(whose: str, revocation: Revocation, claimer: ClaimerResource) -> list[str]:
     told = []
     if revocation.taken:
-        told.append(f"revoked what run {run_id} held: {listed(_dead(revocation.taken))}")
+        told.append(f"revoked what {whose} held: {listed(_dead(revocation.taken))}")
     if revocation.kept:
         told.append(
-            f"could not revoke what run {run_id} holds: {listed(_dead(revocation.kept))}: {revocation.problem}. "
-            f"Unless the run's processes live, these claims go stale by themselves within "
+            f"could not revoke what {whose} holds: {listed(_dead(revocation.kept))}: {revocation.problem}. "
+            f"Unless its processes live, these claims go stale by themselves within "
             f"{2 * claimer.heartbeat_interval_s:g} s of its last heartbeat"
         )
     return told

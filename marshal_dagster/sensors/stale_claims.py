@@ -1,14 +1,16 @@
 """The sensor that finds what dead members left and asks for runs that redo it."""
 
 import logging
+import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, Literal, Self
+from typing import Final
 
 from dagster import (
+    AssetCheckEvaluation,
     AssetObservation,
     DefaultSensorStatus,
     RunRequest,
@@ -17,11 +19,12 @@ from dagster import (
     SensorResult,
     SkipReason,
 )
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field
 
 from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs import AnyJob, claimed_batch_ops
+from marshal_dagster.ops import SeenKey
 from marshal_dagster.protocol.messages import DeliveryMode, is_name
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources import RationalizerResource
@@ -29,6 +32,7 @@ from marshal_dagster.runs import GROUP_TAG, TOPIC_TAG, announced
 from marshal_dagster.sensors.asked import (
     ASKED_AT_TAG,
     ASKED_TAG,
+    FIRST_WAIT_S,
     REASON_TAG,
     STALE_CLAIM,
     Asked,
@@ -36,11 +40,24 @@ from marshal_dagster.sensors.asked import (
     digest_of,
     place_of,
 )
+from marshal_dagster.sensors.barrier import barrier
+from marshal_dagster.sensors.cursors import Cursor
 from marshal_dagster.sensors.drops import DropWatch, GroupView
+from marshal_dagster.sensors.given_up import (
+    MOST_REMEMBERED,
+    AlertHook,
+    GivenUp,
+    GivenUpPartition,
+    digest,
+    evaluation,
+    given_up,
+    named,
+)
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, MOST_TOLD, Left, listed, partitions_left
 from marshal_dagster.sensors.names import as_name
 
 _MOST_REPORTED: Final = 1_000
+_MOST_LOGGED: Final = 1_000
 
 
 class Grouping(StrEnum):
@@ -50,24 +67,19 @@ class Grouping(StrEnum):
     PARTITION = "partition"
 
 
-class StaleClaimCursor(BaseModel):
+class StaleClaimCursor(Cursor):
     """What the sensor remembers from tick to tick; all else stands in the log and in Dagster's runs."""
 
-    version: Literal[1] = 1
     reported: dict[str, int] = Field(default_factory=dict)
     """For `topic/partition`: the epoch of the dead at-most-once owner of which was told last."""
     looked_at: dict[str, int] = Field(default_factory=dict)
     """For each topic: up to which of its observations (Dagster's storage id) announcements were looked for."""
     watched: dict[str, int] = Field(default_factory=dict)
     """At most 200 runs that announced what they were about to commit, and are not over: see `DropWatch`."""
-
-    @classmethod
-    def read(cls, text: str | None) -> Self:
-        """Read a cursor; one of another shape or version is begun anew."""
-        try:
-            return cls.model_validate_json(text or "{}")
-        except ValidationError:
-            return cls()
+    checked: dict[str, str] = Field(default_factory=dict)
+    """For each topic: of what the check of what is given up was evaluated last, as a digest."""
+    alerted: dict[str, list[str]] = Field(default_factory=dict)
+    """For each topic: at most 1,000 places that are given up and of which the alert hook was told."""
 
     def report(self, left: Sequence[Left]) -> None:
         """Remember `left` as reported too, the oldest forgotten beyond 1,000."""
@@ -95,6 +107,8 @@ class _Spec:
     grouping: Grouping
     max_runs_per_tick: int
     max_attempts: int
+    retry_wait_s: float
+    on_given_up: AlertHook | None
     rationalizer_key: str
 
 
@@ -106,6 +120,8 @@ def build_stale_claim_sensor(
     grouping: Grouping | str = Grouping.TOPIC,
     max_runs_per_tick: int = 10,
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
+    retry_wait_s: float = FIRST_WAIT_S,
+    on_given_up: AlertHook | None = None,
     minimum_interval_s: int = DEFAULT_INTERVAL_S,
     rationalizer_key: str = "rationalizer",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
@@ -115,8 +131,10 @@ def build_stale_claim_sensor(
     It watches the topics of the jobs' claimed-batch ops (`build_reprocess_job`) for partitions whose owner is stale, or
     that have an open plan and no live owner, and for planned ranges without one; it asks for one run a topic, or one a
     partition, and more where several ranges of one are left. A success moves the
-    offset and is never asked for twice; after a failure it asks again, now for each partition alone, until a plan has
-    been tried `max_attempts` times or as many runs for it have failed: such ones are left alone and named in the tick.
+    offset and is never asked for twice; after a failure it asks again, now for each partition alone, `retry_wait_s`
+    seconds after the run ended, then after twice as long, up to an hour, until a plan has been tried `max_attempts`
+    times or as many runs for it have failed. Such ones are given up: named in the tick, by the failed asset check
+    `nothing_given_up_<group>` of asset `kafka/<topic>`, and to `on_given_up` (see `AlertHook`).
     In at most once nothing that was committed is redone: what a run that is over, or has vanished, possibly dropped is
     reported instead, in the tick's log and as an observation of the topic. Default name: `<group>_stale_claims`, with
     `_` for what Dagster does not allow in a name. Raises `ConfigurationError`.
@@ -126,6 +144,8 @@ def build_stale_claim_sensor(
     for field_name, value in (("max_runs_per_tick", max_runs_per_tick), ("max_attempts", max_attempts)):
         if value < 1:
             raise ConfigurationError(f"{field_name} is {value}; it must be at least 1")
+    if not 0 <= retry_wait_s < math.inf:
+        raise ConfigurationError(f"retry_wait_s is {retry_wait_s}; it must be a number of seconds, 0 or more")
     wanted = [jobs] if isinstance(jobs, AnyJob) else list(jobs)
     spec = _Spec(
         group=group,
@@ -133,6 +153,8 @@ def build_stale_claim_sensor(
         grouping=_grouping(grouping),
         max_runs_per_tick=max_runs_per_tick,
         max_attempts=max_attempts,
+        retry_wait_s=retry_wait_s,
+        on_given_up=on_given_up,
         rationalizer_key=rationalizer_key,
     )
 
@@ -182,7 +204,9 @@ class _Tick:
     spec: _Spec
     context: SensorEvaluationContext
     requests: list[RunRequest] = field(default_factory=list)
-    observations: list[AssetObservation] = field(default_factory=list)
+    events: list[AssetObservation | AssetCheckEvaluation] = field(default_factory=list)
+    given_up: defaultdict[str, list[GivenUpPartition]] = field(default_factory=lambda: defaultdict(list))
+    """For each topic what is asked for no more."""
     reasons: list[str] = field(default_factory=list)
     """Why something that was left is not asked for."""
 
@@ -212,12 +236,14 @@ class _Tick:
                 self._ask(target, [one for one in found if one.plan_end is not None])
             else:
                 self._ask(target, found)
+        for target in left:
+            self._tell_given_up(cursor, target.topic)
         skip = None if self.requests else SkipReason(self._why_skipped())
         return SensorResult(
             run_requests=self.requests,
             skip_reason=skip,
             cursor=cursor.model_dump_json(),
-            asset_events=self.observations,
+            asset_events=self.events,
         )
 
     @property
@@ -231,35 +257,29 @@ class _Tick:
 
     def _say(self, reason: str, level: int = logging.INFO) -> None:
         self.reasons.append(reason)
-        self.context.log.log(level, reason)
+        if len(self.reasons) <= _MOST_LOGGED:
+            self.context.log.log(level, reason)
 
     def _why_skipped(self) -> str:
         told = "; ".join(self.reasons[:MOST_TOLD]) or "nothing to redo"
         more = len(self.reasons) - MOST_TOLD
-        return f"{told}; and {more} more in the log of this tick" if more > 0 else told
+        if more <= 0:
+            return told
+        logged = "" if len(self.reasons) <= _MOST_LOGGED else f", which has the first {_MOST_LOGGED:,}"
+        return f"{told}; and {more} more in the log of this tick{logged}"
 
     def _may_ask(self, world: World, topic: str, wall_ms: int) -> bool:
-        part = world.partition_of(topic)
-        if not part.certain:
-            self._say(
-                f"the coordination partition of topic {topic!r} no longer begins at offset 0: it is only observed, and "
-                "nobody can claim from it (see `marshal-dagster recover`)"
-            )
-            return False
-        group = world.group_of(self.spec.group, topic)
-        now_ms = max(part.log_time_ms or 0, wall_ms)
-        if group.paused_until_s is not None and group.is_paused(now_ms):
-            left_s = group.paused_until_s - now_ms / 1_000
-            self._say(f"group {self.spec.group!r} is paused by {group.paused_by!r}, for {left_s:.0f} s more: no runs")
-            return False
-        return True
+        barred = barrier(world, self.spec.group, topic, wall_ms)
+        if barred is not None:
+            self._say(barred)
+        return barred is None
 
     def _report_drops(self, cursor: StaleClaimCursor, topics: Sequence[str], view: GroupView) -> None:
         """Say once what each at-most-once run possibly dropped, whoever holds the partitions by now."""
         watch = DropWatch(self.context.instance, self.spec.group, dict(cursor.looked_at), dict(cursor.watched))
         for drops in watch.look(topics, view):
             self._say(drops.told(), logging.WARNING)
-            self.observations += drops.observations()
+            self.events += drops.observations()
         for run_id in watch.given_up:
             self._say(f"run {run_id} is not over and too many came after it: what it drops will not be told")
         cursor.looked_at, cursor.watched = watch.looked_at, watch.watched
@@ -290,10 +310,11 @@ class _Tick:
         wanted = [one for one in under_way.pop("", []) if self._is_wanted(one, asked)]
         for run_id, waiting in under_way.items():
             self._say(f"run {run_id} was asked for and is not over: {listed(waiting)}")
-        for bundle in self._bundles(wanted, asked):
-            if len(self.requests) >= self.spec.max_runs_per_tick:
-                self._say(f"{len(bundle)} partitions of {target.topic!r} wait for the next tick")
-                continue
+        bundles = self._bundles(wanted, asked)
+        room = self.spec.max_runs_per_tick - len(self.requests)
+        if later := sum(map(len, bundles[room:])):
+            self._say(f"{later} partitions of {target.topic!r} wait for the next tick")
+        for bundle in bundles[:room]:
             self.requests.append(self._request(target, bundle, asked))
             self.context.log.info("asking for a run for %s", listed(bundle))
 
@@ -315,27 +336,68 @@ class _Tick:
         return [*(list(each.values()) for each in together), *alone]
 
     def _is_wanted(self, one: Left, asked: Asked) -> bool:
+        fruitless = asked.fruitless(one)
         if one.plan_end is not None and one.plan_attempts >= self.spec.max_attempts:
-            self._say(
-                f"{one}: left alone after {one.plan_attempts} attempts. Mend what fails and run the job with "
-                "one_more_attempt, or set the position past the plan"
+            self._give_up(
+                one,
+                one.plan_attempts,
+                fruitless,
+                f"left alone after {one.plan_attempts} attempts. Mend what fails and run the job with "
+                "one_more_attempt, or set the position past the plan",
             )
-        elif asked.fruitless(one) >= self.spec.max_attempts:
-            self._say(
-                f"{one}: left alone after {asked.fruitless(one)} runs that failed or changed nothing. Look at the last "
-                "one, mend what fails and run the job by hand"
+        elif asked.is_settled(one):
+            return False
+        elif len(fruitless) >= self.spec.max_attempts:
+            self._give_up(
+                one,
+                len(fruitless),
+                fruitless,
+                f"left alone after {len(fruitless)} runs that failed or changed nothing. Look at the last one, mend "
+                "what fails and run the job by hand",
             )
-        elif asked.wait_s(one) > 0:
-            self._say(f"{one}: found held or paused by the last run, asked for again in {asked.wait_s(one):.0f} s")
-        elif not asked.is_settled(one):
+        elif (wait_s := asked.wait_s(one, self.spec.retry_wait_s)) > 0:
+            why = "its last run failed or changed nothing" if fruitless else "found held or paused by the last run"
+            self._say(f"{one}: {why}, asked for again in {wait_s:.0f} s")
+        else:
             return True
         return False
+
+    def _give_up(self, one: Left, attempts: int, run_ids: Sequence[str], reason: str) -> None:
+        found = given_up(one, attempts, run_ids, reason)
+        self.given_up[one.topic].append(found)
+        self._say(found.reason, logging.WARNING)
+
+    def _tell_given_up(self, cursor: StaleClaimCursor, topic: str) -> None:
+        """Evaluate the check when its state has changed, and call the hook for what it has not been told of."""
+        found = self.given_up[topic]
+        if cursor.checked.get(topic) != digest(found):
+            self.events.append(evaluation(self.spec.group, topic, found))
+            cursor.checked[topic] = digest(found)
+        if self.spec.on_given_up is None:
+            cursor.alerted.pop(topic, None)
+            return
+        places = {named(each): each for each in found[:MOST_REMEMBERED]}
+        told = [place for place in cursor.alerted.get(topic, []) if place in places]
+        new = tuple(each for place, each in places.items() if place not in set(told))
+        if new and self._alert(self.spec.on_given_up, GivenUp(self.spec.group, topic, new, len(found))):
+            told = list(places)
+        cursor.alerted[topic] = told
+
+    def _alert(self, hook: AlertHook, found: GivenUp) -> bool:
+        """Call the hook; tell whether it took it."""
+        try:
+            hook(found)
+        except Exception as error:
+            self.reasons.append(f"on_given_up failed and is called again at the next tick: {error!r}")
+            self.context.log.exception("on_given_up failed and is called again at the next tick")
+            return False
+        return True
 
     def _request(self, target: _Target, bundle: Sequence[Left], asked: Asked) -> RunRequest:
         config = {
             "partitions": [one.partition for one in bundle],
             "max_batches": 1,
-            "seen": [one.seen.model_dump(exclude_none=True) for one in bundle],
+            "seen": [_seen(one) for one in bundle],
         }
         digest = digest_of(self.spec.group, bundle)
         return RunRequest(
@@ -353,5 +415,12 @@ class _Tick:
 
     def _run_key(self, bundle: Sequence[Left], digest: str, attempt: int) -> str:
         """Name what is asked for and for the how many-th time: Dagster never runs an equal key twice."""
-        what = place_of(bundle[0]) if len(bundle) == 1 else f"{len(bundle)} partitions/{digest}"
-        return f"{self.spec.group}/{bundle[0].topic}/{what}.{attempt}"
+        first = bundle[0]
+        place = place_of(first.partition, first.generation, first.offset)
+        what = place if len(bundle) == 1 else f"{len(bundle)} partitions/{digest}"
+        return f"{self.spec.group}/{first.topic}/{what}.{attempt}"
+
+
+def _seen(one: Left) -> dict[str, object]:
+    """Give `one.seen` as run config, of thousands without the cost of making each."""
+    return {name: value for name in SeenKey.model_fields if (value := getattr(one, name)) is not None}

@@ -11,7 +11,11 @@ from typing import Any, cast
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.sensor_definition import SensorExecutionData
 from dagster._core.events import AssetObservationData, StepMaterializationData
+from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+from dagster_shared.serdes import deserialize_value, serialize_value
 
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.log import Ack, Append
@@ -25,8 +29,10 @@ from marshal_dagster.ops import SeenKey, build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.state import Key, Place
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
-from marshal_dagster.runs import Announced, announced, announcement_table, announcements_key
+from marshal_dagster.runs import Announced, announced, announcement_table, announcements_key, topic_asset_key
 from marshal_dagster.sensors import Grouping, StaleClaimCursor, build_dead_run_sensors, build_stale_claim_sensor
+from marshal_dagster.sensors.asked import growing_wait_s
+from marshal_dagster.sensors.given_up import GivenUp, build_given_up_check, given_up_check_key
 from marshal_dagster.spark import jobs as spark_jobs
 from marshal_dagster.spark import reading
 from marshal_dagster.testing import ManualClock, MemoryLog
@@ -61,7 +67,7 @@ class Watch:
             def rationalizer(self) -> Rationalizer:
                 return rationalizer
 
-        sensor = build_stale_claim_sensor(JOB, **{"group": GROUP, **self.settings})
+        sensor = build_stale_claim_sensor(JOB, **{"group": GROUP, "retry_wait_s": 0, **self.settings})
         context = dg.build_sensor_context(
             instance=self.instance,
             cursor=self.cursor,
@@ -100,12 +106,14 @@ class Watch:
         """End the heartbeats of a batch and nothing else."""
         batch._stack.close()
 
-    def was_asked(self, request: dg.RunRequest, status: dg.DagsterRunStatus, outcome: str | None = None) -> str:
-        """Let the run that was asked for be in `status`, and give its id."""
-        outcome_tag = {"marshal/outcome": outcome} if outcome else {}
-        run = self.instance.create_run_for_job(
-            JOB, run_config=request.run_config, tags={**request.tags, **outcome_tag}, status=status
-        )
+    def was_asked(
+        self, request: dg.RunRequest, status: dg.DagsterRunStatus, outcome: str | None = None, *, ago_s: int = 0
+    ) -> str:
+        """Let the run that was asked for, `ago_s` seconds ago, be in `status`, and give its id."""
+        tags = {**request.tags, "marshal/asked_at": str(int(time.time()) - ago_s)}
+        if outcome:
+            tags["marshal/outcome"] = outcome
+        run = self.instance.create_run_for_job(JOB, run_config=request.run_config, tags=tags, status=status)
         return run.run_id
 
 
@@ -139,13 +147,23 @@ class DeadRunWatch:
         instance = self.watch.instance
         run = cast("dg.DagsterRun", instance.get_run_by_id(RUN))
         sensor, _ = build_dead_run_sensors(group=GROUP)
-        connection = KafkaConnectionConfig(bootstrap_servers="127.0.0.1:9", timeout_s=self.timeout_s)
-        claimer = ClaimerResource(connection=connection, group=GROUP, delivery=mode.value)
+        claimer = self.claimer(mode)
         event = dg.DagsterEvent(dg.DagsterEventType.RUN_FAILURE.value, JOB.name)
         with dg.build_run_status_sensor_context(
             sensor.name, event, instance, run, resources={"claimer": claimer}
         ) as context:
             return cast("dg.SensorResult | dg.SkipReason", sensor(context))
+
+    def claimer(self, mode: DeliveryMode = DeliveryMode.AT_LEAST_ONCE) -> ClaimerResource:
+        """Give a claimer of the group."""
+        connection = KafkaConnectionConfig(bootstrap_servers="127.0.0.1:9", timeout_s=self.timeout_s)
+        return ClaimerResource(connection=connection, group=GROUP, delivery=mode.value)
+
+    def evaluate(self, sensor: dg.SensorDefinition, cursor: str | None = None) -> SensorExecutionData:
+        """Evaluate a sensor as Dagster does, with what it remembers."""
+        instance, resources = self.watch.instance, {"claimer": self.claimer()}
+        with dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources) as context:
+            return sensor.evaluate_tick(context)
 
     def told(self) -> str:
         """Let the sensor see it and give what it says."""
@@ -425,16 +443,14 @@ def test_a_run_that_did_not_take_it_is_followed_by_another(watch: Watch, outcome
 
 
 @pytest.mark.parametrize("outcome", ["paused", "held"])
-def test_a_run_that_could_not_try_wears_nothing_out(
-    watch: Watch, outcome: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_could_not_try_wears_nothing_out(watch: Watch, outcome: str) -> None:
     """A run that found the owner live after all, or the group paused, is no failure: this clock may be ahead."""
-    watch.settings = {"max_attempts": 2}
+    watch.settings = {"max_attempts": 2, "retry_wait_s": 30}
     watch.die()
     (request,) = watch.requests()
     watch.was_asked(request, dg.DagsterRunStatus.SUCCESS, outcome)
     assert "asked for again in" in watch.skipped()
-    monkeypatch.setattr("marshal_dagster.sensors.asked.FIRST_WAIT_S", 0)
+    watch.settings["retry_wait_s"] = 0
     for _ in range(4):
         (request,) = watch.requests()
         assert _config(request)["partitions"] == [0, 1, 2]
@@ -474,6 +490,222 @@ def test_runs_that_fail_before_they_claim_are_bounded_too(watch: Watch) -> None:
         for request in watch.requests():
             watch.was_asked(request, dg.DagsterRunStatus.FAILURE)
     assert "left alone after 2 runs that failed" in watch.skipped()
+
+
+def _wear_out(watch: Watch, tries: int = 2, partitions: tuple[int, ...] = (0,)) -> None:
+    """Let partitions be left by a dead run, and as many runs that were asked for them fail."""
+    watch.settings["max_attempts"] = tries
+    watch.die(partitions=partitions)
+    for _ in range(tries):
+        for request in watch.requests():
+            watch.was_asked(request, dg.DagsterRunStatus.FAILURE)
+
+
+def _checks(result: dg.SensorResult) -> list[dg.AssetCheckEvaluation]:
+    return [event for event in result.asset_events if isinstance(event, dg.AssetCheckEvaluation)]
+
+
+def test_after_each_failure_it_is_asked_for_later(watch: Watch) -> None:
+    """The pause before the next run is doubled each time; no other partition waits for it."""
+    watch.settings = {"retry_wait_s": 100, "max_attempts": 9, "grouping": "partition"}
+    watch.die(partitions=(0,))
+    for ago_s in (1_000, 150):
+        (request,) = watch.requests()
+        watch.was_asked(request, dg.DagsterRunStatus.FAILURE, ago_s=ago_s)
+    told = watch.skipped()
+    assert f"{TOPIC}/0: " in told
+    assert 40 <= int(told.split("its last run failed or changed nothing, asked for again in ")[1].split(" s")[0]) <= 50
+    watch.die("another", partitions=(1,))
+    assert [_config(request)["partitions"] for request in watch.requests()] == [[1]]
+
+
+def test_the_pause_after_a_failure_counts_from_the_runs_end(watch: Watch) -> None:
+    """A run that worked for long before it failed is followed by the same pause as one that failed at once."""
+    watch.settings = {"retry_wait_s": 100}
+    watch.die(partitions=(0,))
+    (request,) = watch.requests()
+    run_id = watch.was_asked(request, STARTED, ago_s=1_000)
+    watch.instance.report_run_failed(cast("dg.DagsterRun", watch.instance.get_run_by_id(run_id)))
+    assert "asked for again in" in watch.skipped()
+
+
+def test_the_pause_has_a_limit() -> None:
+    """However many runs were in vain, an hour later there is another."""
+    assert [growing_wait_s(30, times) for times in (1, 2, 3, 8, 5_000)] == [30, 60, 120, 3_600, 3_600]
+
+
+def test_what_is_given_up_fails_a_check_once_and_passes_it_when_it_is_mended(watch: Watch) -> None:
+    """The check is evaluated when its state changes and not at every tick; it names partition, offset and last run."""
+    (first,) = _checks(watch.tick())
+    assert (first.asset_key, first.check_name, first.passed) == (topic_asset_key(TOPIC), "nothing_given_up_etl", True)
+    _wear_out(watch)
+    (check,) = _checks(watch.tick())
+    assert not check.passed
+    assert check.severity is dg.AssetCheckSeverity.ERROR
+    table = cast("dg.TableMetadataValue", check.metadata["given_up"])
+    (row,) = [record.data for record in table.records]
+    assert (row["partition"], row["offset"], row["plan_end"], row["attempts"]) == (0, 0, 10, 2)
+    assert row["last_run"] == watch.instance.get_runs(limit=1)[0].run_id
+    assert "left alone after 2 runs" in str(row["reason"])
+    assert _checks(watch.tick()) == []
+    watch.scene.work(watch.scene.delivery(), partitions=(0,))
+    (mended,) = _checks(watch.tick())
+    assert mended.passed
+    assert _checks(watch.tick()) == []
+
+
+def test_the_check_reaches_dagsters_storage(watch: Watch) -> None:
+    """The instance takes the failed evaluation as the daemon would hand it over, and gives it back."""
+    _wear_out(watch)
+    for event in watch.tick().asset_events:
+        handed_over = deserialize_value(serialize_value(event), type(event))
+        watch.instance.report_runless_asset_event(handed_over)
+    key = given_up_check_key(GROUP, TOPIC)
+    (record,) = watch.instance.event_log_storage.get_asset_check_execution_history(key, limit=1)
+    assert record.event is not None
+    assert record.event.asset_check_evaluation is not None
+    assert not record.event.asset_check_evaluation.passed
+
+
+def _run_check(instance: dg.DagsterInstance) -> dg.AssetCheckEvaluation:
+    """Run the check by hand and give what it said."""
+    check = build_given_up_check(TOPIC, group=GROUP)
+    job = dg.define_asset_job("by_hand", selection=dg.AssetSelection.checks(check))
+    defs = dg.Definitions(asset_checks=[check], jobs=[job])
+    (evaluation,) = defs.resolve_job_def("by_hand").execute_in_process(instance=instance).get_asset_check_evaluations()
+    return evaluation
+
+
+def test_the_check_that_a_user_defines_repeats_what_the_sensor_said(watch: Watch) -> None:
+    """So that Dagster shows it: run by hand it says the same again, however often, until the sensor says otherwise."""
+    assert _run_check(watch.instance).passed, "nobody has said anything yet"
+    _wear_out(watch)
+    for event in watch.tick().asset_events:
+        watch.instance.report_runless_asset_event(event)
+    for _ in range(2):
+        said = _run_check(watch.instance)
+        assert not said.passed
+        assert said.metadata["partitions_given_up"].value == 1
+    watch.scene.work(watch.scene.delivery(), partitions=(0,))
+    for event in watch.tick().asset_events:
+        watch.instance.report_runless_asset_event(event)
+    assert _run_check(watch.instance).passed
+    with pytest.raises(ConfigurationError, match="group 'a/b' cannot be a name"):
+        build_given_up_check(TOPIC, group="a/b")
+    with pytest.raises(ConfigurationError, match="topic 'a/b' is no name"):
+        build_given_up_check("a/b", group=GROUP)
+
+
+def test_the_hook_is_told_once_of_each_place_that_is_given_up(watch: Watch) -> None:
+    """It gets what is new, with the runs that failed; what it was told before counts in the total only."""
+    told: list[GivenUp] = []
+    watch.settings = {"on_given_up": told.append, "grouping": "partition"}
+    _wear_out(watch)
+    for _ in range(2):
+        watch.tick()
+    (first,) = told
+    assert (first.group, first.topic, first.total) == (GROUP, TOPIC, 1)
+    assert [(one.partition, one.offset, one.plan_end, one.attempts) for one in first.partitions] == [(0, 0, 10, 2)]
+    assert list(first.partitions[0].run_ids) == [run.run_id for run in watch.instance.get_runs()]
+    assert str(first).startswith(f"group '{GROUP}': {TOPIC}/0: plan [0, 10), ")
+    _wear_out(watch, partitions=(1,))
+    watch.tick()
+    assert [one.partition for one in told[1].partitions] == [1]
+    assert told[1].total == 2
+    watch.scene.work(watch.scene.delivery(), partitions=(0,))
+    watch.tick()
+    assert len(told) == 2, "nobody is woken because something was mended"
+
+
+def test_a_hook_that_fails_harms_nothing_and_is_called_again(watch: Watch) -> None:
+    """The tick goes on: other partitions are asked for and the check fails; the hook is called until it takes it."""
+    calls: list[GivenUp] = []
+
+    def hook(found: GivenUp) -> None:
+        calls.append(found)
+        if len(calls) < 3:
+            raise ZeroDivisionError("no pager")
+
+    watch.settings = {"on_given_up": hook, "grouping": "partition"}
+    _wear_out(watch)
+    watch.die("another", partitions=(1,))
+    result = watch.tick()
+    assert [_config(request)["partitions"] for request in result.run_requests or ()] == [[1]]
+    assert [check.passed for check in _checks(result)] == [False]
+    watch.was_asked((result.run_requests or ())[0], STARTED)
+    assert "on_given_up failed and is called again at the next tick: ZeroDivisionError('no pager')" in watch.skipped()
+    for _ in range(3):
+        watch.tick()
+    assert len(calls) == 3
+
+
+def test_a_hook_that_is_added_later_is_told_of_what_was_given_up_before(watch: Watch) -> None:
+    """Whoever sets up an alert hears of what needs it now."""
+    _wear_out(watch)
+    watch.tick()
+    told: list[GivenUp] = []
+    watch.settings["on_given_up"] = told.append
+    watch.tick()
+    assert [one.total for one in told] == [1]
+
+
+def test_what_is_given_up_is_remembered_through_a_pause(watch: Watch) -> None:
+    """While the group is paused nothing is looked at, so nothing passes, and nothing is told again afterwards."""
+    told: list[GivenUp] = []
+    watch.settings["on_given_up"] = told.append
+    _wear_out(watch)
+    assert len(_checks(watch.tick())) == 1
+    watch.scene.pause(3_600)
+    assert "is paused" in watch.skipped()
+    watch.scene.pause(-3_600)
+    assert _checks(watch.tick()) == []
+    assert len(told) == 1
+
+
+def test_a_settled_claim_is_not_given_up(watch: Watch) -> None:
+    """A run that found nothing to redo has not failed, even where one failure is the limit."""
+    watch.settings = {"max_attempts": 1}
+    watch.die()
+    (request,) = watch.requests()
+    watch.was_asked(request, SUCCESS, "drained")
+    result = watch.tick()
+    assert (result.skip_reason, _checks(result)) == (dg.SkipReason("nothing to redo"), [])
+
+
+@pytest.mark.thorough
+def test_thousands_that_are_given_up_are_told_once_and_shortly(watch: Watch) -> None:
+    """The check shows a hundred, the hook gets a thousand and the number of all, the cursor stays bounded."""
+    told: list[GivenUp] = []
+    watch.settings = {"on_given_up": told.append}
+    watch.scene.data.make(partitions=1_200, messages=1)
+    _wear_out(watch, 1, tuple(range(1_200)))
+    (check,) = _checks(watch.tick())
+    assert len(cast("dg.TableMetadataValue", check.metadata["given_up"]).records) == 100
+    watch.tick()
+    assert [(len(one.partitions), one.total) for one in told] == [(1_000, 1_200)]
+    assert len(watch.cursor or "") < 20_000
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        None,
+        ["a"],
+        [{"partition": "0", "generation": 0}],
+        [{"partition": 0, "generation": None}],
+        [{"partition": 0, "generation": 0, "epoch": "1"}],
+        [{}],
+    ],
+)
+def test_what_another_version_told_its_runs_is_passed_over(watch: Watch, seen: Any) -> None:  # noqa: ANN401
+    """A run config that is not of this form stops no tick; the run counts for nothing."""
+    watch.die()
+    (request,) = watch.requests()
+    config = {"ops": {"work": {"config": {**_config(request), "seen": seen}}}}
+    other_version = dg.op(name="work", config_schema=dict)(lambda _: None)
+    job = dg.GraphDefinition(JOB.name, node_defs=[other_version]).to_job()
+    watch.instance.create_run_for_job(job, run_config=config, tags=request.tags, status=STARTED)
+    assert len(watch.requests()) == 1
 
 
 def test_a_paused_group_is_skipped_with_the_time_left(watch: Watch) -> None:
@@ -542,12 +774,16 @@ def _epochs(watch: Watch) -> dict[int, int]:
     return {n: owner.epoch for n, owner in owners.items() if owner is not None and owner.epoch is not None}
 
 
+def _observed(result: dg.SensorResult) -> list[dg.AssetObservation]:
+    return [event for event in result.asset_events if isinstance(event, dg.AssetObservation)]
+
+
 def _dropped(result: dg.SensorResult) -> list[int]:
-    return [cast("int", event.metadata["possibly_dropped_offsets"].value) for event in result.asset_events]
+    return [cast("int", event.metadata["possibly_dropped_offsets"].value) for event in _observed(result)]
 
 
 def _partitions(result: dg.SensorResult) -> list[object]:
-    tables = [cast("dg.TableMetadataValue", event.metadata["possibly_dropped"]) for event in result.asset_events]
+    tables = [cast("dg.TableMetadataValue", event.metadata["possibly_dropped"]) for event in _observed(result)]
     return [record.data["partition"] for table in tables for record in table.records]
 
 
@@ -695,8 +931,8 @@ def test_what_announced_runs_there_are_is_read_bit_by_bit(watch: Watch, monkeypa
     found: list[str] = []
     for _ in range(5):
         result = watch.tick()
-        assert len(result.asset_events) <= 3
-        found += [str(event.metadata["run"].value) for event in result.asset_events]
+        assert len(_observed(result)) <= 3
+        found += [str(event.metadata["run"].value) for event in _observed(result)]
         assert len(watch.cursor or "") < 1_000
     assert sorted(found) == sorted(runs)
 
@@ -792,6 +1028,73 @@ def test_what_a_failed_run_held_is_revoked(watch: Watch, dead_runs: DeadRunWatch
     assert dead_runs.told() == f"run {RUN} held nothing of group '{GROUP}'"
 
 
+def _hold_each(watch: Watch, statuses: Sequence[dg.DagsterRunStatus]) -> list[str]:
+    """Let a run hold each partition, and Dagster say of each in which status it is."""
+    runs = [str(uuid.uuid4()) for _ in statuses]
+    for partition, (run_id, status) in enumerate(zip(runs, statuses, strict=True)):
+        watch.scene.about(ClaimingPartition, f"{run_id}.1", partition)
+        _run(watch, run_id, status)
+    return runs
+
+
+def test_all_runs_that_are_over_are_freed_at_once(watch: Watch, dead_runs: DeadRunWatch) -> None:
+    """Dagster shows one run a tick: whichever comes first, what the others held is free too, and no live run's."""
+    _run(watch)
+    _hold_each(watch, [FAILURE, STARTED, dg.DagsterRunStatus.CANCELED])
+    told = dead_runs.told()
+    assert told.startswith(f"revoked what 2 other runs that are over held: {TOPIC}/0: no plan")
+    assert f"{TOPIC}/2: no plan" in told
+    assert _owners(watch) == [False, True, False]
+    assert RefusingLog.appended == 1
+
+
+def test_what_others_held_that_cannot_be_revoked_does_not_hide_the_rest(
+    watch: Watch, dead_runs: DeadRunWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that Dagster showed is freed and told, the trouble with the others too."""
+    watch.die(RUN, partitions=(0,))
+    _run(watch)
+
+    def down(_: ClaimerResource) -> dict[Place, Key]:
+        raise UnavailableError("Kafka is down")
+
+    monkeypatch.setattr(ClaimerResource, "group_keys", down)
+    told = dead_runs.told()
+    assert told.startswith(f"revoked what run {RUN} held: ")
+    assert told.endswith("what other runs held that are over cannot be revoked now: Kafka is down")
+
+
+def test_what_a_dead_run_held_is_freed_while_the_group_is_paused(watch: Watch, dead_runs: DeadRunWatch) -> None:
+    """Who pauses waits for what is held to be let go: a sensor that skipped would keep them waiting."""
+    watch.die(RUN)
+    _run(watch)
+    watch.scene.pause(3_600)
+    assert dead_runs.told().startswith(f"revoked what run {RUN} held: ")
+    assert _owners(watch) == [False] * 3
+
+
+@pytest.mark.parametrize(("watches_all", "owners"), [(True, [False] * 3), (False, [True] * 3)])
+@pytest.mark.parametrize("status", [FAILURE, dg.DagsterRunStatus.CANCELED])
+def test_runs_of_other_code_locations_are_watched_if_wanted(
+    watch: Watch, dead_runs: DeadRunWatch, status: dg.DagsterRunStatus, watches_all: bool, owners: list[bool]
+) -> None:
+    """Dagster's own evaluation shows the sensor a run of another location, and only if it is to watch all."""
+    watch.die(RUN)
+    location = InProcessCodeLocationOrigin(LoadableTargetOrigin(python_file="elsewhere.py"), "elsewhere")
+    origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "all"), JOB.name)
+    run = watch.instance.create_run_for_job(JOB, run_id=RUN, status=STARTED, tags=TAGGED, remote_job_origin=origin)
+    sensors = build_dead_run_sensors(group=GROUP, monitor_all_code_locations=watches_all)
+    ticks = {FAILURE: sensors[0], dg.DagsterRunStatus.CANCELED: sensors[1]}
+    cursor = dead_runs.evaluate(ticks[status]).cursor
+    if status is FAILURE:
+        watch.instance.report_run_failed(run)
+    else:
+        watch.instance.report_run_canceled(run)
+    result = dead_runs.evaluate(ticks[status], cursor)
+    assert _owners(watch) == owners
+    assert (f"revoked what run {RUN} held" in str(result.skip_message)) is watches_all
+
+
 @pytest.mark.parametrize("written", [False, True])
 def test_a_revocation_without_an_answer_is_tried_again(watch: Watch, dead_runs: DeadRunWatch, written: bool) -> None:
     """Dagster tells of a failed run once only, so the sensor itself goes on until the log shows the claims gone."""
@@ -871,14 +1174,51 @@ def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
 # Cursor
 
 
-@pytest.mark.parametrize("text", [None, "", "12", "not json", '{"version": 2}', '{"reported": [1]}', '{"position": 7}'])
+FRESH = StaleClaimCursor(checked={TOPIC: ""})
+"""What is remembered after a tick in which nothing was given up."""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "12",
+        "null",
+        "[]",
+        "not json",
+        "[" * 10_000,
+        '{"version": 2, "reported": {"orders/0": 7}}',
+        '{"version": "1"}',
+        '{"reported": [1], "checked": 3, "alerted": {"orders": 4}}',
+        '{"position": 7}',
+    ],
+)
 def test_a_cursor_of_another_shape_is_begun_anew(watch: Watch, text: str | None) -> None:
-    """No cursor, an old one and a damaged one do not stop the sensor, and what it writes it can read."""
+    """No cursor, an older, a newer and a damaged one do not stop the sensor, and what it writes it can read."""
     watch.cursor = text
     watch.die()
     assert len(watch.requests()) == 1
     assert watch.cursor is not None
-    assert StaleClaimCursor.read(watch.cursor) == StaleClaimCursor()
+    assert StaleClaimCursor.read(watch.cursor) == FRESH
+
+
+def test_of_a_cursor_what_is_known_is_kept() -> None:
+    """A field that was added by a newer version is left out, one that became another is begun anew, alone."""
+    text = '{"version": 1, "reported": {"orders/0": 7}, "watched": ["a"], "alerted": {"a": ["1"]}, "later": {"x": 1}}'
+    assert StaleClaimCursor.read(text) == StaleClaimCursor(reported={"orders/0": 7}, alerted={"a": ["1"]})
+
+
+@pytest.mark.parametrize("text", [None, "damaged", '{"version": 9}', '{"checked": 1}'])
+def test_a_lost_cursor_asks_for_nothing_twice(watch: Watch, text: str | None) -> None:
+    """What was asked for is known by Dagster's runs; before they are there, by a run key that stays the same."""
+    watch.die()
+    (request,) = watch.requests()
+    watch.cursor = text
+    assert [again.run_key for again in watch.requests()] == [request.run_key]
+    watch.was_asked(request, STARTED)
+    watch.cursor = text
+    assert "was asked for and is not over" in watch.skipped()
 
 
 def test_the_cursor_stays_small(watch: Watch) -> None:
@@ -886,7 +1226,7 @@ def test_the_cursor_stays_small(watch: Watch) -> None:
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.scene.data.make(partitions=1_100, messages=1)
     watch.die("of-elsewhere")
-    assert watch.skipped().endswith("; and 1090 more in the log of this tick")
+    assert watch.skipped().endswith("; and 1090 more in the log of this tick, which has the first 1,000")
     assert watch.cursor is not None
     assert len(StaleClaimCursor.read(watch.cursor).reported) == 1_000
     assert len(watch.cursor) < 50_000
@@ -959,6 +1299,7 @@ def _other_job() -> None:
         (JOB, {"group": GROUP, "max_attempts": -1}, "max_attempts is -1; it must be at least 1"),
         (JOB, {"group": GROUP, "grouping": "run"}, "grouping is 'run'; it must be one of topic, partition"),
         (_other_job, {"group": GROUP}, "job '_other_job' has no claimed-batch op"),
+        (JOB, {"group": GROUP, "retry_wait_s": float("nan")}, "retry_wait_s is nan; it must be a number of seconds"),
         ([JOB, build_reprocess_job(OP, name="redo2")], {"group": GROUP}, "'redo' and 'redo2' both work on topic"),
     ],
 )

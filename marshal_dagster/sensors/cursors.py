@@ -1,0 +1,29 @@
+"""What a sensor remembers from tick to tick, read so that no deploy of another version stops it."""
+
+import json
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Cursor(BaseModel):
+    """A sensor's memory as JSON. Every field has a default that is safe: what is lost is told again, never run again.
+
+    `version` is raised when a field comes to mean something else; a field that is added or left out needs none.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    version: Literal[1] = 1
+
+    @classmethod
+    def read(cls, text: str | None) -> Self:
+        """Read a cursor: of another version it is begun anew, and so is each field of another shape, alone."""
+        try:
+            return cls.model_validate_json(text or "{}")
+        except ValidationError as error:
+            wrong = {each["loc"][0] for each in error.errors() if each["loc"]}
+        if not wrong or "version" in wrong:
+            return cls()
+        found = json.loads(text or "{}")
+        return cls.model_validate({name: value for name, value in found.items() if name not in wrong})

@@ -1,0 +1,179 @@
+"""Telling of what is asked for no more: a failed asset check of the data topic, and a function of the user's own."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckExecutionContext,
+    AssetCheckKey,
+    AssetCheckResult,
+    AssetChecksDefinition,
+    AssetCheckSeverity,
+    DagsterEventType,
+    DagsterInstance,
+    MetadataValue,
+    TableColumn,
+    TableMetadataValue,
+    TableRecord,
+    TableSchema,
+    asset_check,
+)
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.messages import is_name, is_topic
+from marshal_dagster.runs import topic_asset_key
+from marshal_dagster.sensors.asked import place_of
+from marshal_dagster.sensors.left import MOST_TOLD, Left
+from marshal_dagster.sensors.names import as_name
+
+MOST_REMEMBERED: Final = 1_000
+_MOST_SHOWN: Final = 100
+_PAGE: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUpPartition:
+    """A partition, or a range of one, that no more runs are asked for; offsets as in `Left`."""
+
+    partition: int
+    offset: int | None
+    plan_end: int | None
+    generation: int
+    attempts: int
+    """How often its plan was tried, or how many runs that were asked for failed or changed nothing."""
+    run_ids: tuple[str, ...]
+    """The runs that were asked for it and failed or changed nothing."""
+    reason: str
+    """Why, and what a person can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """What was given up of a topic since it was told last."""
+
+    group: str
+    topic: str
+    partitions: tuple[GivenUpPartition, ...]
+    total: int
+    """How many are given up in all, those that were told before among them."""
+
+    def __str__(self) -> str:
+        """Say it in a line: the first ten."""
+        told = "; ".join(each.reason for each in self.partitions[:MOST_TOLD])
+        more = len(self.partitions) - MOST_TOLD
+        return f"group {self.group!r}: {told}" + (f"; and {more} more" if more > 0 else "")
+
+
+class AlertHook(Protocol):
+    """A function of the user's own that is told once of each partition, generation and offset that is given up.
+
+    It is told again if it raised, and rarely otherwise. It is called in the tick, so it should be quick; what it raises
+    is logged and does no harm.
+    """
+
+    def __call__(self, found: GivenUp, /) -> object:
+        """Tell somebody."""
+        ...
+
+
+def given_up_check_key(group: str, topic: str) -> AssetCheckKey:
+    """Name the check: each group has its own of a topic, for what one gave up another may have read."""
+    return AssetCheckKey(topic_asset_key(topic), f"nothing_given_up_{as_name(group)}")
+
+
+def given_up(one: Left, attempts: int, run_ids: Sequence[str], reason: str) -> GivenUpPartition:
+    """Describe what is asked for no more."""
+    return GivenUpPartition(
+        one.partition, one.offset, one.plan_end, one.generation, attempts, tuple(run_ids), f"{one}: {reason}"
+    )
+
+
+def named(each: GivenUpPartition) -> str:
+    """Name partition, generation and offset, as the cursor remembers them."""
+    return place_of(each.partition, each.generation, each.offset)
+
+
+def digest(found: Sequence[GivenUpPartition]) -> str:
+    """Name a state of the check; empty: nothing is given up."""
+    places = ",".join(sorted(map(named, found)))
+    return hashlib.sha256(places.encode()).hexdigest()[:16] if found else ""
+
+
+def evaluation(group: str, topic: str, found: Sequence[GivenUpPartition]) -> AssetCheckEvaluation:
+    """Give what the check says: failed while anything is given up, with up to 100 of them."""
+    metadata: dict[str, Any] = {"group": group, "partitions_given_up": len(found)}
+    if found:
+        metadata["given_up"] = _table(found[:_MOST_SHOWN])
+    description = (
+        f"{len(found)} partitions or ranges are asked for no more: somebody must look at them."
+        if found
+        else "Nothing is given up."
+    )
+    key = given_up_check_key(group, topic)
+    return AssetCheckEvaluation(
+        asset_key=key.asset_key,
+        check_name=key.name,
+        passed=not found,
+        severity=AssetCheckSeverity.ERROR,
+        description=description,
+        metadata=metadata,
+    )
+
+
+def build_given_up_check(topic: str, *, group: str) -> AssetChecksDefinition:
+    """Define the check that the group's stale-claim sensor evaluates, so that Dagster shows it.
+
+    It is `nothing_given_up_<group>` of asset `kafka/<topic>`, with `_` for what Dagster does not allow in a name. Run
+    by hand it repeats what the sensor said last, and passes where it has said nothing. Raises `ConfigurationError`.
+    """
+    if not is_name(group):
+        raise ConfigurationError(f"group {group!r} cannot be a name: use 1 to 255 characters, no '/', no control ones")
+    if not is_topic(topic):
+        raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'")
+    key = given_up_check_key(group, topic)
+
+    @asset_check(
+        asset=key.asset_key,
+        name=key.name,
+        description=f"Fails while runs of group {group!r} left something undone that no more runs are asked for.",
+    )
+    def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
+        """Repeat what was said last."""
+        last = _last_said(context.instance, key)
+        if last is None:
+            return AssetCheckResult(passed=True, description="The stale-claim sensor has said nothing yet.")
+        return AssetCheckResult(
+            passed=last.passed, severity=last.severity, description=last.description, metadata=last.metadata
+        )
+
+    return check
+
+
+def _last_said(instance: DagsterInstance, key: AssetCheckKey) -> AssetCheckEvaluation | None:
+    """Give the newest evaluation there is; those that are only planned have none."""
+    for record in instance.event_log_storage.get_asset_check_execution_history(key, limit=_PAGE):
+        event = record.event.dagster_event if record.event is not None else None
+        if event is not None and event.event_type is DagsterEventType.ASSET_CHECK_EVALUATION:
+            return event.asset_check_evaluation_data
+    return None
+
+
+def _table(found: Sequence[GivenUpPartition]) -> TableMetadataValue:
+    numbers = ("partition", "generation", "offset", "plan_end", "attempts")
+    schema = TableSchema(
+        [*(TableColumn(name, "int") for name in numbers), TableColumn("last_run", "string"), TableColumn("reason")]
+    )
+    records = [
+        TableRecord(
+            {
+                **{name: getattr(each, name) for name in numbers},
+                "last_run": each.run_ids[0] if each.run_ids else None,
+                "reason": each.reason,
+            }
+        )
+        for each in found
+    ]
+    return MetadataValue.table(records, schema)

@@ -1,0 +1,144 @@
+"""What a group has not read of a topic: the positions of the world state beside the topic's own offsets."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
+from marshal_dagster.protocol.messages import RuleSet
+from marshal_dagster.protocol.state import Key, Phase, Range, Ranges
+from marshal_dagster.protocol.world import World
+from marshal_dagster.runs import run_of
+
+if TYPE_CHECKING:
+    from marshal_dagster.kafka.topics import OffsetBounds, Topics
+
+_NOTHING_KNOWN: Final = Key()
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where the group stands in one partition, and what keeps a run from it."""
+
+    offset: int | None
+    generation: int
+    passed_over: Ranges
+    """Ranges ahead of the offset that no run takes: done, or planned and tried too often."""
+    data_topic_id: str | None
+    is_claimed: bool
+    is_given_up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """A group's positions in a topic at one moment, kept beyond the world state's lock."""
+
+    by_partition: Mapping[int, Position]
+    working: Collection[str]
+    """The runs that hold a live claim."""
+
+    def at(self, partition: int) -> Position:
+        """Give one; a partition that nobody named yet is held by nobody, and read from its first record."""
+        return self.by_partition.get(partition) or _position(_NOTHING_KNOWN, is_claimed=False, max_attempts=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What is unread of one partition: so many `records` (offsets) from `start` on."""
+
+    partition: int
+    start: int
+    records: int
+    position: Position
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a run could take it now: nobody holds the partition."""
+        return not self.position.is_claimed
+
+
+@dataclass(frozen=True, slots=True)
+class Lag:
+    """What is unread of a topic, without what is left to a person."""
+
+    unread: Sequence[Unread]
+    old: Collection[int]
+    """The partitions whose oldest unread record has the age that was asked for; none if no age was."""
+    given_up: Sequence[int]
+    """The partitions whose plan was tried too often."""
+    made_anew: Sequence[int]
+    """The partitions whose offset belongs to an earlier topic of that name, or lies beyond the end (PROTOCOL.md 6)."""
+
+    @property
+    def due(self) -> list[Unread]:
+        """Give what a run could take now."""
+        return [each for each in self.unread if each.is_due]
+
+
+def positions_of(world: World, group: str, topic: str, *, max_attempts: int, wall_ms: int) -> Positions:
+    """Copy the positions of `group`; live is judged as `partitions_left` does."""
+    state = world.group_of(group, topic)
+    patience_ms = GO_EXTRA_PATIENCE_MS if state.settings.rule_set is RuleSet.GO else 0
+    now_ms = max(world.partition_of(topic).log_time_ms or 0, wall_ms) - patience_ms
+    found: dict[int, Position] = {}
+    working: set[str] = set()
+    for (of_topic, partition), key in state.keys.items():
+        if of_topic != topic:
+            continue
+        is_live = state.is_live(key, now_ms)
+        owners = [key.owner] if is_live else []
+        interval_ms = state.settings.heartbeat_interval_ms
+        owners += [each.owner for each in key.ranges if each.is_live(now_ms, interval_ms)]
+        working |= {run_of(owner.instance) for owner in owners if owner is not None}
+        found[partition] = _position(key, is_claimed=bool(owners), max_attempts=max_attempts)
+    return Positions(found, working)
+
+
+def look(topics: "Topics", topic: str, positions: Positions, older_than_ms: int | None) -> Lag:
+    """Ask the broker for the topic's offsets and see what is unread, and what is older than that time (unix ms).
+
+    It needs DESCRIBE on the topic, reads no record and joins no consumer group: the first offset of a time or later
+    tells whether an earlier one is unread. Raises what `Topics` does.
+    """
+    described = topics.describe(topic)
+    bounds = topics.offsets(topic, described.partitions)
+    unread, given_up, made_anew = [], [], []
+    for partition, at in sorted(bounds.items()):
+        position = positions.at(partition)
+        if position.data_topic_id not in {None, described.topic_id} or (position.offset or 0) > at.end:
+            made_anew.append(partition)
+        elif found := _unread(partition, position, at):
+            (given_up.append(partition) if position.is_given_up else unread.append(found))
+    old = _old(unread, lambda wanted: topics.offsets_at(topic, wanted, older_than_ms or 0)) if older_than_ms else set()
+    return Lag(unread, old, given_up, made_anew)
+
+
+def _position(key: Key, *, is_claimed: bool, max_attempts: int) -> Position:
+    return Position(
+        offset=key.offset,
+        generation=key.generation,
+        passed_over=tuple(each for each in key.ranges if _is_passed_over(each, max_attempts)),
+        data_topic_id=key.data_topic_id,
+        is_claimed=is_claimed,
+        is_given_up=key.plan_end is not None and key.plan_attempts >= max_attempts,
+    )
+
+
+def _is_passed_over(each: Range, max_attempts: int) -> bool:
+    return each.phase is Phase.DONE or (each.phase is Phase.PLANNED and each.attempts >= max_attempts)
+
+
+def _unread(partition: int, position: Position, at: "OffsetBounds") -> Unread | None:
+    start = max(position.offset or 0, at.start)
+    for each in position.passed_over:
+        if each.start <= start < each.end:
+            start = each.end
+    passed = sum(min(each.end, at.end) - each.start for each in position.passed_over if start < each.start < at.end)
+    records = at.end - start - passed
+    return Unread(partition, start, records, position) if records > 0 else None
+
+
+def _old(unread: Sequence[Unread], first_young: Callable[[list[int]], Mapping[int, int]]) -> set[int]:
+    """Give the partitions that have an unread record before the first one that is young enough."""
+    young = first_young([each.partition for each in unread])
+    return {each.partition for each in unread if each.partition not in young or each.start < young[each.partition]}

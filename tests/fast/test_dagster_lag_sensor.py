@@ -1,0 +1,441 @@
+"""The lag sensor on a coordination log and a data topic in memory: when it asks, for how many runs, what it says."""
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import dagster as dg
+import pytest
+from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
+
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.jobs import build_claimed_batch_job
+from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.protocol.state import Key, Phase, Range
+from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
+from marshal_dagster.sensors import LagCursor, build_lag_sensor
+from marshal_dagster.sensors.unread import Positions, _position, look
+from marshal_dagster.testing import ManualClock
+from tests.delivering import GROUP, TOPIC, DataTopics, Scene
+
+if TYPE_CHECKING:
+    from marshal_dagster.kafka.topics import Topics
+
+OP = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
+JOB = build_claimed_batch_job(OP, name="go_on")
+STARTED, QUEUED = dg.DagsterRunStatus.STARTED, dg.DagsterRunStatus.QUEUED
+SUCCESS, FAILURE = dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class StampedTopics(DataTopics):
+    """Data topics whose messages were all written long ago, but for those from a partition's offset in `young` on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.young: dict[int, int] = {}
+        self.written_ms = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to let go of."""
+
+    def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
+        """Look up the first offset of that time or later."""
+        self.describe(topic)
+        if at_ms <= self.written_ms:
+            return dict.fromkeys(partitions, 0)
+        return {number: self.young[number] for number in partitions if number in self.young}
+
+
+@dataclass(slots=True)
+class Watch:
+    """A scene with a lag sensor that looks at it."""
+
+    scene: Scene
+    data: StampedTopics
+    instance: dg.DagsterInstance
+    settings: dict[str, Any] = field(default_factory=lambda: {"more_than_records": 20})
+    cursor: str | None = None
+
+    def tick(self) -> dg.SensorResult:
+        """Evaluate the sensor once, with the cursor of the last time."""
+        rationalizer, data = Rationalizer(self.scene.log(), clock=self.scene.clock), self.data
+
+        class InMemory(RationalizerResource):
+            def rationalizer(self) -> Rationalizer:
+                return rationalizer
+
+            def open_data(self) -> "Topics":
+                return cast("Topics", data)
+
+        sensor = build_lag_sensor(JOB, group=GROUP, **self.settings)
+        context = dg.build_sensor_context(
+            instance=self.instance,
+            cursor=self.cursor,
+            resources={"rationalizer": InMemory(connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1"))},
+        )
+        result = sensor(context)
+        assert isinstance(result, dg.SensorResult)
+        self.cursor = result.cursor
+        return result
+
+    def requests(self) -> Sequence[dg.RunRequest]:
+        """Evaluate the sensor once and give what it asked for."""
+        return self.tick().run_requests or ()
+
+    def skipped(self) -> str:
+        """Evaluate the sensor once and give why it asked for nothing."""
+        result = self.tick()
+        assert not result.run_requests
+        assert result.skip_reason is not None
+        return str(result.skip_reason.skip_message)
+
+    def was_asked(self, request: dg.RunRequest, status: dg.DagsterRunStatus, *, ago_s: int = 0) -> str:
+        """Let the run that was asked for, `ago_s` seconds ago, be in `status`, and give its id."""
+        tags = {**request.tags, "marshal/asked_at": str(int(time.time()) - ago_s)}
+        return self.run(status, tags)
+
+    def run(self, status: dg.DagsterRunStatus, tags: dict[str, str] | None = None) -> str:
+        """Let Dagster know a run of the job, and give its id."""
+        location = InProcessCodeLocationOrigin(LoadableTargetOrigin(python_file="of_a_test.py"))
+        origin = RemoteJobOrigin(RemoteRepositoryOrigin(location, "all"), JOB.name)
+        return self.instance.create_run_for_job(JOB, tags=tags, status=status, remote_job_origin=origin).run_id
+
+    def hold(self, partitions: tuple[int, ...], run_id: str = "another", **limits: Any) -> None:  # noqa: ANN401
+        """Let a live member hold partitions."""
+        delivery = self.scene.delivery()
+        delivery.run_id = run_id
+        self.scene.batch(delivery, partitions=partitions, **limits).__enter__()
+
+
+@pytest.fixture
+def watch() -> Iterator[Watch]:
+    """A topic of three partitions with ten messages each, its log's clock at the present."""
+    data = StampedTopics()
+    scene = Scene(clock=ManualClock(_now_ms()), data=data)
+    data.make(messages=10)
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield Watch(scene, data, instance)
+
+
+# When it asks
+
+
+def test_more_unread_records_than_the_threshold_are_asked_for(watch: Watch) -> None:
+    """One record above it is; at the threshold itself nothing is, and the tick says what it saw."""
+    watch.settings = {"more_than_records": 30}
+    told = "30 records are unread, 30 of them in 3 partitions that nobody holds; the limit is 30"
+    assert watch.skipped() == told
+    watch.data.append(0, 1)
+    (request,) = watch.requests()
+    assert request.job_name == "go_on"
+    named = {name: request.tags[name] for name in ("marshal/group", "marshal/topic", "marshal/reason")}
+    assert named == {"marshal/group": GROUP, "marshal/topic": TOPIC, "marshal/reason": "lag"}
+    assert request.run_config == {}, "the job's own"
+
+
+def test_what_was_read_counts_no_more(watch: Watch) -> None:
+    """Unread is what lies between the group's offset and the end, as far as retention has left it."""
+    watch.settings = {"more_than_records": 0}
+    watch.scene.work(watch.scene.delivery(), max_records=6)
+    watch.data.retain_from(0, 7)
+    assert len(watch.requests()) == 1
+    watch.settings = {"more_than_records": 100}
+    watch.cursor = None
+    assert watch.skipped().startswith("19 records are unread")
+    watch.settings = {"more_than_records": 0}
+    watch.scene.drain(watch.scene.delivery())
+    watch.cursor = None
+    assert watch.skipped().startswith("0 records are unread")
+
+
+def test_an_open_transaction_is_not_waited_for(watch: Watch) -> None:
+    """What a transaction holds back cannot be read yet, so it counts for nothing."""
+    for partition in range(3):
+        watch.data.hold(partition, 0)
+    watch.settings = {"more_than_records": 0, "older_than_s": 1}
+    assert watch.skipped().startswith("0 records are unread")
+
+
+def test_an_old_unread_record_is_asked_for(watch: Watch) -> None:
+    """However few they are: its age is looked up at the broker, by the first offset that is young enough."""
+    watch.settings = {"older_than_s": 600}
+    watch.data.young = dict.fromkeys(range(3), 4)
+    watch.scene.work(watch.scene.delivery(), max_records=12)
+    assert [watch.scene.key(n).offset for n in range(3)] == [4, 4, 4]
+    assert "0 partitions have an unread record older than 600 s" in watch.skipped()
+    watch.data.young = {0: 4, 1: 5, 2: 4}
+    assert len(watch.requests()) == 1
+    watch.cursor = None
+    watch.data.young = {0: 4, 2: 4}
+    assert len(watch.requests()) == 1, "of partition 1 no record is young: all are old"
+
+
+def test_the_age_is_counted_back_from_now(watch: Watch) -> None:
+    """Ten seconds more of tolerance than the records' age, and nothing is old."""
+    watch.data.written_ms = _now_ms() - 60_000
+    watch.settings = {"older_than_s": 70}
+    assert "0 partitions have an unread record older than 70 s" in watch.skipped()
+    watch.settings = {"older_than_s": 50}
+    assert len(watch.requests()) == 1
+
+
+def test_a_topic_that_is_not_there_is_skipped(watch: Watch) -> None:
+    """It may be made later: that is no failure."""
+    watch.data.delete()
+    assert watch.skipped() == f"topic '{TOPIC}' does not exist"
+
+
+def test_a_data_cluster_that_is_down_fails_the_tick(watch: Watch) -> None:
+    """The error goes through, and the cursor is not touched."""
+    watch.data.is_down = True
+    with pytest.raises(UnavailableError, match="the data cluster does not answer"):
+        watch.tick()
+    assert watch.cursor is None
+
+
+def test_a_topic_that_was_made_anew_is_not_counted(watch: Watch) -> None:
+    """Runs would only fail until somebody sets the position: they are named instead."""
+    watch.settings = {"more_than_records": 0}
+    watch.scene.work(watch.scene.delivery())
+    watch.data.make(messages=5)
+    assert "not counted, for the topic was made anew since: partitions 0, 1, 2" in watch.skipped()
+
+
+# Hysteresis
+
+
+def test_once_above_it_asks_until_the_lag_is_at_the_lower_threshold(watch: Watch) -> None:
+    """Between the two a sensor that has fired goes on and one that has not is silent."""
+    watch.settings = {"more_than_records": 20, "rearm_records": 5}
+    watch.scene.work(watch.scene.delivery(), max_records=12)
+    assert watch.skipped().endswith("the limit is 20"), "18 are unread"
+    for partition in range(3):
+        watch.data.append(partition, 1)
+    (first,) = watch.requests()
+    watch.was_asked(first, SUCCESS)
+    watch.scene.work(watch.scene.delivery(), max_records=12)
+    (second,) = watch.requests()
+    assert second.run_key != first.run_key, "9 are unread"
+    watch.was_asked(second, SUCCESS)
+    watch.scene.work(watch.scene.delivery(), max_records=4)
+    assert watch.skipped().endswith("the limit is 5"), "5 are unread"
+    watch.data.append(0, 15)
+    assert watch.skipped().endswith("the limit is 20"), "20 are unread, and it is armed again"
+    watch.data.append(0, 1)
+    assert len(watch.requests()) == 1
+
+
+def test_the_lower_threshold_is_half_if_none_is_given(watch: Watch) -> None:
+    """Of records and of age."""
+    watch.settings = {"more_than_records": 20, "older_than_s": 600}
+    watch.data.written_ms = _now_ms() - 1_000
+    assert len(watch.requests()) == 1
+    watch.scene.work(watch.scene.delivery(), max_records=21)
+    told = watch.skipped()
+    assert "the limit is 10;" in told
+    assert "older than 300 s" in told
+
+
+def test_either_threshold_is_enough_and_both_must_be_met_again(watch: Watch) -> None:
+    """Many young records or one old one."""
+    watch.settings = {"more_than_records": 29, "older_than_s": 600}
+    watch.data.written_ms = _now_ms()
+    assert len(watch.requests()) == 1
+    watch.data.written_ms = 0
+    watch.scene.work(watch.scene.delivery(), max_records=27)
+    assert len(watch.requests()) == 1, "3 are unread, and old"
+    watch.scene.drain(watch.scene.delivery())
+    assert watch.skipped().startswith("0 records are unread")
+    assert LagCursor.read(watch.cursor) == LagCursor()
+
+
+def test_while_others_are_at_work_nothing_is_armed_again(watch: Watch) -> None:
+    """What is held is still unread: a sensor that fired goes on when it is let go unread."""
+    watch.settings = {"more_than_records": 29, "rearm_records": 0}
+    assert len(watch.requests()) == 1
+    watch.hold((0, 1, 2))
+    told = "30 records are unread, 0 of them in 0 partitions that nobody holds; the limit is 0; those who hold"
+    assert watch.skipped().startswith(told)
+    watch.scene.wait_until_stale()
+    watch.scene.pause(-60)
+    assert len(watch.requests()) == 1
+
+
+# How many runs
+
+
+def test_what_others_hold_is_not_asked_for(watch: Watch) -> None:
+    """Of a partition that is held, its owner will read the rest."""
+    watch.hold((0, 1))
+    assert watch.skipped().startswith("30 records are unread, 10 of them in 1 partitions that nobody holds")
+    watch.settings = {"more_than_records": 9, "max_runs_per_tick": 5}
+    assert len(watch.requests()) == 1
+
+
+def test_never_more_runs_than_unclaimed_partitions(watch: Watch) -> None:
+    """Nor more than are allowed; each has a key of its own."""
+    watch.settings = {"more_than_records": 5, "max_runs_per_tick": 10}
+    keys = [request.run_key for request in watch.requests()]
+    assert (len(keys), len(set(keys))) == (3, 3)
+    watch.settings["max_runs_per_tick"] = 2
+    assert len(watch.requests()) == 2
+    watch.hold((0, 1))
+    assert len(watch.requests()) == 1
+
+
+@pytest.mark.parametrize("status", [STARTED, QUEUED, dg.DagsterRunStatus.NOT_STARTED])
+def test_runs_that_hold_nothing_yet_are_counted(watch: Watch, status: dg.DagsterRunStatus) -> None:
+    """Whoever asked for them: they may still claim what is unread. Those that hold something are counted by that."""
+    watch.settings = {"more_than_records": 5, "max_runs_per_tick": 3}
+    (request, *_) = watch.requests()
+    run_id = watch.was_asked(request, status)
+    assert len(watch.requests()) == 2
+    of_the_schedule = watch.run(status)
+    assert len(watch.requests()) == 1
+    watch.settings["max_runs_per_tick"] = 2
+    told = watch.skipped()
+    assert "runs of 'go_on' are under way and hold nothing yet: " in told
+    assert run_id in told
+    assert of_the_schedule in told
+    watch.hold((0,), run_id)
+    assert len(watch.requests()) == 1
+
+
+def test_a_run_that_vanished_blocks_for_a_bounded_time(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that Dagster says has started and that holds nothing is given up after a while; one in the queue waits."""
+    (request,) = watch.requests()
+    watch.was_asked(request, STARTED)
+    assert "under way" in watch.skipped()
+    monkeypatch.setattr("marshal_dagster.sensors.lag.OPEN_RUN_PATIENCE_S", -60)
+    (again,) = watch.requests()
+    assert again.run_key != request.run_key
+    watch.was_asked(again, QUEUED)
+    assert "under way" in watch.skipped()
+
+
+@pytest.mark.parametrize("status", [SUCCESS, FAILURE])
+def test_after_runs_that_moved_nothing_it_waits(watch: Watch, status: dg.DagsterRunStatus) -> None:
+    """The pause is doubled each time; when a position moved there is none."""
+    for ago_s in (1_000, 61):
+        (request,) = watch.requests()
+        watch.was_asked(request, status, ago_s=ago_s)
+    (request,) = watch.requests()
+    watch.was_asked(request, status, ago_s=60)
+    told = watch.skipped().split("the last run moved no position, asked again in ")[1]
+    assert 50 <= int(told.split(" s")[0]) <= 60
+    watch.scene.work(watch.scene.delivery(), max_records=3)
+    assert len(watch.requests()) == 1
+
+
+# What it leaves alone
+
+
+def test_a_paused_group_is_skipped_with_the_time_left(watch: Watch) -> None:
+    """While the group is paused nothing is asked for; the tick says by whom and for how long."""
+    assert len(watch.requests()) == 1
+    watch.scene.pause(100, "ops.7")
+    told = watch.skipped()
+    assert told.startswith(f"group '{GROUP}' is paused by 'ops.7', for ")
+    assert 90 <= int(told.split("for ")[1].split(" s")[0]) <= 101
+    assert LagCursor.read(watch.cursor).is_draining, "it goes on after the pause"
+
+
+def test_a_log_that_can_only_be_observed_is_not_acted_upon(watch: Watch) -> None:
+    """When retention has cut the log nobody can claim, so nothing is asked for."""
+    watch.scene.work(watch.scene.delivery(), max_records=3)
+    for partition in range(4):
+        watch.scene.broker.retain_from(partition, 1)
+    assert "only observed" in watch.skipped()
+
+
+def test_plans_that_were_tried_too_often_are_left_to_a_person(watch: Watch) -> None:
+    """Runs would leave them alone, so they are named and not counted."""
+    watch.settings = {"more_than_records": 20, "max_attempts": 2}
+    for _ in range(3):
+        watch.hold((0,), max_records=3)
+        watch.scene.wait_until_stale()
+    assert watch.scene.key(0).plan_attempts == 2
+    assert "20 records are unread, 20 of them in 2 partitions" in watch.skipped()
+    assert watch.skipped().endswith("not counted, for their plan was tried too often: partitions 0")
+
+
+def test_ranges_that_are_done_ahead_or_worn_out_are_not_unread(watch: Watch) -> None:
+    """The first unread offset lies behind those that touch the group's offset."""
+    planned = Range(0, 2, Phase.PLANNED, attempts=5)
+    key = Key(offset=0, ranges=(planned, Range(2, 4, Phase.DONE), Range(7, 9, Phase.DONE)))
+    positions = Positions({0: _position(key, is_claimed=False, max_attempts=5)}, ())
+    first, *_ = look(cast("Topics", watch.data), TOPIC, positions, None).unread
+    assert (first.partition, first.start, first.records) == (0, 4, 4)
+    positions = Positions({0: _position(key, is_claimed=False, max_attempts=6)}, ())
+    first, *_ = look(cast("Topics", watch.data), TOPIC, positions, None).unread
+    assert (first.start, first.records) == (0, 6)
+
+
+# Cursor
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        None,
+        "",
+        "[]",
+        "damaged",
+        '{"version": 7, "is_draining": true}',
+        '{"is_draining": "yes"}',
+        '{"is_draining": true, "more": [1]}',
+    ],
+)
+def test_a_lost_cursor_asks_for_nothing_twice(watch: Watch, text: str | None) -> None:
+    """An older, newer or damaged one stops nothing: the same key while the run is not there, then none."""
+    (request,) = watch.requests()
+    watch.cursor = text
+    assert [each.run_key for each in watch.requests()] == [request.run_key]
+    watch.was_asked(request, STARTED)
+    watch.cursor = text
+    assert "under way" in watch.skipped()
+    assert LagCursor.read(watch.cursor) == LagCursor(is_draining=True)
+
+
+# Building
+
+
+@dg.job
+def _nothing() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({}, "needs more_than_records, older_than_s, or both"),
+        ({"more_than_records": -1}, "more_than_records is -1; it must be 0 or more"),
+        ({"older_than_s": float("nan")}, "older_than_s is nan; it must be 0 or more"),
+        ({"more_than_records": 5, "rearm_records": 6}, "rearm_records is 6; it must be between 0 and more_than_rec"),
+        ({"more_than_records": 5, "rearm_s": 1}, "rearm_s is 1, but older_than_s is not given"),
+        ({"more_than_records": 5, "max_runs_per_tick": 0}, "max_runs_per_tick is 0; it must be at least 1"),
+        ({"more_than_records": 5, "group": "a/b"}, "group 'a/b' cannot be a name"),
+        ({"more_than_records": 5, "job": _nothing}, "job '_nothing' has 0 claimed-batch ops"),
+    ],
+)
+def test_settings_that_make_no_sensor_are_refused(settings: dict[str, Any], told: str) -> None:
+    """A wrong setting is an error when the sensor is built, naming it and what would be right."""
+    with pytest.raises(ConfigurationError, match=told):
+        build_lag_sensor(**{"job": JOB, "group": GROUP, **settings})
+
+
+def test_the_modes_make_no_difference(watch: Watch) -> None:
+    """What an at-most-once group has committed is read."""
+    watch.settings = {"more_than_records": 0}
+    watch.scene.drain(watch.scene.delivery(DeliveryMode.AT_MOST_ONCE))
+    assert watch.skipped().startswith("0 records are unread")
