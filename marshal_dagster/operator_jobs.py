@@ -104,7 +104,7 @@ def build_pause_job(
     """
 
     def pause(context: OpExecutionContext, config: PauseConfig) -> None:
-        with _pausing(context, claimer_key) as pausing:
+        with _pausing(context, claimer_key, dry_run=config.dry_run) as pausing:
             until_s = _until_s(config, pausing)
             changes = pausing.preview(until_s) if config.dry_run else pausing.pause(until_s)
             _tell(context, pausing.group, config.dry_run, _pause_table(changes))
@@ -122,7 +122,7 @@ def build_resume_job(
     """Build the job that ends a pause of the group of the claimer `claimer_key`, whoever began it."""
 
     def resume(context: OpExecutionContext, config: ResumeConfig) -> None:
-        with _pausing(context, claimer_key) as pausing:
+        with _pausing(context, claimer_key, dry_run=config.dry_run) as pausing:
             if not pausing.is_in_force:
                 context.log.info("group %r is not paused", pausing.group)
             changes = pausing.preview() if config.dry_run else pausing.resume()
@@ -190,9 +190,16 @@ def _claimer(context: OpExecutionContext, claimer_key: str) -> ClaimerResource:
     return claimer
 
 
+def _require_rights(claimer: ClaimerResource, *, dry_run: bool) -> None:
+    """Make sure that it can be written before anything is. Raises `RightMissing`."""
+    if not dry_run:
+        claimer.require_rights()
+
+
 @contextmanager
-def _pausing(context: OpExecutionContext, claimer_key: str) -> Iterator[Pausing]:
+def _pausing(context: OpExecutionContext, claimer_key: str, *, dry_run: bool) -> Iterator[Pausing]:
     claimer = _claimer(context, claimer_key)
+    _require_rights(claimer, dry_run=dry_run)
     with forwarded_logs(context), closing(claimer.open_log(LOOKING_MS)) as rationalizer:
         pausing = Pausing(rationalizer, claimer.group, claimer.client_id or context.run_id)
         pausing.look()
@@ -215,6 +222,7 @@ def _set_position(context: OpExecutionContext, claimer: ClaimerResource, config:
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     target = where.target()
     client = claimer.client_id or context.run_id
+    _require_rights(claimer, dry_run=config.dry_run)
     with forwarded_logs(context), claimer.open_data() as topics:
         work = Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock())
         with closing(work):
@@ -260,6 +268,7 @@ def _done(context: OpExecutionContext, work: Repositioning, moves: Sequence[Move
 def _revoke(context: OpExecutionContext, claimer: ClaimerResource, config: RevokeConfig) -> None:
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     client = claimer.client_id or context.run_id
+    _require_rights(claimer, dry_run=config.dry_run)
     with (
         forwarded_logs(context),
         closing(Revoking(claimer.open_log, claimer.group, config.topic, client)) as work,

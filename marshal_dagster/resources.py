@@ -55,6 +55,8 @@ _PAUSE_S: Final = 0.5
 """How often a revocation is tried, and the seconds in between."""
 _SECRET: Final[dict[str, Any]] = {"dagster__is_secret": True}
 _SECRETS: Final = ("password", "ssl_key_password")
+_NOT_ALLOWED: Final = "authorization failed"
+"""What Kafka's client says in an error that a missing right causes."""
 _FILES: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
 
 
@@ -143,6 +145,28 @@ def _check_topic(value: str) -> str:
     return value
 
 
+def _caught_up(reader: "Rationalizer", connection: KafkaConnection) -> "World":
+    """Read to the present end of the log; a right that is missing is named, where the log only says that it is."""
+    try:
+        return reader.catch_up()
+    except UnavailableError as error:
+        if _NOT_ALLOWED in str(error):
+            _require_rights(connection, reader.identity.topic, to_write=False)
+        raise
+
+
+def _require_rights(connection: KafkaConnection, topic: str, *, to_write: bool) -> None:
+    """Make sure that this user may read, or write too, the coordination topic.
+
+    Raises `RightMissing`, `TopicMissing`, `UnavailableError`.
+    """
+    from marshal_dagster.kafka.rights import Right, on_topic
+    from marshal_dagster.kafka.topics import Topics
+
+    with Topics(connection) as topics:
+        topics.require(on_topic(topic, Right.READ, *((Right.WRITE,) if to_write else ())))
+
+
 class RationalizerResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
     """Reads the coordination log; needs no right to write. For sensors and checks.
 
@@ -174,11 +198,11 @@ class RationalizerResource(ConfigurableResource):  # type: ignore[type-arg] # it
     def world(self) -> "Iterator[World]":
         """Read to the present end of the log and give the world state, which stays as it is inside the block.
 
-        Raises what `rationalizer` does, and `LogChanged`.
+        Raises what `rationalizer` does, `LogChanged`, and `RightMissing` where this user may not read the log.
         """
         rationalizer = self.rationalizer()
         with rationalizer.lock:
-            yield rationalizer.catch_up()
+            yield _caught_up(rationalizer, self.connection.to_connection("connection"))
 
 
 class BatchOptions(TypedDict, total=False):
@@ -362,8 +386,8 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         """Take from the group's members what a run held that is over (PROTOCOL.md 6, "Revoke").
 
         Should the run's processes still live, they are fenced. What is not acknowledged is tried again, three times at
-        most and within the connection's time-out. Raises `ConfigurationError`, `TopicMissing`, and `UnavailableError`
-        when it cannot even be read what the run holds.
+        most and within the connection's time-out. Raises `ConfigurationError`, `TopicMissing`, `RightMissing`, and
+        `UnavailableError` when it cannot even be read what the run holds.
         """
         from marshal_dagster.coordination.kafka_log import KafkaLog
 
@@ -406,6 +430,13 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         log, snapshots = KafkaLog(connection, topic, interval_ms), kafka_snapshots(connection, topic)
         return Rationalizer(log, timeout_s=connection.timeout_s, snapshots=snapshots)
 
+    def require_rights(self) -> None:
+        """Make sure that this user may read and write the coordination topic, as who claims or acts on a group must.
+
+        Raises `RightMissing` naming what is missing, `ConfigurationError`, `TopicMissing`, `UnavailableError`.
+        """
+        _require_rights(self._coordination(), self.coordination_topic, to_write=True)
+
     def open_data(self) -> "Topics":
         """Open what asks the cluster of the data topics; who opens it closes it. Raises `ConfigurationError`."""
         from marshal_dagster.kafka.topics import Topics
@@ -421,7 +452,7 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
         reader = shared_rationalizer(self._coordination(), self.coordination_topic)
         with reader.lock:
-            keys = reader.catch_up().keys()
+            keys = _caught_up(reader, self._coordination()).keys()
             return {place: replace(key) for name, place, _, key in keys if name == self.group}
 
     def _revoke_held(self, log: "CoordinationLog", work: "_Revoking") -> None:
@@ -434,6 +465,8 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
             work.problem = "the log no longer begins at offset 0, so it shows no epoch to revoke"
             return
         refused = [ack.error or "no acknowledgement came" for ack in log.append(records) if ack.offset is None]
+        if any(_NOT_ALLOWED in error for error in refused):
+            self.require_rights()
         work.problem = "; ".join(dict.fromkeys(refused)) or "the log does not show the revocation accepted"
         work.kept, _ = self._held_by(work.run_id)
 
@@ -446,7 +479,7 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
         reader = shared_rationalizer(self._coordination(), self.coordination_topic)
         with reader.lock:
-            keys = reader.catch_up().keys()
+            keys = _caught_up(reader, self._coordination()).keys()
             held = {
                 place: held
                 for name, place, _, key in keys
@@ -516,11 +549,13 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         return delivery
 
     def _check_coordination_topic(self, coordination: KafkaConnection, topics: "Topics | None") -> None:
-        """Refuse a coordination topic with dangerous settings, unless told to accept them."""
+        """Refuse one that this user may not write, or with dangerous settings, unless told to accept these."""
         from marshal_dagster.coordination.admin import Severity, require_safe
+        from marshal_dagster.kafka.rights import Right, on_topic
         from marshal_dagster.kafka.topics import Topics
 
         with nullcontext(topics) if topics else Topics(coordination) as asked:
+            asked.require(on_topic(self.coordination_topic, Right.READ, Right.WRITE))
             try:
                 problems = require_safe(asked, self.coordination_topic, accept_unsafe=self.accept_unsafe_topic)
             except RightMissing as missing:

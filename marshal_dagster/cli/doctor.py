@@ -25,7 +25,8 @@ from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import ConfigurationError, MarshalError, RightMissing, TopicMissing, UnavailableError
 from marshal_dagster.kafka.clients import check_reachable
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.inspection import Inspection, Right, Standing
+from marshal_dagster.kafka.inspection import Inspection, Standing
+from marshal_dagster.kafka.rights import Right
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from marshal_dagster.cli.checks.data import (
 from marshal_dagster.cli.checks.finding import Finding, State
 from marshal_dagster.cli.checks.rights import Asker
 from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
-from marshal_dagster.kafka.inspection import Inspection, Replicas, Right, Standing
+from marshal_dagster.kafka.inspection import Inspection, Replicas, Standing
+from marshal_dagster.kafka.rights import Right
 from marshal_dagster.kafka.topics import OffsetBounds
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, render
 from marshal_dagster.protocol.messages import DataTopic as DataTopicRecord

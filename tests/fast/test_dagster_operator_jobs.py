@@ -44,6 +44,7 @@ class Stand:
     site: Site = field(default_factory=site_now)
     topics: FakeTopics = field(default_factory=FakeTopics)
     intervals: list[int] = field(default_factory=list)
+    asked_for_rights: int = 0
 
     def claimer(self) -> ClaimerResource:
         """Give a claimer whose log and data topics are these."""
@@ -53,6 +54,9 @@ class Stand:
             def open_log(self, interval_ms: int) -> Rationalizer:
                 stand.intervals.append(interval_ms)
                 return Rationalizer(stand.site.log())
+
+            def require_rights(self) -> None:
+                stand.asked_for_rights += 1
 
             def open_data(self) -> Topics:
                 return cast("Topics", stand.topics)

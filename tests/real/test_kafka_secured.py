@@ -195,7 +195,7 @@ def test_a_producer_that_may_write_nowhere_is_told(secured: SecuredKafka) -> Non
         while time.monotonic() < deadline:
             clients.reach(client, log, timeout_s=WITHIN_S)
 
-    with pytest.raises(RightMissing, match="grant WRITE on the coordination topic"):
+    with pytest.raises(RightMissing, match="grant WRITE on its topic"):
         reach_again_and_again()
     assert log.fatal is not None
     with pytest.raises(KafkaException):
