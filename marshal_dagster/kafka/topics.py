@@ -256,7 +256,7 @@ class Topics:
 
         Raises:
             ConfigurationError: the broker refuses the name, a number or a setting.
-            RightMissing: CREATE on the topic or the cluster.
+            RightMissing: CREATE on the topic or the cluster, and DESCRIBE on the topic.
             UnavailableError: no answer in time.
         """
         request = Request(
@@ -278,7 +278,7 @@ class Topics:
             return True
 
         created = self._ask(request, create)
-        self._await_usable(request, topic, partitions if created else 1)
+        self._await_usable(topic, partitions if created else 1)
         return created
 
     def grow(self, topic: str, partitions: int) -> None:
@@ -300,7 +300,7 @@ class Topics:
                 left_s,
             ),
         )
-        self._await_usable(request, topic, partitions)
+        self._await_usable(topic, partitions)
 
     def delete(self, topic: str) -> None:
         """Delete a topic and wait until it is gone.
@@ -332,7 +332,8 @@ class Topics:
         )
         return len(described.nodes)
 
-    def _await_usable(self, request: Request, topic: str, partitions: int) -> None:
+    def _await_usable(self, topic: str, partitions: int) -> None:
+        request = Request(f"look whether topic {topic!r} can be used", on_topic(topic, Right.DESCRIBE), topic)
         client, wanted = self._reach(), range(partitions)
 
         def is_usable() -> bool:

@@ -65,10 +65,10 @@ class SecuredKafka:
         for future in admin.create_acls([binding]).values():
             future.result(WITHIN_S)
 
-    def make_scram_user(self) -> None:
-        """Store `SCRAM_USER` with its password, for both mechanisms."""
+    def make_user(self, name: str = SCRAM_USER, password: str = SCRAM_PASSWORD) -> None:
+        """Store a user with its password, for both mechanisms of SCRAM."""
         wanted = [
-            UserScramCredentialUpsertion(SCRAM_USER, ScramCredentialInfo(mechanism, 4096), SCRAM_PASSWORD.encode())
+            UserScramCredentialUpsertion(name, ScramCredentialInfo(mechanism, 4096), password.encode())
             for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
         ]
         admin = self._admin()
@@ -111,7 +111,7 @@ def secured_kafka(directory: Path) -> Iterator[SecuredKafka]:
             files["client.pem"],
             files["client-key.pem"],
         )
-        secured.make_scram_user()
+        secured.make_user()
         yield secured
     finally:
         processes.kill([mark])
