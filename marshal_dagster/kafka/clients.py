@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 from marshal_dagster.errors import ConfigurationError, RightMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.failures import Cause, Reason, reason_in, without_noise
+from marshal_dagster.kafka.handshake import looked_into
 from marshal_dagster.kafka.rights import Right, on_topic
 
 READER_GROUP: Final = "marshal-dagster-reads-by-position"
@@ -60,13 +61,13 @@ class ClientLog:
     which a broker had the client wait because of a quota.
     """
 
-    __slots__ = ("_reason", "_reason_at_s", "client_id", "fatal", "servers", "throttled_s", "user")
+    __slots__ = ("_connection", "_reason", "_reason_at_s", "client_id", "fatal", "servers", "throttled_s")
 
-    def __init__(self, client_id: str, servers: str, user: str | None = None) -> None:
-        """Keep nothing yet; all of these stand in messages, `user` where a right is missing."""
+    def __init__(self, client_id: str, servers: str, connection: KafkaConnection | None = None) -> None:
+        """Keep nothing yet; `client_id` and `servers` stand in messages. By `connection` more can be told."""
         self.client_id = client_id
         self.servers = servers
-        self.user = user
+        self._connection = connection
         self.fatal: str | None = None
         self.throttled_s = 0.0
         self._reason: Reason | None = None
@@ -76,6 +77,16 @@ class ClientLog:
     def reason(self) -> Reason | None:
         """Why there is no connection: the most telling line of the last minute since `clear()`, None without any."""
         return self._reason if time.monotonic() - self._reason_at_s < _REASON_HOLDS_S else None
+
+    @property
+    def user(self) -> str | None:
+        """Who asks, where that is known by name."""
+        return None if self._connection is None else self._connection.username
+
+    def look_into(self) -> None:
+        """Look at the server, where that tells more of why there is no connection than Kafka's client does."""
+        if self.reason is not None and self._connection is not None:
+            self._consider(looked_into(self.reason, self._connection))
 
     def callbacks(self) -> dict[str, Any]:
         """Give the settings that bind a client to this log."""
@@ -151,7 +162,7 @@ def producer(connection: KafkaConnection, *, delivery_timeout_ms: int, client_id
     Raises:
         ConfigurationError: the client library refuses the settings.
     """
-    log = ClientLog(client_id, connection.bootstrap_servers, connection.username)
+    log = ClientLog(client_id, connection.bootstrap_servers, connection)
     settings: dict[str, Any] = {
         **connection.librdkafka(),
         "client.id": client_id,
@@ -187,7 +198,7 @@ def consumer(
     Raises:
         ConfigurationError: the client library refuses the settings.
     """
-    log = ClientLog(client_id, connection.bootstrap_servers, connection.username)
+    log = ClientLog(client_id, connection.bootstrap_servers, connection)
     settings: dict[str, Any] = {
         "fetch.queue.backoff.ms": 1,  # the default of 1000 stalls a reader that outruns the queue
         "fetch.error.backoff.ms": 50,
@@ -214,7 +225,7 @@ def admin(connection: KafkaConnection, *, client_id: str) -> tuple[AdminClient, 
     Raises:
         ConfigurationError: the client library refuses the settings.
     """
-    log = ClientLog(client_id, connection.bootstrap_servers, connection.username)
+    log = ClientLog(client_id, connection.bootstrap_servers, connection)
     settings: dict[str, Any] = {**connection.librdkafka(), "client.id": client_id, **log.callbacks()}
     with checked_settings():
         return AdminClient(settings), log
@@ -233,7 +244,7 @@ def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None
         RightMissing: this user may write nowhere, so a producer is refused.
     """
     start = time.monotonic()
-    answers = 0
+    answers, is_looked_into = 0, False
     # The first answer comes from an address of the list, the second from a broker by its number: a producer that has
     # spoken to one of those gets its producer id at once.
     while answers < (2 if isinstance(client, Producer) else 1):
@@ -246,8 +257,12 @@ def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None
         except (KafkaException, TimeoutError):
             _poll(client, log, min(_PAUSE_S, left_s), topic)
             spent_s = time.monotonic() - start
-            if log.reason and log.reason.cause.is_lasting and spent_s >= min(_PATIENCE_S, timeout_s):
-                raise log.unavailable(spent_s) from None
+            if log.reason and spent_s >= min(_PATIENCE_S, timeout_s):
+                if not is_looked_into:
+                    log.look_into()
+                    is_looked_into = True
+                if log.reason.cause.is_lasting:
+                    raise log.unavailable(spent_s) from None
     _poll(client, log, 0, topic)
     log.clear()
 

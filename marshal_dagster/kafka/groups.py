@@ -36,7 +36,7 @@ class GroupOffsets:
         self.group = group
         self.is_spent = False
         self._timeout_s = connection.timeout_s
-        self._log = ClientLog(client_id, connection.bootstrap_servers, connection.username)
+        self._log = ClientLog(client_id, connection.bootstrap_servers, connection)
         self._answers: list[tuple[KafkaError | None, list[TopicPartition]]] = []
         settings: dict[str, Any] = {
             **connection.librdkafka(),
