@@ -34,6 +34,7 @@ from marshal_dagster.operations.positions import Move, Repositioning
 from marshal_dagster.operations.revoking import HeldClaim, Revoking, held_by, told_of_nobody
 from marshal_dagster.operations.targets import Where, partitions_of
 from marshal_dagster.operations.times import duration_s, instant_ms
+from marshal_dagster.protocol.messages import is_topic
 from marshal_dagster.resources import ClaimerResource
 from marshal_dagster.runs import DeadRuns, forwarded_logs
 
@@ -190,6 +191,13 @@ def _claimer(context: OpExecutionContext, claimer_key: str) -> ClaimerResource:
     return claimer
 
 
+def _check_topic(topic: str) -> None:
+    if not is_topic(topic):
+        raise ConfigurationError(
+            f"topic: {topic!r} is no name that Kafka allows for a topic: use letters, digits, '.', '_' and '-'"
+        )
+
+
 def _require_rights(claimer: ClaimerResource, *, dry_run: bool) -> None:
     """Make sure that it can be written before anything is. Raises `RightMissing`."""
     if not dry_run:
@@ -218,6 +226,7 @@ def _until_s(config: PauseConfig, pausing: Pausing) -> int:
 
 
 def _set_position(context: OpExecutionContext, claimer: ClaimerResource, config: SetPositionConfig) -> None:
+    _check_topic(config.topic)
     where = Where(config.offsets, config.timestamp, config.earliest, config.latest, config.back)
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     target = where.target()
@@ -266,6 +275,7 @@ def _done(context: OpExecutionContext, work: Repositioning, moves: Sequence[Move
 
 
 def _revoke(context: OpExecutionContext, claimer: ClaimerResource, config: RevokeConfig) -> None:
+    _check_topic(config.topic)
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     client = claimer.client_id or context.run_id
     _require_rights(claimer, dry_run=config.dry_run)

@@ -14,7 +14,7 @@ from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any, Final, Literal, Required, Self, TypedDict, Unpack
 
 from dagster import Config, ConfigurableResource, EnvVar, InitResourceContext
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
 
 from marshal_dagster.errors import ConfigurationError, LogChanged, RightMissing, UnavailableError
 from marshal_dagster.kafka.connection import LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
@@ -57,6 +57,8 @@ _SECRET: Final[dict[str, Any]] = {"dagster__is_secret": True}
 _SECRETS: Final = ("password", "ssl_key_password")
 _NOT_ALLOWED: Final = "authorization failed"
 """What Kafka's client says in an error that a missing right causes."""
+_LONGEST_NAMES: Final = 1_600
+"""So many bytes of group and client id leave room for all else in the longest record (PROTOCOL.md 1)."""
 _FILES: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
 
 
@@ -97,9 +99,15 @@ class KafkaConnectionConfig(Config):
     def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - pydantic judges them
         """Check at once what can be checked without files and environment.
 
-        Raises `ConfigurationError`, naming the field; `pydantic.ValidationError` for a value of the wrong type.
+        Raises `ConfigurationError`, naming the field.
         """
-        super().__init__(**fields)
+        told: ConfigurationError | None = None
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            told = _in_one_line(type(self), error)
+        if told is not None:
+            raise told  # out here, lest it carry pydantic's error with all that was given
         values = self._values()
         if not any(isinstance(value, EnvVar) for value in values.values()):
             KafkaConnection.from_settings({name: value for name, value in values.items() if name not in _FILES})
@@ -145,6 +153,13 @@ def _check_topic(value: str) -> str:
     return value
 
 
+def _in_one_line(cls: type[Any], error: ValidationError) -> ConfigurationError:
+    """Say which fields are wrong as our own error, in one line; a value stands in it only where a check puts it."""
+    told = [(".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")) for each in error.errors()]
+    problems = "; ".join(f"{field}: {problem}" if field else problem for field, problem in told)
+    return ConfigurationError(f"{cls.__name__}: {problems}")
+
+
 def _caught_up(reader: "Rationalizer", connection: KafkaConnection) -> "World":
     """Read to the present end of the log; a right that is missing is named, where the log only says that it is."""
     try:
@@ -179,6 +194,15 @@ class RationalizerResource(ConfigurableResource):  # type: ignore[type-arg] # it
     )
 
     _topic_is_allowed = field_validator("coordination_topic")(_check_topic)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _told_in_one_line(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401 - pydantic's
+        try:
+            return check(values)
+        except ValidationError as error:
+            told = _in_one_line(cls, error)
+        raise told  # out here, lest it carry pydantic's error with all that was given
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
         """Give what Dagster stores of this resource; refuses secrets in plain text."""
@@ -252,6 +276,8 @@ class _Revoking:
 class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
     """Claims partitions in the name of a run and gives claimed batches. For ops and assets.
 
+    Making one raises `ConfigurationError` for a field that is wrong, a name that no record could carry among them.
+
     What all members of a group agree on (`heartbeat_interval_s`, `delivery`, `rule_set`, `claim_ranges`) is written
     into the coordination log when the group claims for the first time; a member that is configured otherwise later
     claims nothing and says which value differs.
@@ -299,6 +325,15 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
     _topic_is_allowed = field_validator("coordination_topic")(_check_topic)
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _told_in_one_line(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401 - pydantic's
+        try:
+            return check(values)
+        except ValidationError as error:
+            told = _in_one_line(cls, error)
+        raise told  # out here, lest it carry pydantic's error with all that was given
+
     @field_validator("delivery", "rule_set", mode="before")
     @classmethod
     def _plain(cls, value: Any) -> Any:  # noqa: ANN401 - pydantic judges it next
@@ -314,14 +349,22 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
+        if len(f"{self.group}{self.client_id or ''}".encode()) > _LONGEST_NAMES:
+            raise ConfigurationError(f"group and client_id have more than {_LONGEST_NAMES} bytes of UTF-8 together")
         if RuleSet(self.rule_set) is not RuleSet.GO:
             return self
         if self.heartbeat_interval_s * 1_000 != GO_HEARTBEAT_INTERVAL_MS:
-            raise ValueError(f"heartbeat_interval_s is {self.heartbeat_interval_s:g}; with rule_set 'go' it must be 60")
+            raise ConfigurationError(
+                f"heartbeat_interval_s is {self.heartbeat_interval_s:g}; with rule_set 'go' it must be 60"
+            )
         if DeliveryMode(self.delivery) is not DeliveryMode.AT_LEAST_ONCE:
-            raise ValueError(f"delivery is {self.delivery}; with rule_set 'go' only at_least_once can be promised")
+            raise ConfigurationError(
+                f"delivery is {self.delivery}; with rule_set 'go' only at_least_once can be promised"
+            )
         if self.claim_ranges:
-            raise ValueError("claim_ranges: a Go consumer would take a partition for free that is claimed by ranges")
+            raise ConfigurationError(
+                "claim_ranges: a Go consumer would take a partition for free that is claimed by ranges"
+            )
         return self
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
@@ -348,7 +391,8 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         `sink` takes part in effectively once, and only there. Raises `ConfigurationError`, `TopicMissing` for the
         coordination topic, `UnsafeTopic`, `UnavailableError`.
         """
-        return self.open_delivery(context).claimed_batch(_request(options), sink)
+        request = _request(options)
+        return self.open_delivery(context).claimed_batch(request, sink)
 
     def batches(
         self,
@@ -363,9 +407,8 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
         No batch is begun after `time_budget_s` seconds. Raises what `claimed_batch` does.
         """
-        return self.open_delivery(context).batches(
-            _request(options), sink, max_batches=max_batches, time_budget_s=time_budget_s
-        )
+        request = _request(options)
+        return self.open_delivery(context).batches(request, sink, max_batches=max_batches, time_budget_s=time_budget_s)
 
     def open_delivery(self, context: "RunContext") -> "Delivery":
         """Give what the batches of this op or asset share: connections and the world state; opened at the first call.
@@ -577,6 +620,10 @@ def _reasons_to_stop(context: "RunContext") -> "list[ReasonToStop]":
 def _request(options: BatchOptions) -> "BatchRequest":
     from marshal_dagster.delivery import BatchRequest
 
+    if not is_topic(options["topic"]):
+        raise ConfigurationError(
+            f"topic {options['topic']!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'"
+        )
     return BatchRequest(**options)
 
 
