@@ -3,8 +3,10 @@
 import itertools
 import re
 import shlex
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.protocol.messages import ClaimingPartition, render
+from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.sensors import build_stale_claim_sensor
 from tests.cli import Answer, call
@@ -192,6 +196,91 @@ def test_who_makes_the_topics_cannot_use_them(stand: Stand) -> None:
     with pytest.raises(RightMissing, match="grant this user READ on topic '__marshal': kafka-acls"):
         tick(stand, "maker")
     assert refused(stand, "maker", "__marshal")
+
+
+def test_junk_harms_nobody(stand: Stand) -> None:
+    """What is malformed, oversized or misplaced is skipped and counted; members claim, commit and are paused beside it.
+
+    So are tombstones, headers, and what transactions leave behind: markers, aborted records, and one still open.
+    """
+    member_works(stand)
+    before = stand.call("reader", "status", "--json").json
+    with junk(stand.secured) as sent:
+        offsets = []
+        for number in range(3, 6):
+            write_order(stand.secured, number)
+            offsets.append(member_works(stand))
+        assert stand.call("operator", *ACT["pause"]).code == 0
+        assert stand.call("operator", "resume", "shops").code == 0
+    assert offsets == [4, 5, 6]
+    after = stand.call("reader", "status", "--json").json
+    assert after["invalid"] - before["invalid"] == sum(sent) > len(JUNK)
+    assert list(after["groups"]) == ["shops"]
+    assert [each["offset"] for each in after["groups"]["shops"]["partitions"]] == [6]
+    assert "problem" not in {each["state"] for each in doctor(stand, "reader")}
+
+
+JUNK: tuple[bytes | None, ...] = (
+    None,
+    b"",
+    b"\xff\xfe",
+    b"x" * 900_000,
+    b"Heartbeat/1/1/i/c/shops/orders/0/" + b"9" * 2_000,
+    b"Heartbeat/1/1/i/c/shops/orders/0/99/extra",
+    b"ClaimingPartition/1/1/i/c/shops/orders/0\nHeartbeat/1/1/i/c/shops/orders/0/99",
+    b"ReleaseGroup/1/1/i/c/shops/orders/0/9999999999",
+    b"RevokingClaim/1/1/i/c/shops/orders/0/-1",
+    b"GroupSettings/1/1/i/c/shops//0/0/native/at_least_once/-",
+)
+"""None of these is a valid message."""
+
+
+@contextmanager
+def junk(secured: SecuredKafka) -> Iterator[list[int]]:
+    """Send junk to each coordination partition while the block runs; gives how many records each sender has sent."""
+    home = coordination_partition("orders", 2)
+    # A message that would be valid elsewhere lies in the other partition.
+    misplaced = render(
+        ClaimingPartition(instance="i", client="c", group="elsewhere", topic="orders", partition=0, time_s=1)
+    )
+    sent, stop = [0], threading.Event()
+    servers = {"bootstrap.servers": secured.servers["PLAINTEXT"], "log_level": 0}
+    plain = Producer(servers)
+    transactional = Producer({**servers, "transactional.id": "junk", "transaction.timeout.ms": 60_000})
+    transactional.init_transactions(WITHIN_S)
+
+    def send_to(producer: Producer) -> None:
+        for value in JUNK:
+            for partition in (0, 1):
+                producer.produce("__marshal", value, b"a key", partition, headers={"h": b"\xff" * 100})
+        producer.produce("__marshal", misplaced, partition=1 - home)
+        sent[0] += 2 * len(JUNK) + 1
+        producer.flush(WITHIN_S)
+
+    def send() -> None:
+        for end in itertools.cycle((transactional.abort_transaction, transactional.commit_transaction)):
+            send_to(plain)
+            transactional.begin_transaction()
+            send_to(transactional)
+            if stop.is_set():
+                return  # and leave it open
+            end(WITHIN_S)
+            stop.wait(0.1)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        stop.set()
+        thread.join(WITHIN_S)
+
+
+def write_order(secured: SecuredKafka, number: int) -> None:
+    """Write one more message of data."""
+    writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
+    writer.produce("orders", str(number), partition=0)
+    assert writer.flush(WITHIN_S) == 0
 
 
 def member_works(stand: Stand) -> int | None:
