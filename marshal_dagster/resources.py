@@ -110,7 +110,8 @@ class KafkaConnectionConfig(Config):
             raise told  # out here, lest it carry pydantic's error with all that was given
         values = self._values()
         if not any(isinstance(value, EnvVar) for value in values.values()):
-            KafkaConnection.from_settings({name: value for name, value in values.items() if name not in _FILES})
+            unseen = {*_FILES, *(("ssl_key_password",) if self.ssl_key_location is not None else ())}
+            KafkaConnection.from_settings({name: value for name, value in values.items() if name not in unseen})
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, *, prefix: str = "MARSHAL_") -> Self:

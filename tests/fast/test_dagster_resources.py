@@ -66,6 +66,14 @@ def test_a_connection_that_cannot_be_is_refused_where_it_is_written(fields: dict
         _connection(**fields)
 
 
+def test_a_key_with_a_password_is_taken() -> None:
+    """Whether the two go together is seen when the key's file is; without a file for it a password is refused."""
+    fields = {"security_protocol": "SSL", "ssl_key_password": CANARY}
+    assert _connection(**fields, ssl_certificate_location="c.pem", ssl_key_location="k.pem").ssl_key_password == CANARY
+    with pytest.raises(ConfigurationError, match="ssl_key_password needs ssl_key_location"):
+        _connection(**fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
