@@ -1,11 +1,14 @@
 """Each role of docs/security.md on a real broker, with the very rights that the page's commands grant."""
 
 import itertools
+import os
 import re
 import shlex
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +29,13 @@ from marshal_dagster.protocol.messages import ClaimingPartition, render
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.sensors import build_stale_claim_sensor
-from tests.cli import Answer, call
+from marshal_dagster.spark.sinks import PostgresSink
+from tests.cli import Answer, call, start
 from tests.real.secured_kafka import SecuredKafka, secured_kafka
 
 WITHIN_S = 20.0
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+CANARIES = Path(__file__).parent / "canary_location.py"
 ROLES = ("reader", "member", "operator", "maker")
 PASSWORD = "of-the-role"
 NOT_ALLOWED = 6
@@ -281,6 +286,103 @@ def write_order(secured: SecuredKafka, number: int) -> None:
     writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
     writer.produce("orders", str(number), partition=0)
     assert writer.flush(WITHIN_S) == 0
+
+
+def test_a_secret_is_found_nowhere(
+    secured: SecuredKafka,
+    postgres: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not in what a run leaves behind that works and then fails, not in what others see of it, nor on the command line.
+
+    Runs, events, run config, metadata and compute logs lie in the folder; so do Spark's event log, the pages of its UI,
+    and the arguments of all processes, as the run saw them.
+    """
+    canaries = {name: f"canary-{name}-{os.urandom(6).hex()}" for name in ("password", "key-password", "database")}
+    secured.make_user("canary", canaries["password"])
+    for command in granted(PAGE.read_text()):
+        if command[3] == "User:member":
+            for user in ("User:canary", "User:CN=client"):
+                others = ["canaries" if word == "shops" else word for word in command[4:]]
+                grant(secured, [*command[:3], user, *others])
+    secrets = {*canaries.values(), secured.key.read_text().splitlines()[1]}
+    environment = canary_environment(secured, canaries) | {
+        "DAGSTER_HOME": str(tmp_path),
+        "PYTHONPATH": str(PAGE.parents[1]),
+        "TEST_FOLDER": str(tmp_path),
+        "TEST_DSN": f"{postgres}&password={canaries['database']}",
+        "TEST_GROUP": "canaries",
+    }
+
+    PostgresSink(environment["TEST_DSN"], "canaries").create_tables()
+    for number in range(2):
+        write_order(secured, number)
+    assert execute("works_then_fails", tmp_path, environment) != 0
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for asked in ("status --json", "doctor --json", "doctor", "tail --json", "--debug status"):
+        answer = call(capfd, *asked.split())
+        assert answer.code == 0, answer.err
+        assert not [each for each in secrets if each in answer.out + answer.err], asked
+    wrong = {**environment, "MARSHAL_SSL_CA_LOCATION": str(secured.certificate), "MARSHAL_TIMEOUT_S": "2"}
+    answer = start("--debug", "status", environment=wrong)
+    assert "certificate verify failed" in answer.err
+    assert not [each for each in secrets if each in answer.out + answer.err]
+
+    files = [each for each in tmp_path.rglob("*") if each.is_file()]
+    leaks = [(each, secret) for each in files for secret in secrets if secret.encode() in each.read_bytes()]
+    assert leaks == []
+    assert {"spark.driver.memory", "KafkaRelation"} <= words_in(tmp_path / "pages")
+    assert {"canary_location.py", "org.apache.spark.deploy.SparkSubmit"} <= words_in(tmp_path / "processes")
+    assert {"ASSET_MATERIALIZATION", "STEP_FAILURE", "purpose"} <= words_in(tmp_path / "works_then_fails.log")
+    assert any("SparkListenerSQLExecutionStart" in each.read_text(errors="replace") for each in files)
+    assert not [each for each in secrets if each in capfd.readouterr().err]
+
+
+def words_in(file: Path) -> set[str]:
+    """Give what a file says, by word."""
+    return set(re.findall(r"[A-Za-z_.]+", file.read_text(errors="replace")))
+
+
+def canary_environment(secured: SecuredKafka, canaries: Mapping[str, str]) -> dict[str, str]:
+    """Give the variables of two connections: to the data with a password, to the coordination log with a key."""
+    connections = {
+        "MARSHAL_DATA_": {
+            "bootstrap_servers": secured.servers["SASL_SSL"],
+            "security_protocol": "SASL_SSL",
+            "sasl_mechanism": "SCRAM-SHA-512",
+            "username": "canary",
+            "password": canaries["password"],
+            "ssl_ca_location": str(secured.authority),
+        },
+        "MARSHAL_": {
+            "bootstrap_servers": secured.servers["SSL"],
+            "security_protocol": "SSL",
+            "ssl_ca_location": str(secured.authority),
+            "ssl_certificate_location": str(secured.certificate),
+            "ssl_key_location": str(secured.key),
+            "ssl_key_password": canaries["key-password"],
+        },
+    }
+    return {
+        f"{prefix}{name.upper()}": value for prefix, fields in connections.items() for name, value in fields.items()
+    }
+
+
+def execute(job: str, folder: Path, environment: Mapping[str, str]) -> int:
+    """Execute a job of `canary_location` in a run worker of its own; what it prints goes to a file."""
+    with (folder / f"{job}.log").open("wb") as output:
+        return subprocess.run(
+            [sys.executable, "-m", "dagster", "job", "execute", "-f", CANARIES, "-j", job],
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=120,
+        ).returncode
 
 
 def member_works(stand: Stand) -> int | None:
