@@ -36,6 +36,7 @@ from marshal_dagster.operations.reprocessing import Redo, Redone, Reprocessing
 from marshal_dagster.operations.revoking import HeldClaim, Revoking, held_by, told_of_nobody
 from marshal_dagster.operations.targets import Where, partitions_of
 from marshal_dagster.operations.times import duration_s, instant_ms
+from marshal_dagster.protocol.messages import is_topic
 from marshal_dagster.resources import ClaimerResource
 from marshal_dagster.runs import DeadRuns, forwarded_logs
 
@@ -144,7 +145,7 @@ def build_pause_job(
     """
 
     def pause(context: OpExecutionContext, config: PauseConfig) -> None:
-        with _pausing(context, claimer_key) as pausing:
+        with _pausing(context, claimer_key, dry_run=config.dry_run) as pausing:
             until_s = _until_s(config, pausing)
             changes = pausing.preview(until_s) if config.dry_run else pausing.pause(until_s)
             _tell(context, pausing.group, config.dry_run, _pause_table(changes))
@@ -162,7 +163,7 @@ def build_resume_job(
     """Build the job that ends a pause of the group of the claimer `claimer_key`, whoever began it."""
 
     def resume(context: OpExecutionContext, config: ResumeConfig) -> None:
-        with _pausing(context, claimer_key) as pausing:
+        with _pausing(context, claimer_key, dry_run=config.dry_run) as pausing:
             if not pausing.is_in_force:
                 context.log.info("group %r is not paused", pausing.group)
             changes = pausing.preview() if config.dry_run else pausing.resume()
@@ -271,9 +272,23 @@ def _claimer(context: OpExecutionContext, claimer_key: str) -> ClaimerResource:
     return claimer
 
 
+def _check_topic(topic: str) -> None:
+    if not is_topic(topic):
+        raise ConfigurationError(
+            f"topic: {topic!r} is no name that Kafka allows for a topic: use letters, digits, '.', '_' and '-'"
+        )
+
+
+def _require_rights(claimer: ClaimerResource, *, dry_run: bool) -> None:
+    """Make sure that it can be written before anything is. Raises `RightMissing`."""
+    if not dry_run:
+        claimer.require_rights()
+
+
 @contextmanager
-def _pausing(context: OpExecutionContext, claimer_key: str) -> Iterator[Pausing]:
+def _pausing(context: OpExecutionContext, claimer_key: str, *, dry_run: bool) -> Iterator[Pausing]:
     claimer = _claimer(context, claimer_key)
+    _require_rights(claimer, dry_run=dry_run)
     with forwarded_logs(context), closing(claimer.open_log(LOOKING_MS)) as rationalizer:
         pausing = Pausing(rationalizer, claimer.group, claimer.client_id or context.run_id)
         pausing.look()
@@ -292,10 +307,12 @@ def _until_s(config: PauseConfig, pausing: Pausing) -> int:
 
 
 def _set_position(context: OpExecutionContext, claimer: ClaimerResource, config: SetPositionConfig) -> None:
+    _check_topic(config.topic)
     where = Where(config.offsets, config.timestamp, config.earliest, config.latest, config.back)
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     target = where.target()
     client = claimer.client_id or context.run_id
+    _require_rights(claimer, dry_run=config.dry_run)
     with forwarded_logs(context), claimer.open_data() as topics:
         work = Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock())
         with closing(work):
@@ -312,6 +329,8 @@ def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: AdoptC
     others = given.begin_at()
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     client = claimer.client_id or context.run_id
+    _check_topic(config.topic)
+    _require_rights(claimer, dry_run=config.dry_run)
     with forwarded_logs(context), claimer.open_data() as topics:
         work = Adopting(Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock()))
         with closing(work):
@@ -327,6 +346,8 @@ def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: AdoptC
 
 def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, config: ReprocessRangeConfig) -> None:
     client = claimer.client_id or context.run_id
+    _check_topic(config.topic)
+    _require_rights(claimer, dry_run=config.dry_run)
     with forwarded_logs(context), claimer.open_data() as topics:
         work = Reprocessing(Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock()))
         with closing(work):
@@ -388,8 +409,10 @@ def _done(context: OpExecutionContext, work: Repositioning | Adopting, moves: Se
 
 
 def _revoke(context: OpExecutionContext, claimer: ClaimerResource, config: RevokeConfig) -> None:
+    _check_topic(config.topic)
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     client = claimer.client_id or context.run_id
+    _require_rights(claimer, dry_run=config.dry_run)
     with (
         forwarded_logs(context),
         closing(Revoking(claimer.open_log, claimer.group, config.topic, client)) as work,

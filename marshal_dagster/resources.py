@@ -14,7 +14,7 @@ from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any, Final, Literal, Required, Self, TypedDict, Unpack
 
 from dagster import Config, ConfigurableResource, EnvVar, InitResourceContext
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, ValidationError, field_validator, model_validator
 
 from marshal_dagster.errors import ConfigurationError, LogChanged, RightMissing, UnavailableError
 from marshal_dagster.kafka.connection import LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
@@ -55,6 +55,10 @@ _PAUSE_S: Final = 0.5
 """How often a revocation is tried, and the seconds in between."""
 _SECRET: Final[dict[str, Any]] = {"dagster__is_secret": True}
 _SECRETS: Final = ("password", "ssl_key_password")
+_NOT_ALLOWED: Final = "authorization failed"
+"""What Kafka's client says in an error that a missing right causes."""
+_LONGEST_NAMES: Final = 1_600
+"""So many bytes of group and client id leave room for all else in the longest record (PROTOCOL.md 1)."""
 _FILES: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
 
 
@@ -95,12 +99,19 @@ class KafkaConnectionConfig(Config):
     def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - pydantic judges them
         """Check at once what can be checked without files and environment.
 
-        Raises `ConfigurationError`, naming the field; `pydantic.ValidationError` for a value of the wrong type.
+        Raises `ConfigurationError`, naming the field.
         """
-        super().__init__(**fields)
+        told: ConfigurationError | None = None
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            told = _in_one_line(type(self), error)
+        if told is not None:
+            raise told  # out here, lest it carry pydantic's error with all that was given
         values = self._values()
         if not any(isinstance(value, EnvVar) for value in values.values()):
-            KafkaConnection.from_settings({name: value for name, value in values.items() if name not in _FILES})
+            unseen = {*_FILES, *(("ssl_key_password",) if self.ssl_key_location is not None else ())}
+            KafkaConnection.from_settings({name: value for name, value in values.items() if name not in unseen})
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, *, prefix: str = "MARSHAL_") -> Self:
@@ -143,6 +154,35 @@ def _check_topic(value: str) -> str:
     return value
 
 
+def _in_one_line(cls: type[Any], error: ValidationError) -> ConfigurationError:
+    """Say which fields are wrong as our own error, in one line; a value stands in it only where a check puts it."""
+    told = [(".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")) for each in error.errors()]
+    problems = "; ".join(f"{field}: {problem}" if field else problem for field, problem in told)
+    return ConfigurationError(f"{cls.__name__}: {problems}")
+
+
+def _caught_up(reader: "Rationalizer", connection: KafkaConnection) -> "World":
+    """Read to the present end of the log; a right that is missing is named, where the log only says that it is."""
+    try:
+        return reader.catch_up()
+    except UnavailableError as error:
+        if _NOT_ALLOWED in str(error):
+            _require_rights(connection, reader.identity.topic, to_write=False)
+        raise
+
+
+def _require_rights(connection: KafkaConnection, topic: str, *, to_write: bool) -> None:
+    """Make sure that this user may read, or write too, the coordination topic.
+
+    Raises `RightMissing`, `TopicMissing`, `UnavailableError`.
+    """
+    from marshal_dagster.kafka.rights import Right, on_topic
+    from marshal_dagster.kafka.topics import Topics
+
+    with Topics(connection) as topics:
+        topics.require(on_topic(topic, Right.READ, *((Right.WRITE,) if to_write else ())))
+
+
 class RationalizerResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
     """Reads the coordination log; needs no right to write. For sensors and checks.
 
@@ -158,6 +198,15 @@ class RationalizerResource(ConfigurableResource):  # type: ignore[type-arg] # it
     )
 
     _topic_is_allowed = field_validator("coordination_topic")(_check_topic)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _told_in_one_line(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401 - pydantic's
+        try:
+            return check(values)
+        except ValidationError as error:
+            told = _in_one_line(cls, error)
+        raise told  # out here, lest it carry pydantic's error with all that was given
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
         """Give what Dagster stores of this resource; refuses secrets in plain text."""
@@ -186,11 +235,11 @@ class RationalizerResource(ConfigurableResource):  # type: ignore[type-arg] # it
     def world(self) -> "Iterator[World]":
         """Read to the present end of the log and give the world state, which stays as it is inside the block.
 
-        Raises what `rationalizer` does, and `LogChanged`.
+        Raises what `rationalizer` does, `LogChanged`, and `RightMissing` where this user may not read the log.
         """
         rationalizer = self.rationalizer()
         with rationalizer.lock:
-            yield rationalizer.catch_up()
+            yield _caught_up(rationalizer, self.connection.to_connection("connection"))
 
 
 class BatchOptions(TypedDict, total=False):
@@ -240,6 +289,8 @@ class _Revoking:
 class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
     """Claims partitions in the name of a run and gives claimed batches. For ops and assets.
 
+    Making one raises `ConfigurationError` for a field that is wrong, a name that no record could carry among them.
+
     What all members of a group agree on (`heartbeat_interval_s`, `delivery`, `rule_set`, `claim_ranges`) is written
     into the coordination log when the group claims for the first time; a member that is configured otherwise later
     claims nothing and says which value differs.
@@ -287,6 +338,15 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
     _topic_is_allowed = field_validator("coordination_topic")(_check_topic)
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _told_in_one_line(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401 - pydantic's
+        try:
+            return check(values)
+        except ValidationError as error:
+            told = _in_one_line(cls, error)
+        raise told  # out here, lest it carry pydantic's error with all that was given
+
     @field_validator("delivery", "rule_set", mode="before")
     @classmethod
     def _plain(cls, value: Any) -> Any:  # noqa: ANN401 - pydantic judges it next
@@ -302,14 +362,22 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:
+        if len(f"{self.group}{self.client_id or ''}".encode()) > _LONGEST_NAMES:
+            raise ConfigurationError(f"group and client_id have more than {_LONGEST_NAMES} bytes of UTF-8 together")
         if RuleSet(self.rule_set) is not RuleSet.GO:
             return self
         if self.heartbeat_interval_s * 1_000 != GO_HEARTBEAT_INTERVAL_MS:
-            raise ValueError(f"heartbeat_interval_s is {self.heartbeat_interval_s:g}; with rule_set 'go' it must be 60")
+            raise ConfigurationError(
+                f"heartbeat_interval_s is {self.heartbeat_interval_s:g}; with rule_set 'go' it must be 60"
+            )
         if DeliveryMode(self.delivery) is not DeliveryMode.AT_LEAST_ONCE:
-            raise ValueError(f"delivery is {self.delivery}; with rule_set 'go' only at_least_once can be promised")
+            raise ConfigurationError(
+                f"delivery is {self.delivery}; with rule_set 'go' only at_least_once can be promised"
+            )
         if self.claim_ranges:
-            raise ValueError("claim_ranges: a Go consumer would take a partition for free that is claimed by ranges")
+            raise ConfigurationError(
+                "claim_ranges: a Go consumer would take a partition for free that is claimed by ranges"
+            )
         return self
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
@@ -336,7 +404,8 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         `sink` takes part in effectively once, and only there. Raises `ConfigurationError`, `TopicMissing` for the
         coordination topic, `UnsafeTopic`, `UnavailableError`.
         """
-        return self.open_delivery(context).claimed_batch(_request(options), sink)
+        request = _request(options)
+        return self.open_delivery(context).claimed_batch(request, sink)
 
     def batches(
         self,
@@ -351,9 +420,8 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
         No batch is begun after `time_budget_s` seconds. Raises what `claimed_batch` does.
         """
-        return self.open_delivery(context).batches(
-            _request(options), sink, max_batches=max_batches, time_budget_s=time_budget_s
-        )
+        request = _request(options)
+        return self.open_delivery(context).batches(request, sink, max_batches=max_batches, time_budget_s=time_budget_s)
 
     def open_delivery(self, context: "RunContext") -> "Delivery":
         """Give what the batches of this op or asset share: connections and the world state; opened at the first call.
@@ -378,8 +446,8 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         """Take from the group's members what runs held that are over, with one append (PROTOCOL.md 6, "Revoke").
 
         Should the runs' processes still live, they are fenced. What is not acknowledged is tried again, three times at
-        most and within the connection's time-out. Raises `ConfigurationError`, `TopicMissing`, and `UnavailableError`
-        when it cannot even be read what the runs hold.
+        most and within the connection's time-out. Raises `ConfigurationError`, `TopicMissing`, `RightMissing`, and
+        `UnavailableError` when it cannot even be read what the runs hold.
         """
         from marshal_dagster.coordination.kafka_log import KafkaLog
 
@@ -404,8 +472,8 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         if work.kept is None:
             raise UnavailableError(
                 f"what run {', '.join(sorted(run_ids))} held of group {self.group!r} could not be revoked: "
-                f"{work.problem}. Its claims go "
-                f"stale by themselves within {2 * self.heartbeat_interval_s:g} s of its last heartbeat"
+                f"{work.problem}. Its claims go stale by themselves within {2 * self.heartbeat_interval_s:g} s of its "
+                "last heartbeat"
             )
         taken = {place: key for place, key in work.before.items() if place not in work.kept}
         return Revocation(taken, work.kept, work.problem if work.kept else "")
@@ -423,6 +491,13 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         log, snapshots = KafkaLog(connection, topic, interval_ms), kafka_snapshots(connection, topic)
         return Rationalizer(log, timeout_s=connection.timeout_s, snapshots=snapshots)
 
+    def require_rights(self) -> None:
+        """Make sure that this user may read and write the coordination topic, as who claims or acts on a group must.
+
+        Raises `RightMissing` naming what is missing, `ConfigurationError`, `TopicMissing`, `UnavailableError`.
+        """
+        _require_rights(self._coordination(), self.coordination_topic, to_write=True)
+
     def open_data(self) -> "Topics":
         """Open what asks the cluster of the data topics; who opens it closes it. Raises `ConfigurationError`."""
         from marshal_dagster.kafka.topics import Topics
@@ -435,7 +510,7 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`.
         """
         with self.world() as world:
-            return {place: replace(key) for name, place, _, key in world.keys() if name == self.group}  # noqa: SIM118 - it is no dict
+            return {place: replace(key) for name, place, _, key in world.keys() if name == self.group}  # noqa: SIM118 - no dict
 
     @contextmanager
     def world(self) -> "Iterator[World]":
@@ -447,7 +522,7 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
         reader = shared_rationalizer(self._coordination(), self.coordination_topic)
         with reader.lock:
-            yield reader.catch_up()
+            yield _caught_up(reader, self._coordination())
 
     def _revoke_held(self, log: "CoordinationLog", work: "_Revoking") -> None:
         """Append revocations for what the run holds now, and look what became of them."""
@@ -459,6 +534,8 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
             work.problem = "the log no longer begins at offset 0, so it shows no epoch to revoke"
             return
         refused = [ack.error or "no acknowledgement came" for ack in log.append(records) if ack.offset is None]
+        if any(_NOT_ALLOWED in error for error in refused):
+            self.require_rights()
         work.problem = "; ".join(dict.fromkeys(refused)) or "the log does not show the revocation accepted"
         work.kept, _ = self._held_by(work.run_ids)
 
@@ -471,7 +548,7 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
         reader = shared_rationalizer(self._coordination(), self.coordination_topic)
         with reader.lock:
-            keys = reader.catch_up().keys()
+            keys = _caught_up(reader, self._coordination()).keys()
             held = {
                 place: held
                 for name, place, _, key in keys
@@ -542,11 +619,13 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
         return delivery
 
     def _check_coordination_topic(self, coordination: KafkaConnection, topics: "Topics | None") -> None:
-        """Refuse a coordination topic with dangerous settings, unless told to accept them."""
+        """Refuse one that this user may not write, or with dangerous settings, unless told to accept these."""
         from marshal_dagster.coordination.admin import Severity, require_safe
+        from marshal_dagster.kafka.rights import Right, on_topic
         from marshal_dagster.kafka.topics import Topics
 
         with nullcontext(topics) if topics else Topics(coordination) as asked:
+            asked.require(on_topic(self.coordination_topic, Right.READ, Right.WRITE))
             try:
                 problems = require_safe(asked, self.coordination_topic, accept_unsafe=self.accept_unsafe_topic)
             except RightMissing as missing:
@@ -568,6 +647,10 @@ def _reasons_to_stop(context: "RunContext") -> "list[ReasonToStop]":
 def _request(options: BatchOptions) -> "BatchRequest":
     from marshal_dagster.delivery import BatchRequest
 
+    if not is_topic(options["topic"]):
+        raise ConfigurationError(
+            f"topic {options['topic']!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'"
+        )
     return BatchRequest(**options)
 
 

@@ -14,12 +14,16 @@ from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.rights import Right, on_topic
+from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import is_name, is_topic
 
 _SERVERS: Final = "MARSHAL_BOOTSTRAP_SERVERS"
 _DATA_PREFIX: Final = "MARSHAL_DATA_"
 LONGEST_INTERVAL_MS: Final = 60_000
 """For who writes nothing for which an interval counts."""
+READING: Final = (Right.READ,)
+WRITING: Final = (Right.READ, Right.WRITE)
 
 
 def connection_of(options: ConnectionOptions, environment: Mapping[str, str] | None = None) -> KafkaConnection:
@@ -71,14 +75,26 @@ def open_reader(
     topic: str,
     followed: list[str] | None = None,
     interval_ms: int = LONGEST_INTERVAL_MS,
+    rights: tuple[Right, ...] = READING,
 ) -> Rationalizer:
     """Open a reader of what the data topics `followed` need, or of all; nothing of the log is read yet.
 
-    Raises `ConfigurationError`, `TopicMissing`, `RightMissing`, `UnavailableError`.
+    Raises `RightMissing` for those of `rights` that this user has not; `ConfigurationError`, `TopicMissing`,
+    `UnavailableError`.
     """
     log, snapshots = open_log(connection, topic, interval_ms), kafka_snapshots(connection, topic)
     with telling_how_to_create(topic):
+        require_rights(connection, topic, rights)
         return Rationalizer(log, topics=followed, timeout_s=connection.timeout_s, snapshots=snapshots)
+
+
+def require_rights(connection: KafkaConnection, topic: str, rights: tuple[Right, ...]) -> None:
+    """Make sure that this user has `rights` on the coordination topic: what lacks them fails late and in other words.
+
+    Raises `RightMissing`, `TopicMissing`, `UnavailableError`.
+    """
+    with Topics(connection) as topics:
+        topics.require(on_topic(topic, *rights))
 
 
 def person() -> str:

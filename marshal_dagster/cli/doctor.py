@@ -25,7 +25,8 @@ from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import ConfigurationError, MarshalError, RightMissing, TopicMissing, UnavailableError
 from marshal_dagster.kafka.clients import check_reachable
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.inspection import Inspection, Right, Standing
+from marshal_dagster.kafka.inspection import Inspection, Standing
+from marshal_dagster.kafka.rights import Right
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +66,7 @@ def check_kafka(request: DoctorRequest) -> Iterator[Finding]:
             State.PROBLEM,
             str(error),
             "every claim, heartbeat and commit is a record in Kafka: without it no batch runs",
-            "marshal-dagster kafka up (a Kafka for this machine), or name yours: "
-            "export MARSHAL_BOOTSTRAP_SERVERS=HOST:PORT",
+            _mend_connection(error),
         )
         yield Finding("coordination topic", State.NOT_CHECKED, "there is no connection")
         return
@@ -83,6 +83,14 @@ def check_kafka(request: DoctorRequest) -> Iterator[Finding]:
             yield Finding("coordination topic", State.NOT_CHECKED, str(error))
         throttled_s = max(home.cluster.throttled_s, data.cluster.throttled_s)
         yield brokers.throttling(throttled_s, connection.bootstrap_servers)
+
+
+def _mend_connection(error: MarshalError) -> str:
+    if isinstance(error, UnavailableError) and "start Kafka" not in str(error):
+        return "what is said, then: marshal-dagster doctor"
+    return (
+        "marshal-dagster kafka up (a Kafka for this machine), or name yours: export MARSHAL_BOOTSTRAP_SERVERS=HOST:PORT"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marshal_dagster.cli import output, survey
-from marshal_dagster.cli.connecting import connection_of, open_reader, person
+from marshal_dagster.cli.connecting import READING, WRITING, connection_of, open_reader, person
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.operations.pausing import Pause, PauseChange, Pausing
@@ -61,7 +61,11 @@ def resume(request: ResumeRequest) -> None:
 @contextmanager
 def _pausing(request: ResumeRequest) -> Iterator[Pausing]:
     connection = connection_of(request.connection)
-    with telling_warnings(), closing(open_reader(connection, request.coordination_topic)) as rationalizer:
+    rights = READING if request.dry_run else WRITING
+    with (
+        telling_warnings(),
+        closing(open_reader(connection, request.coordination_topic, rights=rights)) as rationalizer,
+    ):
         pausing = Pausing(rationalizer, request.group, person())
         pausing.look()
         yield pausing

@@ -5,7 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of, open_reader, person
+from marshal_dagster.cli.connecting import (
+    READING,
+    WRITING,
+    check_topic,
+    connection_of,
+    data_connection_of,
+    open_reader,
+    person,
+)
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.moving import Moving
 from marshal_dagster.cli.options import ConnectionOptions
@@ -51,9 +59,10 @@ def run(request: SetRequest) -> ExitCode:
     target = request.where.target("--")
     named = None if request.partitions is None else partitions_of(request.partitions, "--partitions")
     connection = connection_of(request.connection)
+    rights = READING if request.dry_run else WRITING
 
     def open_log(interval_ms: int) -> Rationalizer:
-        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms)
+        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms, rights=rights)
 
     with (
         telling_warnings(),

@@ -10,9 +10,11 @@ import typer
 
 from marshal_dagster.cli import output, survey
 from marshal_dagster.cli.connecting import (
+    WRITING,
     connection_of,
     data_connection_of,
     open_log,
+    require_rights,
     telling_how_to_create,
 )
 from marshal_dagster.cli.exits import ExitCode
@@ -65,6 +67,7 @@ def run(request: RecoverRequest) -> ExitCode:
     data_connection = data_connection_of(request.data_connection, connection)
     with closing(open_log(connection, name)) as log, closing(kafka_snapshots(connection, name)) as snapshots:
         with telling_how_to_create(name):
+            require_rights(connection, name, WRITING)
             recovery = Recovery(log, snapshots, timeout_s=connection.timeout_s)
             observed = recovery.look()
         with Topics(data_connection, client_id="marshal-dagster-recover") as topics:

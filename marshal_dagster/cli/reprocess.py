@@ -8,7 +8,15 @@ from typing import Final
 import typer
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of, open_reader, person
+from marshal_dagster.cli.connecting import (
+    READING,
+    WRITING,
+    check_topic,
+    connection_of,
+    data_connection_of,
+    open_reader,
+    person,
+)
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.telling import telling_warnings
@@ -48,9 +56,10 @@ def run(request: ReprocessRequest) -> ExitCode:
     check_topic("TOPIC", request.topic)
     wait_s, within_s = duration_s(request.wait, "--wait"), duration_s(request.within, "--within")
     connection = connection_of(request.connection)
+    rights = READING if request.dry_run else WRITING
 
     def open_log(interval_ms: int) -> Rationalizer:
-        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms)
+        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms, rights=rights)
 
     with (
         telling_warnings(),

@@ -8,7 +8,7 @@ from typing import Any, Final
 import typer
 
 from marshal_dagster.cli import output, survey
-from marshal_dagster.cli.connecting import check_topic, connection_of, open_reader, person
+from marshal_dagster.cli.connecting import READING, WRITING, check_topic, connection_of, open_reader, person
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.telling import telling_warnings
@@ -43,9 +43,10 @@ def run(request: RevokeRequest) -> ExitCode:
     check_topic("TOPIC", request.topic)
     named = None if request.partitions is None else partitions_of(request.partitions, "--partitions")
     connection = connection_of(request.connection)
+    rights = READING if request.dry_run else WRITING
 
     def open_log(interval_ms: int) -> Rationalizer:
-        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms)
+        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms, rights=rights)
 
     with telling_warnings(), closing(Revoking(open_log, request.group, request.topic, person())) as work:
         held = work.look()

@@ -8,12 +8,13 @@ from typing import Any, Final
 import typer
 
 from marshal_dagster.cli import output, survey
-from marshal_dagster.cli.connecting import connection_of, open_reader, person
+from marshal_dagster.cli.connecting import READING, WRITING, connection_of, open_reader, person
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, MarshalError
+from marshal_dagster.kafka.rights import Right
 from marshal_dagster.operations.agreed import Agreed, Forgotten, SettingsThere, alike
 from marshal_dagster.operations.times import duration_s
 
@@ -53,7 +54,7 @@ def switch_ranges_off(request: SettingsRequest, wait: str, *, dry_run: bool, yes
     if request.as_json and not (yes or dry_run):
         raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
     wait_s = duration_s(wait, "--wait")
-    with _agreed(request) as work:
+    with _agreed(request, READING if dry_run else WRITING) as work:
         before, forgotten = work.look(), work.forgotten()
         if not any(each.has_ranges for each in before.values()):
             output.note(f"ranges are off already in group {request.group!r}")
@@ -77,11 +78,11 @@ def switch_ranges_off(request: SettingsRequest, wait: str, *, dry_run: bool, yes
 
 
 @contextmanager
-def _agreed(request: SettingsRequest) -> Iterator[Agreed]:
+def _agreed(request: SettingsRequest, rights: tuple[Right, ...] = READING) -> Iterator[Agreed]:
     connection = connection_of(request.connection)
 
     def open_log(interval_ms: int) -> Rationalizer:
-        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms)
+        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms, rights=rights)
 
     with telling_warnings(), closing(Agreed(open_log, request.group, person())) as work:
         yield work

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.connecting import connection_of, open_log, telling_how_to_create
+from marshal_dagster.cli.connecting import READING, connection_of, open_log, require_rights, telling_how_to_create
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.survey import settings_text
 from marshal_dagster.coordination.log import Chunk, CoordinationLog, PositionLost
@@ -71,6 +71,7 @@ def run(request: TailRequest) -> None:
         telling_how_to_create(request.coordination_topic),
         closing(open_log(connection, request.coordination_topic)) as log,
     ):
+        require_rights(connection, request.coordination_topic, READING)
         # The lines alone are what `replay` judges by itself.
         reader = Reader(log, judge=not request.as_json, timeout_s=connection.timeout_s)
         for batch in shown(reader, lines=request.lines, follow=request.follow):

@@ -19,6 +19,8 @@ from confluent_kafka.admin import AdminClient
 from marshal_dagster.errors import ConfigurationError, RightMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.failures import Cause, Reason, reason_in, without_noise
+from marshal_dagster.kafka.handshake import looked_into
+from marshal_dagster.kafka.rights import Right, on_topic
 
 READER_GROUP: Final = "marshal-dagster-reads-by-position"
 """The group id that a consumer must have; nothing is ever committed under it and no right on it is needed."""
@@ -59,12 +61,13 @@ class ClientLog:
     which a broker had the client wait because of a quota.
     """
 
-    __slots__ = ("_reason", "_reason_at_s", "client_id", "fatal", "servers", "throttled_s")
+    __slots__ = ("_connection", "_reason", "_reason_at_s", "client_id", "fatal", "servers", "throttled_s")
 
-    def __init__(self, client_id: str, servers: str) -> None:
-        """Keep nothing yet; `client_id` and `servers` stand in messages."""
+    def __init__(self, client_id: str, servers: str, connection: KafkaConnection | None = None) -> None:
+        """Keep nothing yet; `client_id` and `servers` stand in messages. By `connection` more can be told."""
         self.client_id = client_id
         self.servers = servers
+        self._connection = connection
         self.fatal: str | None = None
         self.throttled_s = 0.0
         self._reason: Reason | None = None
@@ -74,6 +77,16 @@ class ClientLog:
     def reason(self) -> Reason | None:
         """Why there is no connection: the most telling line of the last minute since `clear()`, None without any."""
         return self._reason if time.monotonic() - self._reason_at_s < _REASON_HOLDS_S else None
+
+    @property
+    def user(self) -> str | None:
+        """Who asks, where that is known by name."""
+        return None if self._connection is None else self._connection.username
+
+    def look_into(self) -> None:
+        """Look at the server, where that tells more of why there is no connection than Kafka's client does."""
+        if self.reason is not None and self._connection is not None:
+            self._consider(looked_into(self.reason, self._connection))
 
     def callbacks(self) -> dict[str, Any]:
         """Give the settings that bind a client to this log."""
@@ -149,7 +162,7 @@ def producer(connection: KafkaConnection, *, delivery_timeout_ms: int, client_id
     Raises:
         ConfigurationError: the client library refuses the settings.
     """
-    log = ClientLog(client_id, connection.bootstrap_servers)
+    log = ClientLog(client_id, connection.bootstrap_servers, connection)
     settings: dict[str, Any] = {
         **connection.librdkafka(),
         "client.id": client_id,
@@ -185,7 +198,7 @@ def consumer(
     Raises:
         ConfigurationError: the client library refuses the settings.
     """
-    log = ClientLog(client_id, connection.bootstrap_servers)
+    log = ClientLog(client_id, connection.bootstrap_servers, connection)
     settings: dict[str, Any] = {
         "fetch.queue.backoff.ms": 1,  # the default of 1000 stalls a reader that outruns the queue
         "fetch.error.backoff.ms": 50,
@@ -212,7 +225,7 @@ def admin(connection: KafkaConnection, *, client_id: str) -> tuple[AdminClient, 
     Raises:
         ConfigurationError: the client library refuses the settings.
     """
-    log = ClientLog(client_id, connection.bootstrap_servers)
+    log = ClientLog(client_id, connection.bootstrap_servers, connection)
     settings: dict[str, Any] = {**connection.librdkafka(), "client.id": client_id, **log.callbacks()}
     with checked_settings():
         return AdminClient(settings), log
@@ -231,7 +244,7 @@ def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None
         RightMissing: this user may write nowhere, so a producer is refused.
     """
     start = time.monotonic()
-    answers = 0
+    answers, is_looked_into = 0, False
     # The first answer comes from an address of the list, the second from a broker by its number: a producer that has
     # spoken to one of those gets its producer id at once.
     while answers < (2 if isinstance(client, Producer) else 1):
@@ -242,11 +255,15 @@ def reach(client: Client, log: ClientLog, *, timeout_s: float, topic: str | None
             _ask(client, topic, min(_SLICE_S, left_s))
             answers += 1
         except (KafkaException, TimeoutError):
-            _poll(client, log, min(_PAUSE_S, left_s))
+            _poll(client, log, min(_PAUSE_S, left_s), topic)
             spent_s = time.monotonic() - start
-            if log.reason and log.reason.cause.is_lasting and spent_s >= min(_PATIENCE_S, timeout_s):
-                raise log.unavailable(spent_s) from None
-    _poll(client, log, 0)
+            if log.reason and spent_s >= min(_PATIENCE_S, timeout_s):
+                if not is_looked_into:
+                    log.look_into()
+                    is_looked_into = True
+                if log.reason.cause.is_lasting:
+                    raise log.unavailable(spent_s) from None
+    _poll(client, log, 0, topic)
     log.clear()
 
 
@@ -260,7 +277,7 @@ def _ask(client: Client, topic: str | None, timeout_s: float) -> None:
         client.list_topics(topic, timeout=timeout_s)
 
 
-def _poll(client: Client, log: ClientLog, timeout_s: float) -> None:
+def _poll(client: Client, log: ClientLog, timeout_s: float, topic: str | None) -> None:
     """Let the client hand out what it has logged; a producer that is of no more use raises here."""
     try:
         client.poll(timeout_s)
@@ -268,9 +285,10 @@ def _poll(client: Client, log: ClientLog, timeout_s: float) -> None:
         error = error_in(raised)
         log.fatal = error.str()
         if error.code() == KafkaError.CLUSTER_AUTHORIZATION_FAILED:
+            needed = None if topic is None else on_topic(topic, Right.WRITE)
+            grant = f"this user {needed}: {needed.command(log.servers, log.user)}" if needed else "WRITE on its topic"
             raise RightMissing(
-                f"Kafka at {log.servers} refuses a producer: this user may write to no topic; "
-                "grant WRITE on the coordination topic"
+                f"Kafka at {log.servers} refuses a producer: this user may write to no topic; grant {grant}"
             ) from None
         raise UnavailableError(f"Kafka at {log.servers} refuses the client {log.client_id!r}: {error.str()}") from None
 

@@ -178,6 +178,8 @@ class KafkaConnection(BaseModel):
     @classmethod
     def _servers(cls, value: str) -> str:
         servers = [each.strip() for each in value.split(",")]
+        if any("@" in server for server in servers):
+            raise ValueError("must name hosts alone: a user and a password go into username and password")
         for server in servers:
             matched = _SERVER.fullmatch(server)
             if not matched or not 1 <= int(matched[1]) <= 65535:  # noqa: PLR2004 - the largest port

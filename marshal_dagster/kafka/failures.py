@@ -17,7 +17,8 @@ class Cause(IntEnum):
     NAME = 5
     PROTOCOL = 6
     CERTIFICATE = 7
-    AUTHENTICATION = 8
+    OWN_CERTIFICATE = 8
+    AUTHENTICATION = 9
 
     @property
     def is_lasting(self) -> bool:
@@ -36,6 +37,10 @@ _ADVICE: Final = {
     Cause.CERTIFICATE: (
         "check ssl_ca_location, the host name in bootstrap_servers, and the client's certificate if one is wanted"
     ),
+    Cause.OWN_CERTIFICATE: (
+        "check ssl_certificate_location and ssl_key_location: the server wants a certificate that is in date, and of "
+        "an authority that it trusts"
+    ),
     Cause.AUTHENTICATION: "check username, password and sasl_mechanism",
 }
 
@@ -46,6 +51,11 @@ _KNOWN: Final = (
     (r"not valid in current SASL state", Cause.PROTOCOL, "the server does not speak SASL there"),
     (r"mechanism handshake failed", Cause.PROTOCOL, None),
     (r"SSL connection closed by peer", Cause.PROTOCOL, "the server closes the connection during the SSL handshake"),
+    (
+        r"alert (?:bad certificate|unknown ca|unsupported certificate|certificate \w+)",
+        Cause.OWN_CERTIFICATE,
+        "the server does not accept the certificate of this client, or its lack of one",
+    ),
     (r"certificate verify failed", Cause.CERTIFICATE, "certificate verify failed: the server's is not trusted here"),
     (r"[Aa]uthentication|SASL", Cause.AUTHENTICATION, None),
     (r"certificate|SSL|TLS|ssl/tls", Cause.CERTIFICATE, None),
@@ -64,16 +74,20 @@ _NOISE: Final = re.compile(r"error:[0-9A-F]+:[^:]*:[^:]*:")
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a client has no connection to a server (empty if none was named), in the client library's words or ours."""
+    """Why a client has no connection to a server (empty if none was named), in the client library's words or ours.
+
+    `better_advice` is what to do where that is known better than by the cause.
+    """
 
     cause: Cause
     server: str
     text: str
+    better_advice: str = ""
 
     @property
     def advice(self) -> str:
         """What a person can do about it."""
-        return _ADVICE[self.cause]
+        return self.better_advice or _ADVICE[self.cause]
 
 
 def reason_in(line: str) -> Reason:

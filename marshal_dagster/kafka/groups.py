@@ -14,6 +14,7 @@ from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.clients import ClientLog, checked_settings, error_in, let_go, let_go_later
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.requests import PASSING, Request, failure
+from marshal_dagster.kafka.rights import Needed, Right
 
 _PAUSE_S: Final = 0.02
 _GLANCE_S: Final = 0.002
@@ -35,7 +36,7 @@ class GroupOffsets:
         self.group = group
         self.is_spent = False
         self._timeout_s = connection.timeout_s
-        self._log = ClientLog(client_id, connection.bootstrap_servers)
+        self._log = ClientLog(client_id, connection.bootstrap_servers, connection)
         self._answers: list[tuple[KafkaError | None, list[TopicPartition]]] = []
         settings: dict[str, Any] = {
             **connection.librdkafka(),
@@ -64,7 +65,7 @@ class GroupOffsets:
         """
         request = Request(
             f"look up the committed offsets of group {self.group!r}",
-            f"DESCRIBE on group {self.group!r} and on topic {topic!r}",
+            Needed((Right.DESCRIBE,), topic, self.group),
         )
         wanted = [TopicPartition(topic, each) for each in partitions]
         deadline = time.monotonic() + self._timeout_s
@@ -87,7 +88,7 @@ class GroupOffsets:
         """
         request = Request(
             f"commit the offsets of group {self.group!r} in topic {topic!r}",
-            f"READ on group {self.group!r} and on topic {topic!r}",
+            Needed((Right.READ,), topic, self.group),
             topic,
         )
         wanted = [TopicPartition(topic, partition, offset, metadata) for partition, offset in sorted(offsets.items())]

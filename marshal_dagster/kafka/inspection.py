@@ -2,30 +2,21 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
 import confluent_kafka.admin
-from confluent_kafka import TopicCollection, TopicPartition
+from confluent_kafka import TopicPartition
 
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.requests import Request
-from marshal_dagster.kafka.topics import Topics, only, result, url_safe
+from marshal_dagster.kafka.rights import Needed, Right, on_topic
+from marshal_dagster.kafka.topics import Topics, authorized, only, result, url_safe
 
 _API: Final[Any] = confluent_kafka.admin
 """For the names that the client library's type hints do not export."""
 _INTER_BROKER_VERSION: Final = "inter.broker.protocol.version"
 """A setting that every broker has up to Kafka 3.9; 4.0 did away with it."""
 FROM_4: Final = "4.0 or newer"
-
-
-class Right(StrEnum):
-    """What a principal may do with a topic, in the words of Kafka's own tool for rights."""
-
-    DESCRIBE = "Describe"
-    DESCRIBE_CONFIGS = "DescribeConfigs"
-    READ = "Read"
-    WRITE = "Write"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +63,11 @@ class Inspection(Topics):
             RightMissing: DESCRIBE on the topic.
             UnavailableError: no answer in time.
         """
-        request = Request(f"look up topic {topic!r}", f"DESCRIBE on topic {topic!r}", topic)
-        described = self._ask(
-            request,
-            lambda client, left_s: only(
-                client.describe_topics(
-                    TopicCollection([topic]), include_authorized_operations=True, request_timeout=left_s
-                ),
-                left_s,
-            ),
-        )
+        described = self._with_rights(topic)
         return Standing(
             topic,
             url_safe(described.topic_id),
-            _rights(described.authorized_operations),
+            authorized(described),
             {
                 each.id: Replicas(len(each.replicas), len(each.isr), each.leader is not None and each.leader.id >= 0)
                 for each in described.partitions
@@ -100,7 +82,7 @@ class Inspection(Topics):
             RightMissing: DESCRIBE on the topic.
             UnavailableError: no answer in time.
         """
-        request = Request(f"look up offsets by time in topic {topic!r}", f"DESCRIBE on topic {topic!r}", topic)
+        request = Request(f"look up offsets by time in topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
         wanted = {TopicPartition(topic, each): _API.OffsetSpec.for_timestamp(time_ms) for each in sorted(partitions)}
         if not wanted:
             return {}
@@ -117,7 +99,7 @@ class Inspection(Topics):
         Raises:
             UnavailableError: no answer in time.
         """
-        request = Request("look up the brokers", "DESCRIBE on the cluster")
+        request = Request("look up the brokers", Needed((Right.DESCRIBE,)))
         described = self._ask(
             request, lambda client, left_s: result(client.describe_cluster(request_timeout=left_s), left_s)
         )
@@ -126,7 +108,7 @@ class Inspection(Topics):
 
     def _version_of(self, broker: int) -> str | None:
         """Tell from a broker's settings: Kafka has no request for its version, and the client library shows none."""
-        request = Request(f"look up the settings of broker {broker}", "DESCRIBE_CONFIGS on the cluster")
+        request = Request(f"look up the settings of broker {broker}", Needed((Right.DESCRIBE_CONFIGS,)))
         resource = _API.ConfigResource(_API.ResourceType.BROKER, str(broker))
         try:
             entries = self._ask(
@@ -137,10 +119,3 @@ class Inspection(Topics):
             return None
         entry = entries.get(_INTER_BROKER_VERSION)
         return FROM_4 if entry is None else str(entry.value)
-
-
-def _rights(operations: Iterable[Any] | None) -> frozenset[Right] | None:
-    if operations is None:
-        return None
-    names = {operation.name for operation in operations}
-    return frozenset(right for right in Right if right.name in names)

@@ -7,6 +7,7 @@ from confluent_kafka import KafkaError
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, RightMissing, TopicMissing, UnavailableError
 from marshal_dagster.kafka.clients import ClientLog
+from marshal_dagster.kafka.rights import Needed
 
 LEADER_MOVED: Final = frozenset(
     {
@@ -68,10 +69,10 @@ _REFUSED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked, for an error to say: in words, the right that it takes, and the topic that must exist for it."""
+    """What is asked, for an error to say: in words, the rights that it takes, and the topic that must exist for it."""
 
     doing: str
-    right: str
+    needs: Needed
     topic: str | None = None
 
 
@@ -82,12 +83,17 @@ def failure(request: Request, error: KafkaError, log: ClientLog, tried_s: float)
     if code in MISSING and request.topic is not None:
         return TopicMissing(
             f"{cannot}: there is no such topic, or this user may not see it; check the name, create it, or grant "
-            f"{request.right}"
+            f"{request.needs}"
         )
     if code in _FORBIDDEN:
-        return RightMissing(f"{cannot}: not allowed; grant this user {request.right}")
+        return right_missing(cannot, request.needs, log)
     if code in _REFUSED:
         return ConfigurationError(f"{cannot}: {error.str()}")
     if log.reason is not None:
         return log.unavailable(tried_s)
     return UnavailableError(f"{cannot}: {error.str()} (tried for {tried_s:.3g} s)")
+
+
+def right_missing(cannot: str, needs: Needed, log: ClientLog) -> RightMissing:
+    """Build the error that names rights that are missing, and the command that grants them."""
+    return RightMissing(f"{cannot}: not allowed; grant this user {needs}: {needs.command(log.servers, log.user)}")

@@ -24,7 +24,8 @@ from marshal_dagster.errors import MarshalError, TopicMissing, UnavailableError
 from marshal_dagster.kafka.clients import ClientLog, admin, error_in, let_go, reach
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.groups import GroupOffsets
-from marshal_dagster.kafka.requests import LEADER_MOVED, MISSING, PASSING, Request, failure
+from marshal_dagster.kafka.requests import LEADER_MOVED, MISSING, PASSING, Request, failure, right_missing
+from marshal_dagster.kafka.rights import Needed, Right, missing, on_topic
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -116,7 +117,7 @@ class Topics:
             RightMissing: DESCRIBE on the topic.
             UnavailableError: no answer in time.
         """
-        request = Request(f"look up topic {topic!r}", f"DESCRIBE on topic {topic!r}", topic)
+        request = Request(f"look up topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
         described = self._ask(
             request,
             lambda client, left_s: only(
@@ -128,6 +129,35 @@ class Topics:
             topic_id=url_safe(described.topic_id),
             partitions=tuple(sorted(each.id for each in described.partitions)),
             replication=min((len(each.replicas) for each in described.partitions), default=0),
+        )
+
+    def rights(self, topic: str) -> frozenset[Right] | None:
+        """Look up what this user may do with a topic; None: the brokers do not tell. Raises as `describe`."""
+        return authorized(self._with_rights(topic))
+
+    def require(self, needed: Needed) -> None:
+        """Make sure that this user has these rights on a topic, where the brokers tell.
+
+        Raises:
+            TopicMissing: it does not exist.
+            RightMissing: one of them is missing.
+            UnavailableError: no answer in time.
+        """
+        topic = needed.topic or ""
+        if lacking := missing(needed, self.rights(topic)):
+            doing = " and ".join(right.lower() for right in lacking.rights)
+            raise right_missing(f"cannot {doing} topic {topic!r} on {self._log.servers}", lacking, self._log)
+
+    def _with_rights(self, topic: str) -> Any:  # noqa: ANN401 - the client library's hints lack what it gives
+        request = Request(f"look up topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
+        return self._ask(
+            request,
+            lambda client, left_s: only(
+                client.describe_topics(
+                    TopicCollection([topic]), include_authorized_operations=True, request_timeout=left_s
+                ),
+                left_s,
+            ),
         )
 
     def offsets(self, topic: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
@@ -144,7 +174,7 @@ class Topics:
         wanted = sorted(set(partitions))
         if not wanted:
             return {}
-        request = Request(f"look up the offsets of topic {topic!r}", f"DESCRIBE on topic {topic!r}", topic)
+        request = Request(f"look up the offsets of topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
         level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
         return self._ask(request, lambda client, left_s: _bounds(client, topic, wanted, level, left_s))
 
@@ -156,7 +186,7 @@ class Topics:
         wanted = sorted(set(partitions))
         if not wanted:
             return {}
-        request = Request(f"look up the offsets of topic {topic!r} at a time", f"DESCRIBE on topic {topic!r}", topic)
+        request = Request(f"look up the offsets of topic {topic!r} at a time", on_topic(topic, Right.DESCRIBE), topic)
         return self._ask(request, lambda client, left_s: _first_at(client, topic, wanted, at_ms, left_s))
 
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
@@ -193,7 +223,7 @@ class Topics:
         Raises:
             UnavailableError: no answer in time, or not from all brokers.
         """
-        request = Request("list the consumer groups", f"DESCRIBE on group {group!r}")
+        request = Request("list the consumer groups", Needed((Right.DESCRIBE,), group=group))
 
         def states(client: AdminClient, left_s: float) -> set[ConsumerGroupState]:
             listed = result(client.list_consumer_groups(request_timeout=left_s), left_s)
@@ -229,7 +259,7 @@ class Topics:
             RightMissing: DESCRIBE_CONFIGS on the topic.
             UnavailableError: no answer in time.
         """
-        request = Request(f"look up the settings of topic {topic!r}", f"DESCRIBE_CONFIGS on topic {topic!r}", topic)
+        request = Request(f"look up the settings of topic {topic!r}", on_topic(topic, Right.DESCRIBE_CONFIGS), topic)
         resource = _API.ConfigResource(_API.ResourceType.TOPIC, topic)
         entries = self._ask(
             request, lambda client, left_s: only(client.describe_configs([resource], request_timeout=left_s), left_s)
@@ -243,12 +273,12 @@ class Topics:
 
         Raises:
             ConfigurationError: the broker refuses the name, a number or a setting.
-            RightMissing: CREATE on the topic or the cluster.
+            RightMissing: CREATE on the topic or the cluster, and DESCRIBE on the topic.
             UnavailableError: no answer in time.
         """
         request = Request(
             f"create topic {topic!r} with {partitions} partitions and replication {replication}",
-            f"CREATE on topic {topic!r} or on the cluster",
+            on_topic(topic, Right.CREATE),
             topic,
         )
         new = _API.NewTopic(
@@ -265,7 +295,7 @@ class Topics:
             return True
 
         created = self._ask(request, create)
-        self._await_usable(request, topic, partitions if created else 1)
+        self._await_usable(topic, partitions if created else 1)
         return created
 
     def grow(self, topic: str, partitions: int) -> None:
@@ -277,7 +307,7 @@ class Topics:
             RightMissing: ALTER on the topic.
             UnavailableError: no answer in time.
         """
-        request = Request(f"give topic {topic!r} {partitions} partitions", f"ALTER on topic {topic!r}", topic)
+        request = Request(f"give topic {topic!r} {partitions} partitions", on_topic(topic, Right.ALTER), topic)
         self._ask(
             request,
             lambda client, left_s: only(
@@ -287,7 +317,7 @@ class Topics:
                 left_s,
             ),
         )
-        self._await_usable(request, topic, partitions)
+        self._await_usable(topic, partitions)
 
     def delete(self, topic: str) -> None:
         """Delete a topic and wait until it is gone.
@@ -298,7 +328,7 @@ class Topics:
             RightMissing: DELETE on the topic.
             UnavailableError: no answer in time.
         """
-        request = Request(f"delete topic {topic!r}", f"DELETE on topic {topic!r}", topic)
+        request = Request(f"delete topic {topic!r}", on_topic(topic, Right.DELETE), topic)
         self._ask(
             request,
             lambda client, left_s: only(
@@ -313,13 +343,14 @@ class Topics:
         Raises:
             UnavailableError: no answer in time.
         """
-        request = Request("look up the brokers", "DESCRIBE on the cluster")
+        request = Request("look up the brokers", Needed((Right.DESCRIBE,)))
         described = self._ask(
             request, lambda client, left_s: result(client.describe_cluster(request_timeout=left_s), left_s)
         )
         return len(described.nodes)
 
-    def _await_usable(self, request: Request, topic: str, partitions: int) -> None:
+    def _await_usable(self, topic: str, partitions: int) -> None:
+        request = Request(f"look whether topic {topic!r} can be used", on_topic(topic, Right.DESCRIBE), topic)
         client, wanted = self._reach(), range(partitions)
 
         def is_usable() -> bool:
@@ -473,6 +504,14 @@ def _offset(future: "Future[Any]", left_s: float, least: int = 0) -> int:
 def _numbers(partitions: Sequence[int]) -> str:
     shown = ", ".join(str(each) for each in partitions[:_SHOWN])
     return shown if len(partitions) <= _SHOWN else f"{shown} and {len(partitions) - _SHOWN} more"
+
+
+def authorized(described: Any) -> frozenset[Right] | None:  # noqa: ANN401 - as above
+    """Give what the one who asked may do with what was described with its rights."""
+    if described.authorized_operations is None:
+        return None
+    names = {operation.name for operation in described.authorized_operations}
+    return frozenset(right for right in Right if right.name in names)
 
 
 def url_safe(topic_id: Uuid) -> str:

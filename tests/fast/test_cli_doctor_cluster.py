@@ -15,7 +15,8 @@ from marshal_dagster.cli.doctor import Asked, Deployment
 from marshal_dagster.errors import RightMissing
 from marshal_dagster.kafka.clients import ClientLog
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.inspection import FROM_4, Broker, Inspection, Replicas, Right, Standing
+from marshal_dagster.kafka.inspection import FROM_4, Broker, Inspection, Replicas, Standing
+from marshal_dagster.kafka.rights import Right
 
 ASKER = rights.Asker("broker:9092", "dora")
 READER = frozenset({Right.DESCRIBE, Right.DESCRIBE_CONFIGS, Right.READ})
@@ -137,7 +138,7 @@ def test_an_answer_that_was_held_back_is_told() -> None:
 class Cluster:
     """An admin client that answers each question as a broker would, at once."""
 
-    operations: Iterable[Any] | None = (AclOperation.READ, AclOperation.DESCRIBE, AclOperation.DELETE)
+    operations: Iterable[Any] | None = (AclOperation.READ, AclOperation.DESCRIBE, AclOperation.ALTER_CONFIGS)
     settings: Mapping[str, Any] = MappingProxyType({})
 
     def describe_topics(self, _topics: object, **_: object) -> dict[str, Future[object]]:

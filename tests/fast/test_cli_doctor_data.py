@@ -6,6 +6,7 @@ from typing import cast
 import pytest
 
 from marshal_dagster.cli.checks.data import (
+    RETIRED_MS,
     DataTopic,
     Position,
     check_data_topics,
@@ -13,15 +14,18 @@ from marshal_dagster.cli.checks.data import (
     judge,
     look,
     positions,
+    retired,
 )
 from marshal_dagster.cli.checks.finding import Finding, State
 from marshal_dagster.cli.checks.rights import Asker
 from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
-from marshal_dagster.kafka.inspection import Inspection, Replicas, Right, Standing
+from marshal_dagster.kafka.inspection import Inspection, Replicas, Standing
+from marshal_dagster.kafka.rights import Right
 from marshal_dagster.kafka.topics import OffsetBounds
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, render
 from marshal_dagster.protocol.messages import DataTopic as DataTopicRecord
 from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.state import Owner, Phase, Range
 from marshal_dagster.protocol.world import World
 
 ID = "7tPg1PQ3SOOgBg6Ha5P9nw"
@@ -29,6 +33,8 @@ OTHER_ID = "QN2EAngHR2eh1GKqIax1BQ"
 READER = frozenset({Right.DESCRIBE, Right.READ})
 DELETES = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 WEEK_MS = 604_800_000
+HEARD_MS = 1_000
+"""When the group was last heard of."""
 ASKER = Asker("broker:9092", "dora")
 
 
@@ -192,14 +198,65 @@ def world_of(topics: Iterable[str]) -> World:
             DataTopicRecord(**about, topic_id=ID),  # type: ignore[arg-type]
             Heartbeat(**about, offset=50),  # type: ignore[arg-type]
         ):
-            world.partitions[0].apply(offset, 1_000, render(record))
+            world.partitions[0].apply(offset, HEARD_MS, render(record))
             offset += 1
     return world
 
 
-def check(cluster: Cluster, *topics: str) -> list[Finding]:
+def check(cluster: Cluster, *topics: str, at_ms: int = WEEK_MS) -> list[Finding]:
     """Check the data topics that the log names."""
-    return list(check_data_topics(cast("Inspection", cluster), world_of(topics), ASKER, WEEK_MS, is_member=True))
+    return list(check_data_topics(cast("Inspection", cluster), world_of(topics), ASKER, at_ms, is_member=True))
+
+
+class CutCluster(Cluster):
+    """A cluster that has deleted all that the group left unread."""
+
+    def offsets(self, _name: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
+        """Tell that nothing is left."""
+        assert committed_only in {True, False}
+        return {number: OffsetBounds(100, 100) for number in partitions}
+
+
+@pytest.mark.parametrize("late_ms", [0, 1])
+def test_a_group_that_nobody_was_heard_of_for_long_is_noted(late_ms: int) -> None:
+    """What it lost is a problem for 32 days; from then on it is retired as far as can be seen, and no fault."""
+    findings = check(CutCluster(DELETES), "orders", at_ms=HEARD_MS + RETIRED_MS + late_ms)
+    if not late_ms:
+        assert [each.state for each in findings] == [State.PROBLEM, State.OK]
+        return
+    note, summary = findings
+    assert (note.name, note.state, summary.state) == ("group g", State.OK, State.OK)
+    assert "it looks retired: last heard of 1970-01-01 00:00:01.000Z, 32 d 0 h ago" in note.found
+    assert "where it stands in orders is not judged" in note.found
+
+
+def test_a_retired_group_hides_nothing_of_the_others() -> None:
+    """Of a topic that a retired group and a living one read, the living one is judged."""
+    world, now_ms = world_of(["orders"]), HEARD_MS + 2 * RETIRED_MS
+    about = {"instance": "j", "client": "c", "group": "h", "topic": "orders", "partition": 0, "time_s": 1}
+    for offset, record in enumerate((ClaimingPartition(**about), Heartbeat(**about, offset=7)), start=3):  # type: ignore[arg-type]
+        world.partitions[0].apply(offset, now_ms - 1, render(record))
+    assert retired(world, now_ms) == {"g": HEARD_MS}
+    found = check_data_topics(cast("Inspection", CutCluster(DELETES)), world, ASKER, now_ms, is_member=True)
+    problem, note, _ = found
+    assert (problem.state, "group h" in problem.found, "group g" in problem.found) == (State.PROBLEM, True, False)
+    assert note.name == "group g"
+
+
+def test_a_group_of_which_no_time_is_known_is_not_retired() -> None:
+    """As one whose ranges are all done and released."""
+    world = world_of(["orders"])
+    for _, _, _, key in world.keys():  # noqa: SIM118 - no mapping
+        key.last_beat_ms = 0
+    assert retired(world, HEARD_MS + 2 * RETIRED_MS) == {}
+
+
+def test_a_held_range_is_a_sign_of_life() -> None:
+    """A group that claims ranges beats for these alone."""
+    world, now_ms = world_of(["orders"]), HEARD_MS + 2 * RETIRED_MS
+    for _, _, _, key in world.keys():  # noqa: SIM118 - no mapping
+        key.ranges = (Range(50, 60, Phase.CLAIMED, Owner("i", "c", 1), now_ms),)
+    assert retired(world, now_ms) == {}
 
 
 def test_positions_are_those_of_the_log() -> None:

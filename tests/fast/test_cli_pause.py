@@ -28,7 +28,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 
 def use(log: FaultyLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have commands read and write `log`."""
-    monkeypatch.setattr(pause, "open_reader", lambda *_: Rationalizer(log))
+    monkeypatch.setattr(pause, "open_reader", lambda *_, **__: Rationalizer(log))
 
 
 def act(capsys: pytest.CaptureFixture[str], *arguments: str) -> Answer:

@@ -6,10 +6,12 @@ from functools import partial
 import pytest
 
 from marshal_dagster.cli import position_get, position_set
+from marshal_dagster.cli.connecting import WRITING
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.rights import Right
 from marshal_dagster.operations.positions import Repositioning
 from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, DeliveryMode, RuleSet, Settings
 from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, TOPIC, Site, about
@@ -364,9 +366,11 @@ def test_the_log_is_written_as_the_groups_members_do(
     """No record may wait longer to be sent than the group's heartbeat interval allows."""
     asked: list[int] = []
 
-    def open_reader(connection: KafkaConnection, topic: str, *, interval_ms: int) -> Rationalizer:
+    def open_reader(
+        connection: KafkaConnection, topic: str, *, interval_ms: int, rights: tuple[Right, ...]
+    ) -> Rationalizer:
         asked.append(interval_ms)
-        assert (connection.bootstrap_servers, topic) == ("somewhere:1", "__marshal")
+        assert (connection.bootstrap_servers, topic, rights) == ("somewhere:1", "__marshal", WRITING)
         return Rationalizer(site.log(), clock=site.clock)
 
     monkeypatch.setattr(position_set, "open_reader", open_reader)

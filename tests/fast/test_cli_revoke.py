@@ -5,9 +5,11 @@ from functools import partial
 import pytest
 
 from marshal_dagster.cli import revoke
+from marshal_dagster.cli.connecting import WRITING
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ClaimLost
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.rights import Right
 from marshal_dagster.operations.revoking import Revoking
 from tests.members import GROUP, HI_MS, TOPIC, Site
 from tests.operating import act, at_work_on, site_now
@@ -151,9 +153,11 @@ def test_revocations_are_written_as_the_groups_members_write(
     """No record may wait longer to be sent than the group's heartbeat interval allows."""
     asked: list[int] = []
 
-    def open_reader(connection: KafkaConnection, topic: str, *, interval_ms: int) -> Rationalizer:
+    def open_reader(
+        connection: KafkaConnection, topic: str, *, interval_ms: int, rights: tuple[Right, ...]
+    ) -> Rationalizer:
         asked.append(interval_ms)
-        assert (connection.bootstrap_servers, topic) == ("somewhere:1", "__marshal")
+        assert (connection.bootstrap_servers, topic, rights) == ("somewhere:1", "__marshal", WRITING)
         return Rationalizer(site.log(), clock=site.clock)
 
     owner = site.owner_of(0)

@@ -54,6 +54,7 @@ class Stand:
     site: Site = field(default_factory=site_now)
     topics: FakeTopics = field(default_factory=FakeTopics)
     intervals: list[int] = field(default_factory=list)
+    asked_for_rights: int = 0
 
     def claimer(self) -> ClaimerResource:
         """Give a claimer whose log and data topics are these."""
@@ -63,6 +64,9 @@ class Stand:
             def open_log(self, interval_ms: int) -> Rationalizer:
                 stand.intervals.append(interval_ms)
                 return Rationalizer(stand.site.log())
+
+            def require_rights(self) -> None:
+                stand.asked_for_rights += 1
 
             def open_data(self) -> Topics:
                 return cast("Topics", stand.topics)
@@ -421,3 +425,22 @@ def test_an_operators_job_can_be_named_and_tagged(name: str) -> None:
     job = JOBS[name][0](name="mine", tags={"team": "a"})
     assert (job.name, job.tags["team"]) == ("mine", "a")
     assert JOBS[name][0]().name == name
+
+
+@pytest.mark.parametrize(("name", "config"), [("set_position", {"latest": True}), ("revoke_claims", {"instance": "i"})])
+def test_a_topic_that_cannot_be_is_refused(stand: Stand, name: str, config: dict[str, Any]) -> None:
+    """A name that would inject fields into a record fails the run before anything is asked for."""
+    error = failure(stand.run(name, topic="orders/0", **config)).step_failure_data.error
+    assert error is not None
+    assert error.cause is not None
+    assert "ConfigurationError: topic: 'orders/0' is no name" in error.cause.message
+    assert stand.intervals == []
+
+
+def test_only_what_writes_needs_the_right_to(stand: Stand) -> None:
+    """A dry run asks for no right; the same job without it does, first."""
+    assert stand.run("pause_group", duration="1h", dry_run=True).success
+    assert stand.asked_for_rights == 0
+    assert stand.run("pause_group", duration="1h").success
+    assert stand.run("set_position", topic=TOPIC, latest=True).success
+    assert stand.asked_for_rights == 2

@@ -1,16 +1,26 @@
 """The resources: their settings, their secrets, and what they learn from Dagster."""
 
 import logging
+import uuid
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, cast
 
 import dagster as dg
 import pytest
-from pydantic import ValidationError
 
 from marshal_dagster.delivery import BatchRequest
 from marshal_dagster.errors import BatchAborted, ConfigurationError
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import (
+    INT32_MAX,
+    INT64_MAX,
+    ClaimingRange,
+    DeliveryMode,
+    PlanningRange,
+    RuleSet,
+    Settings,
+    render,
+)
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.resources import BatchOptions, ClaimerResource, KafkaConnectionConfig, RationalizerResource
@@ -56,14 +66,26 @@ def test_a_connection_that_cannot_be_is_refused_where_it_is_written(fields: dict
         _connection(**fields)
 
 
+def test_a_key_with_a_password_is_taken() -> None:
+    """Whether the two go together is seen when the key's file is; without a file for it a password is refused."""
+    fields = {"security_protocol": "SSL", "ssl_key_password": CANARY}
+    assert _connection(**fields, ssl_certificate_location="c.pem", ssl_key_location="k.pem").ssl_key_password == CANARY
+    with pytest.raises(ConfigurationError, match="ssl_key_password needs ssl_key_location"):
+        _connection(**fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "told"),
     [
-        ({"heartbeat_interval_s": 0}, "heartbeat_interval_s\n.*greater than or equal to 0.1"),
-        ({"delivery": "twice"}, "delivery\n.*'at_most_once', 'at_least_once' or 'effectively_once'"),
-        ({"group": "a/b"}, "group\n.*no '/' and no control characters"),
-        ({"client_id": ""}, "client_id\n.*1 to 255 characters"),
-        ({"coordination_topic": "no topic"}, "coordination_topic\n.*no name that Kafka allows"),
+        ({"heartbeat_interval_s": 0}, "heartbeat_interval_s: .*greater than or equal to 0.1"),
+        ({"delivery": "twice"}, "delivery: .*'at_most_once', 'at_least_once' or 'effectively_once'"),
+        ({"group": "a/b"}, "group: .*no '/' and no control characters"),
+        ({"client_id": ""}, "client_id: .*1 to 255 characters"),
+        ({"coordination_topic": "no topic"}, "coordination_topic: .*no name that Kafka allows"),
+        ({"group": "a\nb"}, "group: .*no control characters"),
+        ({"group": "a\ud800"}, "group: .*cannot be a name"),
+        ({"client_id": "i" * 256}, "client_id: .*1 to 255 characters"),
+        ({"group": "\N{DROPLET}" * 255, "client_id": "\N{DROPLET}" * 146}, "more than 1600 bytes of UTF-8 together"),
         ({"rule_set": "go"}, "heartbeat_interval_s is 10; with rule_set 'go' it must be 60"),
         (
             {"rule_set": "go", "heartbeat_interval_s": 60, "delivery": "at_most_once"},
@@ -72,9 +94,29 @@ def test_a_connection_that_cannot_be_is_refused_where_it_is_written(fields: dict
     ],
 )
 def test_a_wrong_setting_is_refused_by_name(fields: dict[str, Any], told: str) -> None:
-    """A wrong setting of the claimer is an error that names the field and what would be right."""
-    with pytest.raises(ValidationError, match=told):
+    """A wrong setting of the claimer is an error of one line that names the field and what would be right."""
+    with pytest.raises(ConfigurationError, match=told) as refused:
         _claimer(**fields)
+    assert len(str(refused.value).splitlines()) == 1
+
+
+def test_the_longest_names_leave_room_for_the_longest_record() -> None:
+    """What the resource takes can be written, whatever else a record has to carry."""
+    names = {"group": "\N{DROPLET}" * 255, "client": "\N{DROPLET}" * 145}
+    about = {**names, "instance": f"revoking-{uuid.uuid4()}.{'f' * 12}", "topic": "t" * 249, "time_s": 10**12}
+    for record in (
+        PlanningRange(**about, partition=INT32_MAX, epoch=INT64_MAX, end=INT64_MAX),  # type: ignore[arg-type]
+        ClaimingRange(**about, partition=INT32_MAX, start=INT64_MAX - 1, end=INT64_MAX),  # type: ignore[arg-type]
+    ):
+        assert render(record)
+    _claimer(group=names["group"], client_id=names["client"])
+
+
+@pytest.mark.parametrize("name", ["a/b", "a\nb", "a\ud800", "a" * 250, "", ".."])
+def test_a_topic_that_cannot_be_is_refused_before_anything_is_opened(name: str) -> None:
+    """A batch of it is a configuration error, whatever the brokers are."""
+    with pytest.raises(ConfigurationError, match="no name that Kafka allows"):
+        _claimer().claimed_batch(cast("dg.OpExecutionContext", None), topic=name)
 
 
 def test_the_resource_says_what_its_group_must_agree_on() -> None:
@@ -106,6 +148,29 @@ def test_a_secret_in_the_code_is_refused(field: str) -> None:
         dg.Definitions(resources={"claimer": claimer}).get_repository_def()
     assert CANARY not in str(refused.value)
     assert CANARY not in repr(claimer)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _connection(**SASL, password=[CANARY]),
+        lambda: _connection(**SASL, password=f"{CANARY}\n"),
+        lambda: _connection(**{**SASL, "username": 1}, password=CANARY),
+        lambda: _connection(bootstrap_servers=f"etl:{CANARY}@127.0.0.1:1"),
+        lambda: _connection(client_settings={"ssl.keystore.password": CANARY}),
+        lambda: _claimer(connection={"bootstrap_servers": "127.0.0.1:1", "password": [CANARY]}),
+        lambda: _claimer(connection={"bootstrap_servers": "127.0.0.1:1", "password": CANARY}, group="a/b"),
+        lambda: RationalizerResource(connection={"bootstrap_servers": 1, "password": CANARY}),  # type: ignore[arg-type]
+    ],
+)
+def test_an_error_about_settings_shows_no_secret(make: Callable[[], object]) -> None:
+    """Neither the error nor one that it carries has the value, whichever setting is wrong."""
+    with pytest.raises(ConfigurationError) as refused:
+        make()
+    error: BaseException | None = refused.value
+    while error is not None:
+        assert CANARY not in f"{error}{error!r}"
+        error = error.__context__
 
 
 def test_a_secret_of_the_environment_reaches_the_connection_alone(monkeypatch: pytest.MonkeyPatch) -> None:

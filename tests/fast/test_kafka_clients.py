@@ -332,9 +332,9 @@ def test_what_a_client_logs_goes_to_python_at_debug(free_port: int, caplog: pyte
                 "ssl://a:1/bootstrap: Receive failed: error:0A000412:SSL routines::ssl/tls alert bad certificate: SSL "
                 "alert number 42 (after 3ms in state APIVERSION_QUERY)"
             ),
-            Cause.CERTIFICATE,
+            Cause.OWN_CERTIFICATE,
             "a:1",
-            "Receive failed: ssl/tls alert bad certificate: SSL alert number 42",
+            "the server does not accept the certificate of this client, or its lack of one",
         ),
         (
             (

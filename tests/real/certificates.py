@@ -33,11 +33,11 @@ class Identity:
     key: str
 
 
-def self_signed(name: str, addresses: tuple[str, ...] = ()) -> Identity:
-    """Make a certificate for a common name and for some IP addresses, valid from yesterday for ten days."""
+def self_signed(name: str, addresses: tuple[str, ...] = (), *, until_days: int = 9) -> Identity:
+    """Make a certificate for a common name and for some IP addresses, valid for ten days that end `until_days` on."""
     private = secrets.randbelow(_N - 1) + 1
     public = _multiplied(private)
-    today = datetime.now(UTC)
+    end = datetime.now(UTC) + timedelta(days=until_days)
     subject = _der(_SEQUENCE, _der(_SET, _der(_SEQUENCE, _oid(_COMMON_NAME), _der(_UTF8, name.encode()))))
     algorithm = _der(_SEQUENCE, _oid(_ECDSA_SHA256))
     body = _der(
@@ -46,7 +46,7 @@ def self_signed(name: str, addresses: tuple[str, ...] = ()) -> Identity:
         _integer(secrets.randbits(64) | 1),
         algorithm,
         subject,
-        _der(_SEQUENCE, _moment(today - timedelta(days=1)), _moment(today + timedelta(days=9))),
+        _der(_SEQUENCE, _moment(end - timedelta(days=10)), _moment(end)),
         subject,
         _der(_SEQUENCE, _der(_SEQUENCE, _oid(_EC_KEY), _oid(_P256)), _der(_BITS, b"\0" + public)),
         _der(0xA3, _der(_SEQUENCE, *_extensions(addresses))),

@@ -36,19 +36,26 @@ _LISTENERS = {
     "SASL_PLAINTEXT": "SASL_PLAINTEXT",
     "SASL_SSL": "SASL_SSL",
     "SSL": "SSL",
+    "EXPIRED": "SSL",
+    "ELSEWHERE": "SSL",
 }
+"""The listeners by name, with their protocols; two have a certificate that is out of date, or another host's."""
 _MECHANISMS = "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512"
 _MODULES = "org.apache.kafka.common.security"
 
 
 @dataclass(frozen=True, slots=True)
 class SecuredKafka:
-    """A broker that is up: its servers by security protocol, and the PEM files that a client needs."""
+    """A broker that is up: its servers by listener, and the PEM files that a client needs.
+
+    `unknown` is a client's certificate that the broker does not trust, with its key.
+    """
 
     servers: dict[str, str]
     authority: Path
     certificate: Path
     key: Path
+    unknown: Path
 
     def grant(self, user: str, operation: str, kind: str, name: str) -> None:
         """Give a user one right on a topic or a group, of which the broker learns in a moment."""
@@ -65,10 +72,10 @@ class SecuredKafka:
         for future in admin.create_acls([binding]).values():
             future.result(WITHIN_S)
 
-    def make_scram_user(self) -> None:
-        """Store `SCRAM_USER` with its password, for both mechanisms."""
+    def make_user(self, name: str = SCRAM_USER, password: str = SCRAM_PASSWORD) -> None:
+        """Store a user with its password, for both mechanisms of SCRAM."""
         wanted = [
-            UserScramCredentialUpsertion(SCRAM_USER, ScramCredentialInfo(mechanism, 4096), SCRAM_PASSWORD.encode())
+            UserScramCredentialUpsertion(name, ScramCredentialInfo(mechanism, 4096), password.encode())
             for mechanism in (ScramMechanism.SCRAM_SHA_256, ScramMechanism.SCRAM_SHA_512)
         ]
         admin = self._admin()
@@ -86,13 +93,7 @@ def secured_kafka(directory: Path) -> Iterator[SecuredKafka]:
     ports: dict[str, int] = {}
     for name in ("PLAINTEXT", *_LISTENERS, "controller"):
         ports[name] = free_port(set(ports.values()))
-    broker, client = self_signed("broker", (HOST,)), self_signed("client")
-    files = {name: directory / name for name in ("authority.pem", "broker.pem", "client.pem", "client-key.pem")}
-    files["authority.pem"].write_text(broker.certificate)
-    files["broker.pem"].write_text(broker.key + broker.certificate)
-    files["client.pem"].write_text(client.certificate)
-    files["client-key.pem"].write_text(client.key)
-
+    files = _files(directory)
     node = Node(1, ports["PLAINTEXT"], ports.pop("controller"))
     java = find_java()
     launcher = Launcher(java, ensure_jars(java), settings=_settings(ports, files))
@@ -110,11 +111,32 @@ def secured_kafka(directory: Path) -> Iterator[SecuredKafka]:
             files["authority.pem"],
             files["client.pem"],
             files["client-key.pem"],
+            files["client-unknown.pem"],
         )
-        secured.make_scram_user()
+        secured.make_user()
         yield secured
     finally:
         processes.kill([mark])
+
+
+def _files(directory: Path) -> dict[str, Path]:
+    """Write the PEM files, and give them by name."""
+    broker, expired = self_signed("broker", (HOST,)), self_signed("expired", (HOST,), until_days=-2)
+    elsewhere, client = self_signed("elsewhere", ("192.0.2.1",)), self_signed("client")
+    unknown = self_signed("unknown client")
+    contents = {
+        "authority.pem": broker.certificate + expired.certificate + elsewhere.certificate,
+        "broker.pem": broker.key + broker.certificate,
+        "expired.pem": expired.key + expired.certificate,
+        "elsewhere.pem": elsewhere.key + elsewhere.certificate,
+        "client.pem": client.certificate,
+        "client-key.pem": client.key,
+        "client-unknown.pem": unknown.key + unknown.certificate,
+    }
+    files = {name: directory / name for name in contents}
+    for name, text in contents.items():
+        files[name].write_text(text)
+    return files
 
 
 def _settings(ports: dict[str, int], files: dict[str, Path]) -> dict[str, str]:
@@ -133,6 +155,9 @@ def _settings(ports: dict[str, int], files: dict[str, Path]) -> dict[str, str]:
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(files["client.pem"]),
         "listener.name.ssl.ssl.client.auth": "required",
+        "listener.name.expired.ssl.keystore.location": str(files["expired.pem"]),
+        "listener.name.elsewhere.ssl.keystore.location": str(files["elsewhere.pem"]),
+        **{f"listener.name.{name}.ssl.keystore.type": "PEM" for name in ("expired", "elsewhere")},
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS",
     }

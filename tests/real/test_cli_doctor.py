@@ -14,7 +14,8 @@ from marshal_dagster.devkafka import ensure_jars
 from marshal_dagster.java import find_java
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.inspection import FROM_4, Inspection, Replicas, Right
+from marshal_dagster.kafka.inspection import FROM_4, Inspection, Replicas
+from marshal_dagster.kafka.rights import Right
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, Heartbeat, Message, render
 from marshal_dagster.protocol.placement import coordination_partition

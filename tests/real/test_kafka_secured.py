@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import dagster as dg
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
@@ -18,6 +19,7 @@ from marshal_dagster.errors import MarshalError, RightMissing, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import OffsetBounds, Topics
+from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.spark.reading import read_ranges
 from tests.cli import call
 from tests.real.secured_kafka import (
@@ -93,12 +95,20 @@ WRONG_WAYS: dict[str, tuple[str, str, dict[str, str], str]] = {
     ),
     "a wrong password, SCRAM": ("SASL_SSL", "SASL_SSL", {**WITH_SCRAM, "password": "wrong"}, "Authentication failed"),
     "an unknown user": ("SASL_SSL", "SASL_SSL", {**WITH_SCRAM, "username": "nobody"}, "Authentication failed"),
-    "no certificate of one's own": ("SSL", "SSL", {}, "certificate"),
+    "no certificate of one's own": ("SSL", "SSL", {}, "certificate of this client, or its lack of one"),
+    "a server's certificate that is out of date": ("SSL", "EXPIRED", {}, "the server's certificate has expired"),
+    "another host's certificate": ("SSL", "ELSEWHERE", {}, "certificate is not for the host 127.0.0.1"),
     "TLS where there is none": ("SSL", "PLAINTEXT", {}, "SSL"),
     "TLS where there are passwords alone": ("SASL_SSL", "SASL_PLAINTEXT", WITH_SCRAM, "SSL"),
     "a password where none is wanted": ("SASL_PLAINTEXT", "PLAINTEXT", WITH_SCRAM, "does not speak SASL there"),
     "no password where one is wanted": ("PLAINTEXT", "SASL_PLAINTEXT", {}, "the server closes the connection"),
-    "no TLS where it is wanted": ("PLAINTEXT", "SASL_SSL", {}, "the server closes the connection"),
+    "no TLS where it is wanted": (
+        "PLAINTEXT",
+        "SASL_SSL",
+        {},
+        "TLS there; check security_protocol: set it to SSL",
+    ),
+    "a password without TLS where it is wanted": ("SASL_PLAINTEXT", "SASL_SSL", WITH_SCRAM, "set it to SASL_SSL"),
 }
 
 
@@ -112,11 +122,60 @@ def test_a_wrong_way_of_connecting_is_told(secured: SecuredKafka, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_certificate_that_is_not_trusted_is_told(secured: SecuredKafka) -> None:
+@pytest.mark.parametrize("authority", ["the system's", "another"])
+def test_a_certificate_that_is_not_trusted_is_told(secured: SecuredKafka, authority: str) -> None:
     """Without the authority that vouches for the broker nothing is sent to it."""
-    message = refused(connect(secured, "SASL_SSL", **WITH_SCRAM))
+    trust = {} if authority == "the system's" else {"ssl_ca_location": str(secured.certificate)}
+    message = refused(connect(secured, "SASL_SSL", **WITH_SCRAM, **trust))
     assert "certificate verify failed" in message
     assert "check ssl_ca_location" in message
+
+
+def test_a_certificate_of_ones_own_that_is_not_trusted_is_told(secured: SecuredKafka) -> None:
+    """The server refuses it, and the line names the fields that hold it."""
+    own = {"ssl_certificate_location": str(secured.unknown), "ssl_key_location": str(secured.unknown)}
+    assert "check ssl_certificate_location and ssl_key_location" in refused(
+        connect(secured, "SSL", **trusting(secured), **own)
+    )
+
+
+@pytest.mark.parametrize("way", ["a wrong password, SCRAM", "a server's certificate that is out of date"])
+def test_what_is_wrong_is_one_line_wherever_it_is_met(
+    secured: SecuredKafka,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    way: str,
+) -> None:
+    """On the command line, in `doctor`, and from a resource of Dagster; the client's own log lines are nowhere."""
+    protocol, listener, fields, words = WRONG_WAYS[way]
+    connection = connect(secured, protocol, listener=listener, **fields, **trusting(secured))
+    given = {"security_protocol": protocol, "timeout_s": "3", **fields, **trusting(secured)}
+    for name, value in {"bootstrap_servers": connection.bootstrap_servers, **given}.items():
+        monkeypatch.setenv(f"MARSHAL_{name.upper()}", value)
+    capfd.readouterr()
+
+    status = call(capfd, "status")
+    assert (status.code, status.out, words in status.error) == (3, "", True)
+
+    doctor = call(capfd, "doctor", "--json")
+    (found,) = (each for each in doctor.json["findings"] if each["name"] == "connection")
+    assert (doctor.code, doctor.err, found["state"], words in found["found"]) == (1, "", "problem", True)
+    assert "kafka up" not in found["mend"]
+
+    @dg.op
+    def look(rationalizer: RationalizerResource) -> None:
+        rationalizer.rationalizer()
+
+    @dg.job(resource_defs={"rationalizer": RationalizerResource(connection=KafkaConnectionConfig.from_environment())})
+    def looking() -> None:
+        look()
+
+    result = looking.execute_in_process(raise_on_error=False)
+    (event,) = (each for each in result.all_node_events if each.is_step_failure)
+    cause = event.step_failure_data.error and event.step_failure_data.error.cause
+    assert cause is not None
+    assert words in cause.message
+    assert "rdkafka" not in capfd.readouterr().err
 
 
 def refused(connection: KafkaConnection) -> str:
@@ -138,7 +197,7 @@ def test_a_right_that_is_missing_is_named(secured: SecuredKafka, admin: Topics) 
     with Topics(connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN)) as topics:
         questions: dict[str, Callable[[], object]] = {
             "DESCRIBE on topic 'rights'": lambda: topics.describe("rights"),
-            "DESCRIBE on topic 'rights'$": lambda: topics.offsets("rights", [0]),
+            "DESCRIBE on topic 'rights': kafka-acls": lambda: topics.offsets("rights", [0]),
             "DESCRIBE_CONFIGS on topic 'rights'": lambda: topics.settings("rights"),
             "CREATE on topic 'new'": lambda: topics.create("new", 1, 1),
             "ALTER on topic 'rights'": lambda: topics.grow("rights", 2),
@@ -195,7 +254,7 @@ def test_a_producer_that_may_write_nowhere_is_told(secured: SecuredKafka) -> Non
         while time.monotonic() < deadline:
             clients.reach(client, log, timeout_s=WITHIN_S)
 
-    with pytest.raises(RightMissing, match="grant WRITE on the coordination topic"):
+    with pytest.raises(RightMissing, match="grant WRITE on its topic"):
         reach_again_and_again()
     assert log.fatal is not None
     with pytest.raises(KafkaException):

@@ -15,6 +15,8 @@ from marshal_dagster.kafka.inspection import Inspection, Standing
 from marshal_dagster.kafka.topics import OffsetBounds
 from marshal_dagster.protocol.world import World
 
+RETIRED_MS: Final = 32 * 86_400_000
+"""For how long nobody was heard of in a group that looks retired: longer than a monthly job is silent."""
 _SET_POSITION: Final = "look at what was done, then set the position: marshal-dagster position set"
 
 
@@ -67,16 +69,32 @@ def positions(world: World) -> dict[str, list[Position]]:
     return found
 
 
+def retired(world: World, at_ms: int) -> dict[str, int]:
+    """Give the groups in which nobody was heard of for `RETIRED_MS` by the clock `at_ms`, each with when that was.
+
+    One of which no key tells when, as after ranges were done and released, is none of them.
+    """
+    heard_ms: dict[str, int] = {}
+    for group, _, _, key in world.keys():  # noqa: SIM118 - no mapping
+        latest_ms = max([key.last_beat_ms, *(each.last_beat_ms for each in key.ranges)])
+        heard_ms[group] = max(heard_ms.get(group, 0), latest_ms)
+    return {group: last_ms for group, last_ms in heard_ms.items() if 0 < last_ms < at_ms - RETIRED_MS}
+
+
 def check_data_topics(
     cluster: Inspection, world: World, asker: rights.Asker, at_ms: int, *, is_member: bool
 ) -> Iterator[Finding]:
     """Check each data topic that the log names, by the clock `at_ms` (unix ms); then say how many there are.
 
+    Where retired groups stand is not judged: what they leave unread will be deleted, and nobody means to read it.
     `is_member`: who asks may claim, and so should be able to read them.
     """
     unseen, held = 0, 0
-    named = positions(world)
-    for name, at in sorted(named.items()):
+    named, gone = positions(world), retired(world, at_ms)
+    for name, every in sorted(named.items()):
+        at = [each for each in every if each.group not in gone]
+        if not at:
+            continue
         try:
             standing = cluster.standing(name)
             settings = _settings(cluster, name)
@@ -94,7 +112,18 @@ def check_data_topics(
         if (right := rights.of_data_topic(standing, asker, is_member=is_member)) is not None:
             yield right
         yield from judge(topic, at, asker.servers)
+    yield from (_retired(group, last_ms, named, at_ms) for group, last_ms in sorted(gone.items()))
     yield _summary(len(named), unseen, held)
+
+
+def _retired(group: str, last_ms: int, named: Mapping[str, Iterable[Position]], at_ms: int) -> Finding:
+    topics = [topic for topic, at in sorted(named.items()) if any(each.group == group for each in at)]
+    return Finding(
+        f"group {group}",
+        State.OK,
+        f"it looks retired: last heard of {output.utc(last_ms)}, {output.duration(at_ms - last_ms)} ago; where it "
+        f"stands in {', '.join(topics)} is not judged until somebody claims again",
+    )
 
 
 def _settings(cluster: Inspection, topic: str) -> Mapping[str, str]:

@@ -4,9 +4,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from marshal_dagster.cli.checks.finding import Finding, State
-from marshal_dagster.kafka.inspection import Right, Standing
+from marshal_dagster.kafka.inspection import Standing
+from marshal_dagster.kafka.rights import Right, on_topic
 
 NAME = "rights"
+_TOLD = (Right.DESCRIBE, Right.DESCRIBE_CONFIGS, Right.READ, Right.WRITE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +20,7 @@ class Asker:
 
     def granting(self, rights: Iterable[Right], topic: str) -> str:
         """Give the command."""
-        operations = " ".join(f"--operation {right}" for right in rights)
-        return (
-            f"kafka-acls --bootstrap-server {self.servers} --add --allow-principal User:{self.user or 'NAME'} "
-            f"{operations} --topic {topic}"
-        )
+        return on_topic(topic, *rights).command(self.servers, self.user)
 
 
 def of_coordination_topic(standing: Standing, asker: Asker) -> Finding:
@@ -93,4 +91,4 @@ def _not_told(standing: Standing) -> Finding:
 
 def _said(standing: Standing) -> str:
     held = standing.rights or frozenset()
-    return f"{standing.name}: {', '.join(right for right in Right if right in held) or 'none'}"
+    return f"{standing.name}: {', '.join(right for right in _TOLD if right in held) or 'none'}"

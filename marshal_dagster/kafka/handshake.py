@@ -1,0 +1,91 @@
+"""Looks at a server once, by a TLS handshake of its own, for what Kafka's client cannot say of a failed connection.
+
+The client says of every certificate only that it was not verified, and of a server that wants TLS only that it closes
+the connection. Nothing is sent but the handshake.
+"""
+
+import socket
+from typing import TYPE_CHECKING, Final
+
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.failures import Cause, Reason
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+_WITHIN_S: Final = 1.0
+_MAY_WANT_TLS: Final = frozenset({Cause.CLOSED, Cause.SILENT})
+_EXPIRED, _NOT_YET = 10, 9
+_OTHER_HOST: Final = frozenset({62, 64})
+"""OpenSSL's codes for what is wrong with a certificate (its `x509_vfy.h`); all others are about who vouches for it."""
+_HOST_IS_NOT_CHECKED: Final = "none"
+
+
+def looked_into(reason: Reason, connection: KafkaConnection) -> Reason:
+    """Give a reason that says more, where a look at the server tells more."""
+    server = reason.server or connection.bootstrap_servers.split(",", 1)[0]
+    if reason.cause is Cause.CERTIFICATE and connection.uses_tls:
+        return _of_certificate(reason, server, connection)
+    if reason.cause in _MAY_WANT_TLS and not connection.uses_tls and _speaks_tls(server):
+        return Reason(
+            Cause.PROTOCOL,
+            server,
+            "the server speaks TLS there",
+            f"check security_protocol: set it to {'SASL_SSL' if connection.uses_sasl else 'SSL or SASL_SSL'}",
+        )
+    return reason
+
+
+def _of_certificate(reason: Reason, server: str, connection: KafkaConnection) -> Reason:
+    import ssl
+
+    try:
+        context = ssl.create_default_context(cafile=connection.ssl_ca_location)
+        identification = connection.client_settings.get("ssl.endpoint.identification.algorithm")
+        context.check_hostname = identification != _HOST_IS_NOT_CHECKED
+        _shake_hands(server, context)
+    except ssl.SSLCertVerificationError as error:
+        return _told(Reason(Cause.CERTIFICATE, server, reason.text), error.verify_code, error.verify_message)
+    except (OSError, ValueError):
+        pass
+    return reason
+
+
+def _told(reason: Reason, code: int, words: str) -> Reason:
+    host = reason.server.rpartition(":")[0]
+    if code == _EXPIRED:
+        text = "the server's certificate has expired"
+        advice = "check the server: it needs a new certificate (or this machine's clock is wrong)"
+    elif code == _NOT_YET:
+        text = "the server's certificate is not valid yet"
+        advice = "check this machine's clock, and the server's certificate"
+    elif code in _OTHER_HOST:
+        text = f"the server's certificate is not for the host {host}"
+        advice = "check bootstrap_servers, and the brokers' advertised.listeners: name hosts as the certificates do"
+    else:
+        text = f"certificate verify failed: nobody who is trusted here vouches for the server's ({words})"
+        advice = "check ssl_ca_location: it must hold the authority that signed the server's certificate"
+    return Reason(reason.cause, reason.server, text, advice)
+
+
+def _speaks_tls(server: str) -> bool:
+    import ssl
+
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    try:
+        _shake_hands(server, context)
+    except OSError:
+        return False
+    return True
+
+
+def _shake_hands(server: str, context: "SSLContext") -> None:
+    host, _, port = server.rpartition(":")
+    host = host.strip("[]")
+    with (
+        socket.create_connection((host, int(port)), timeout=_WITHIN_S) as plain,
+        context.wrap_socket(plain, server_hostname=host),
+    ):
+        pass

@@ -1,0 +1,55 @@
+"""Which rights a request takes, in Kafka's words, and the command that grants them."""
+
+import shlex
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Right(StrEnum):
+    """What a principal may do, in the words of Kafka's own tool for rights."""
+
+    DESCRIBE = "Describe"
+    DESCRIBE_CONFIGS = "DescribeConfigs"
+    READ = "Read"
+    WRITE = "Write"
+    CREATE = "Create"
+    ALTER = "Alter"
+    DELETE = "Delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Rights on a topic, on a group, or on both; on the cluster where neither is named."""
+
+    rights: tuple[Right, ...]
+    topic: str | None = None
+    group: str | None = None
+
+    def __str__(self) -> str:
+        """Say it as a person would."""
+        places = [f"on {kind} {name!r}" for kind, name in self._named()] or ["on the cluster"]
+        return f"{' and '.join(right.name for right in self.rights)} {' and '.join(places)}"
+
+    def _named(self) -> list[tuple[str, str]]:
+        return [(kind, name) for kind, name in (("group", self.group), ("topic", self.topic)) if name is not None]
+
+    def command(self, servers: str, user: str | None) -> str:
+        """Give the command that grants them to `user`; None: the principal is not known here."""
+        words = ["kafka-acls", "--bootstrap-server", servers, "--add", "--allow-principal", f"User:{user or 'NAME'}"]
+        for right in self.rights:
+            words += ["--operation", right]
+        for kind, name in self._named():
+            words += [f"--{kind}", name]
+        return shlex.join(words if self._named() else [*words, "--cluster"])
+
+
+def on_topic(topic: str, *rights: Right) -> Needed:
+    """Give rights on a topic."""
+    return Needed(rights, topic)
+
+
+def missing(needed: Needed, held: Collection[Right] | None) -> Needed | None:
+    """Give what of `needed` is not `held`, None if that is nothing or the brokers do not tell."""
+    lacking = () if held is None else tuple(right for right in needed.rights if right not in held)
+    return Needed(lacking, needed.topic, needed.group) if lacking else None

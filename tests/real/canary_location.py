@@ -1,0 +1,81 @@
+"""A code location whose every setting that takes a secret has one: by `test_security`, which looks where they turn up.
+
+The run writes a first batch to PostgreSQL, and fails in Spark in the second. Before it ends it looks at what Spark's
+own pages show, and at the arguments of all processes, and writes that down.
+"""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.request import urlopen
+
+import dagster as dg
+import psutil
+
+from marshal_dagster.delivery import ClaimedBatch
+from marshal_dagster.jobs import build_claimed_batch_job
+from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
+from marshal_dagster.spark.sinks import PostgresSink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+FOLDER = Path(os.environ["TEST_FOLDER"])
+PAGES = ("environment/", "SQL/", "SQL/execution/?id=0", "jobs/", "stages/", "executors/")
+ANSWERS = ("environment", "sql?details=true&planDescription=true", "jobs", "stages")
+SPARK = {
+    "spark.master": "local[1]",
+    "spark.driver.memory": "512m",
+    "spark.ui.enabled": "true",
+    "spark.ui.port": "0",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.dir": FOLDER.as_uri(),
+}
+
+
+def _look(spark: "SparkSession") -> None:
+    context = spark.sparkContext
+    site = str(context.uiWebUrl)
+    addresses = [
+        *(f"{site}/{page}" for page in PAGES),
+        *(f"{site}/api/v1/applications/{context.applicationId}/{answer}" for answer in ANSWERS),
+    ]
+    seen = []
+    for address in addresses:
+        with urlopen(address, timeout=20) as answer:  # noqa: S310 - a session of our own
+            seen.append(answer.read())
+    (FOLDER / "pages").write_bytes(b"\n".join(seen))
+    arguments = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+    (FOLDER / "processes").write_text("\n".join(arguments))
+
+
+def _work(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":
+    rows = frame.selectExpr("partition", "offset", "cast(value as string) as text")
+    if batch.ranges[0].start > 0:
+        try:
+            rows.selectExpr("raise_error('on purpose')").collect()
+        finally:
+            _look(frame.sparkSession)
+    sink.create_tables(rows.schema)
+    context.log.info("%s %r %r", batch, rows.count(), context.resources.claimer)
+    frame.explain(extended=True)
+    return rows
+
+
+sink = PostgresSink(os.environ["TEST_DSN"], "canaries")
+work = build_claimed_batch_op(_work, name="work", topic="orders", sink=sink, spark_config=SPARK, max_records=1)
+works_then_fails = build_claimed_batch_job(work, name="works_then_fails")
+
+defs = dg.Definitions(
+    jobs=[works_then_fails],
+    resources={
+        "claimer": ClaimerResource(
+            connection=KafkaConnectionConfig.from_environment(prefix="MARSHAL_DATA_"),
+            coordination_connection=KafkaConnectionConfig.from_environment(),
+            group=os.environ["TEST_GROUP"],
+            delivery="effectively_once",
+        )
+    },
+)

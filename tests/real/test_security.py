@@ -1,0 +1,479 @@
+"""Each role of docs/security.md on a real broker, with the very rights that the page's commands grant."""
+
+import itertools
+import os
+import re
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pytest
+from confluent_kafka import KafkaError, Message, Producer
+
+from marshal_dagster.coordination.admin import create_coordination_topic, create_snapshot_topic
+from marshal_dagster.errors import MarshalError, RightMissing
+from marshal_dagster.jobs import build_reprocess_job
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.rights import Right, on_topic
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.protocol.messages import ClaimingPartition, render
+from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
+from marshal_dagster.sensors import build_stale_claim_sensor
+from marshal_dagster.spark.sinks import PostgresSink
+from tests.cli import Answer, call, start
+from tests.real.secured_kafka import SecuredKafka, secured_kafka
+
+WITHIN_S = 20.0
+PAGE = Path(__file__).parents[2] / "docs" / "security.md"
+CANARIES = Path(__file__).parent / "canary_location.py"
+ROLES = ("reader", "member", "operator", "maker")
+PASSWORD = "of-the-role"
+NOT_ALLOWED = 6
+ACT: dict[str, tuple[str, ...]] = {
+    "pause": ("pause", "shops", "--for", "1h"),
+    "position set": ("position", "set", "shops", "orders", "--offsets", "0=0", "--yes"),
+    "revoke": ("revoke", "shops", "orders", "--instance", "nobody", "--yes"),
+}
+
+
+def fields(secured: SecuredKafka, role: str) -> dict[str, Any]:
+    """Give a connection of `role`, by field."""
+    return {
+        "bootstrap_servers": secured.servers["SASL_PLAINTEXT"],
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "SCRAM-SHA-256",
+        "username": role,
+        "password": PASSWORD,
+        "timeout_s": 5,
+    }
+
+
+def connection_of(secured: SecuredKafka, role: str) -> KafkaConnection:
+    """Give the connection of `role`."""
+    return KafkaConnection.from_settings(fields(secured, role))
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """A broker whose users have the rights of their roles, and a command line that speaks as one of them."""
+
+    secured: SecuredKafka
+    capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch
+
+    def call(self, role: str, *arguments: str) -> Answer:
+        """Carry out a command line as `role`."""
+        for name, value in fields(self.secured, role).items():
+            self.monkeypatch.setenv(f"MARSHAL_{name.upper()}", str(value))
+        return call(self.capsys, *arguments)
+
+    def connection(self, role: str) -> KafkaConnection:
+        """Give the connection of `role`."""
+        return connection_of(self.secured, role)
+
+    def config(self, role: str) -> KafkaConnectionConfig:
+        """Give the same as Dagster config."""
+        self.monkeypatch.setenv("PASSWORD_OF_ROLE", PASSWORD)
+        return KafkaConnectionConfig(**{**fields(self.secured, role), "password": dg.EnvVar("PASSWORD_OF_ROLE")})
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """A broker with the topics, three messages of data, and a user for each role."""
+    with secured_kafka(tmp_path_factory.mktemp("roles")) as secured:
+        with Topics(KafkaConnection(bootstrap_servers=secured.servers["PLAINTEXT"])) as admin:
+            admin.create("orders", 1, 1)
+        writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
+        for number in range(3):
+            writer.produce("orders", str(number), partition=0)
+        assert writer.flush(WITHIN_S) == 0
+        for role in ROLES:
+            secured.make_user(role, PASSWORD)
+        for command in granted(PAGE.read_text()):
+            grant(secured, command)
+        # An idempotent producer of who may write nowhere is refused at once; one that may write elsewhere is not.
+        secured.grant("reader", "WRITE", "TOPIC", "elsewhere")
+        with Topics(connection_of(secured, "maker")) as maker:
+            eventually(lambda: create_coordination_topic(maker, "__marshal", 2))
+            eventually(lambda: create_snapshot_topic(maker, "__marshal"))
+        yield secured
+
+
+@pytest.fixture
+def stand(secured: SecuredKafka, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Stand:
+    """The broker, and somebody to speak as."""
+    return Stand(secured, capsys, monkeypatch)
+
+
+def granted(page: str) -> list[list[str]]:
+    """Give the commands of the page that grant rights, as words."""
+    return [shlex.split(line) for line in re.findall(r"^\$ (kafka-acls --add .*)$", page, re.MULTILINE)]
+
+
+def grant(secured: SecuredKafka, command: Sequence[str]) -> None:
+    """Do what Kafka's tool would."""
+    assert command[:3] == ["kafka-acls", "--add", "--allow-principal"]
+    user, given = command[3].removeprefix("User:"), command[4:]
+    options = list(itertools.pairwise(given))
+    operations = [value for option, value in options if option == "--operation"]
+    places = [(option[2:].upper(), value) for option, value in options if option in {"--topic", "--group"}]
+    places += [("BROKER", "kafka-cluster")] * ("--cluster" in given)
+    for operation in operations:
+        for kind, name in places:
+            # READ of a topic and of a group go by one command, as Kafka's tool takes it.
+            secured.grant(user, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).upper(), kind, name)
+
+
+def test_each_command_of_the_page_is_tried() -> None:
+    """Every role has commands, and no other user."""
+    users = {command[3] for command in granted(PAGE.read_text())}
+    assert users == {f"User:{role}" for role in ROLES}
+
+
+def test_a_reader_looks_at_everything_and_changes_nothing(stand: Stand) -> None:
+    """Without WRITE it can do all that only reads; the rest names the right and the command, and writes nothing."""
+    member_works(stand)
+    for looks in (
+        ("status",),
+        ("tail",),
+        ("position", "get", "shops"),
+        (*ACT["pause"], "--dry-run"),
+        (*ACT["position set"][:-1], "--dry-run"),
+    ):
+        assert stand.call("reader", *looks).code == 0
+    assert "problem" not in {each["state"] for each in doctor(stand, "reader")}
+    assert "nothing" in tick(stand, "reader")
+    before = stand.call("reader", "tail", "--json").out
+    for act in (*ACT.values(), ("resume", "shops"), ("recover", "--yes", "--json")):
+        assert_write_missing(stand, stand.call("reader", *act))
+    assert_write_missing_in_a_run(stand, "reader")
+    assert refused(stand, "reader", "__marshal")
+    assert stand.call("reader", "tail", "--json").out == before
+
+
+def test_a_member_claims_and_commits_and_has_no_other_data(stand: Stand) -> None:
+    """A run of its own goes from claim to commit, snapshot and Kafka's own offsets; other topics are closed to it."""
+    offset = member_works(stand)
+    assert offset == 3
+    with Topics(stand.connection("member")) as topics:
+        assert topics.group_offsets("shops", "orders") == {0: 3}
+        with pytest.raises(RightMissing, match="CREATE on topic 'more'"):
+            topics.create("more", 1, 1)
+        with pytest.raises(RightMissing, match="DELETE on topic '__marshal'"):
+            topics.delete("__marshal")
+    assert refused(stand, "member", "orders")
+
+
+def test_an_operator_acts_on_a_group_and_reads_no_data(stand: Stand) -> None:
+    """Pause, position and resume work with no right on the data but to see its offsets."""
+    member_works(stand)
+    assert stand.call("operator", *ACT["pause"]).code == 0
+    assert stand.call("operator", *ACT["position set"]).code == 0
+    assert stand.call("operator", "resume", "shops").code == 0
+    nobody = stand.call("operator", *ACT["revoke"])
+    assert (nobody.code, "nobody" in nobody.err) == (1, True)
+    with Topics(stand.connection("operator")) as topics, pytest.raises(RightMissing, match="READ on topic 'orders'"):
+        topics.require(on_topic("orders", Right.READ))
+    assert refused(stand, "operator", "orders")
+    assert refused(stand, "operator", "__marshal_snapshot")
+
+
+def test_who_makes_the_topics_cannot_use_them(stand: Stand) -> None:
+    """`topic create` and `topic check` work, and nothing else does."""
+    made = stand.call("maker", "topic", "create", "--name", "__marshal", "--partitions", "2", "--replication", "1")
+    assert made.code == 0, made.err
+    checked = stand.call("maker", "topic", "check")
+    assert checked.code == 0, checked.err
+    for command in (("status",), *ACT.values()):
+        answer = stand.call("maker", *command)
+        assert answer.code == NOT_ALLOWED
+        assert "grant this user" in answer.error
+    with pytest.raises(RightMissing, match="grant this user READ on topic '__marshal': kafka-acls"):
+        tick(stand, "maker")
+    assert refused(stand, "maker", "__marshal")
+
+
+def test_junk_harms_nobody(stand: Stand) -> None:
+    """What is malformed, oversized or misplaced is skipped and counted; members claim, commit and are paused beside it.
+
+    So are tombstones, headers, and what transactions leave behind: markers, aborted records, and one still open.
+    """
+    member_works(stand)
+    before = stand.call("reader", "status", "--json").json
+    with junk(stand.secured) as sent:
+        offsets = []
+        for number in range(3, 6):
+            write_order(stand.secured, number)
+            offsets.append(member_works(stand))
+        assert stand.call("operator", *ACT["pause"]).code == 0
+        assert stand.call("operator", "resume", "shops").code == 0
+    assert offsets == [4, 5, 6]
+    after = stand.call("reader", "status", "--json").json
+    assert after["invalid"] - before["invalid"] == sum(sent) > len(JUNK)
+    assert list(after["groups"]) == ["shops"]
+    assert [each["offset"] for each in after["groups"]["shops"]["partitions"]] == [6]
+    assert "problem" not in {each["state"] for each in doctor(stand, "reader")}
+
+
+JUNK: tuple[bytes | None, ...] = (
+    None,
+    b"",
+    b"\xff\xfe",
+    b"x" * 900_000,
+    b"Heartbeat/1/1/i/c/shops/orders/0/" + b"9" * 2_000,
+    b"Heartbeat/1/1/i/c/shops/orders/0/99/extra",
+    b"ClaimingPartition/1/1/i/c/shops/orders/0\nHeartbeat/1/1/i/c/shops/orders/0/99",
+    b"ReleaseGroup/1/1/i/c/shops/orders/0/9999999999",
+    b"RevokingClaim/1/1/i/c/shops/orders/0/-1",
+    b"GroupSettings/1/1/i/c/shops//0/0/native/at_least_once/-",
+)
+"""None of these is a valid message."""
+
+
+@contextmanager
+def junk(secured: SecuredKafka) -> Iterator[list[int]]:
+    """Send junk to each coordination partition while the block runs; gives how many records each sender has sent."""
+    home = coordination_partition("orders", 2)
+    # A message that would be valid elsewhere lies in the other partition.
+    misplaced = render(
+        ClaimingPartition(instance="i", client="c", group="elsewhere", topic="orders", partition=0, time_s=1)
+    )
+    sent, stop = [0], threading.Event()
+    servers = {"bootstrap.servers": secured.servers["PLAINTEXT"], "log_level": 0}
+    plain = Producer(servers)
+    transactional = Producer({**servers, "transactional.id": "junk", "transaction.timeout.ms": 60_000})
+    transactional.init_transactions(WITHIN_S)
+
+    def send_to(producer: Producer) -> None:
+        for value in JUNK:
+            for partition in (0, 1):
+                producer.produce("__marshal", value, b"a key", partition, headers={"h": b"\xff" * 100})
+        producer.produce("__marshal", misplaced, partition=1 - home)
+        sent[0] += 2 * len(JUNK) + 1
+        producer.flush(WITHIN_S)
+
+    def send() -> None:
+        for end in itertools.cycle((transactional.abort_transaction, transactional.commit_transaction)):
+            send_to(plain)
+            transactional.begin_transaction()
+            send_to(transactional)
+            if stop.is_set():
+                return  # and leave it open
+            end(WITHIN_S)
+            stop.wait(0.1)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield sent
+    finally:
+        stop.set()
+        thread.join(WITHIN_S)
+
+
+def write_order(secured: SecuredKafka, number: int) -> None:
+    """Write one more message of data."""
+    writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
+    writer.produce("orders", str(number), partition=0)
+    assert writer.flush(WITHIN_S) == 0
+
+
+def test_a_secret_is_found_nowhere(
+    secured: SecuredKafka,
+    postgres: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not in what a run leaves behind that works and then fails, not in what others see of it, nor on the command line.
+
+    Runs, events, run config, metadata and compute logs lie in the folder; so do Spark's event log, the pages of its UI,
+    and the arguments of all processes, as the run saw them.
+    """
+    canaries = {name: f"canary-{name}-{os.urandom(6).hex()}" for name in ("password", "key-password", "database")}
+    secured.make_user("canary", canaries["password"])
+    for command in granted(PAGE.read_text()):
+        if command[3] == "User:member":
+            for user in ("User:canary", "User:CN=client"):
+                others = ["canaries" if word == "shops" else word for word in command[4:]]
+                grant(secured, [*command[:3], user, *others])
+    secrets = {*canaries.values(), secured.key.read_text().splitlines()[1]}
+    environment = canary_environment(secured, canaries) | {
+        "DAGSTER_HOME": str(tmp_path),
+        "PYTHONPATH": str(PAGE.parents[1]),
+        "TEST_FOLDER": str(tmp_path),
+        "TEST_DSN": f"{postgres}&password={canaries['database']}",
+        "TEST_GROUP": "canaries",
+    }
+
+    PostgresSink(environment["TEST_DSN"], "canaries").create_tables()
+    for number in range(2):
+        write_order(secured, number)
+    assert execute("works_then_fails", tmp_path, environment) != 0
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    for asked in ("status --json", "doctor --json", "doctor", "tail --json", "--debug status"):
+        answer = call(capfd, *asked.split())
+        assert answer.code == 0, answer.err
+        assert not [each for each in secrets if each in answer.out + answer.err], asked
+    wrong = {**environment, "MARSHAL_SSL_CA_LOCATION": str(secured.certificate), "MARSHAL_TIMEOUT_S": "2"}
+    answer = start("--debug", "status", environment=wrong)
+    assert "certificate verify failed" in answer.err
+    assert not [each for each in secrets if each in answer.out + answer.err]
+
+    files = [each for each in tmp_path.rglob("*") if each.is_file()]
+    leaks = [(each, secret) for each in files for secret in secrets if secret.encode() in each.read_bytes()]
+    assert leaks == []
+    assert {"spark.driver.memory", "KafkaRelation"} <= words_in(tmp_path / "pages")
+    assert {"canary_location.py", "org.apache.spark.deploy.SparkSubmit"} <= words_in(tmp_path / "processes")
+    assert {"ASSET_MATERIALIZATION", "STEP_FAILURE", "purpose"} <= words_in(tmp_path / "works_then_fails.log")
+    assert any("SparkListenerSQLExecutionStart" in each.read_text(errors="replace") for each in files)
+    assert not [each for each in secrets if each in capfd.readouterr().err]
+
+
+def words_in(file: Path) -> set[str]:
+    """Give what a file says, by word."""
+    return set(re.findall(r"[A-Za-z_.]+", file.read_text(errors="replace")))
+
+
+def canary_environment(secured: SecuredKafka, canaries: Mapping[str, str]) -> dict[str, str]:
+    """Give the variables of two connections: to the data with a password, to the coordination log with a key."""
+    connections = {
+        "MARSHAL_DATA_": {
+            "bootstrap_servers": secured.servers["SASL_SSL"],
+            "security_protocol": "SASL_SSL",
+            "sasl_mechanism": "SCRAM-SHA-512",
+            "username": "canary",
+            "password": canaries["password"],
+            "ssl_ca_location": str(secured.authority),
+        },
+        "MARSHAL_": {
+            "bootstrap_servers": secured.servers["SSL"],
+            "security_protocol": "SSL",
+            "ssl_ca_location": str(secured.authority),
+            "ssl_certificate_location": str(secured.certificate),
+            "ssl_key_location": str(secured.key),
+            "ssl_key_password": canaries["key-password"],
+        },
+    }
+    return {
+        f"{prefix}{name.upper()}": value for prefix, fields in connections.items() for name, value in fields.items()
+    }
+
+
+def execute(job: str, folder: Path, environment: Mapping[str, str]) -> int:
+    """Execute a job of `canary_location` in a run worker of its own; what it prints goes to a file."""
+    with (folder / f"{job}.log").open("wb") as output:
+        return subprocess.run(
+            [sys.executable, "-m", "dagster", "job", "execute", "-f", CANARIES, "-j", job],
+            env={**os.environ, **environment},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            check=False,
+            timeout=120,
+        ).returncode
+
+
+def member_works(stand: Stand) -> int | None:
+    """Have a run of the member claim what there is and commit it; give where the group then stands."""
+    result = run(stand, "member")
+    assert result.success
+    offset: int | None = result.output_for_node("work")
+    return offset
+
+
+def run(stand: Stand, role: str) -> dg.ExecuteInProcessResult:
+    """Have a run claim as `role`, and end its batch without a Spark session."""
+
+    @dg.op
+    def work(context: dg.OpExecutionContext, claimer: ClaimerResource) -> int | None:
+        with claimer.claimed_batch(context, topic="orders") as batch:
+            if not batch.idle:
+                batch.begin_processing()
+        return claimer.group_keys()["orders", 0].offset
+
+    @dg.job(executor_def=dg.in_process_executor)
+    def working() -> None:
+        work()
+
+    claimer = ClaimerResource(connection=stand.config(role), group="shops")
+    return working.execute_in_process(resources={"claimer": claimer}, raise_on_error=False)
+
+
+def tick(stand: Stand, role: str) -> str:
+    """Have the sensor that only asks for runs look as `role`, and give why it asks for none."""
+    op = build_claimed_batch_op(lambda _context, _batch, _frame: None, name="count", topic="orders")
+    sensor = build_stale_claim_sensor(build_reprocess_job(op), group="shops")
+    with dg.DagsterInstance.ephemeral() as instance:
+        resources = {"rationalizer": RationalizerResource(connection=stand.config(role))}
+        result = sensor(dg.build_sensor_context(instance=instance, resources=resources))
+    assert isinstance(result, dg.SensorResult)
+    return str(result.skip_reason)
+
+
+def doctor(stand: Stand, role: str) -> list[dict[str, str]]:
+    """Give what `doctor` finds as `role`."""
+    found: list[dict[str, str]] = stand.call(role, "doctor", "--json").json["findings"]
+    return found
+
+
+def assert_write_missing(stand: Stand, answer: Answer) -> None:
+    """The one line names WRITE, and the command that grants it."""
+    assert answer.code == NOT_ALLOWED
+    assert_names_write(stand, "reader", answer.error)
+
+
+def assert_write_missing_in_a_run(stand: Stand, role: str) -> None:
+    """A run fails before it claims, with the same line."""
+    result = run(stand, role)
+    (event,) = [each for each in result.all_node_events if each.is_step_failure]
+    error = event.step_failure_data.error
+    assert error is not None
+    cause = error.cause or error
+    assert cause.cls_name == RightMissing.__name__
+    assert_names_write(stand, role, cause.message)
+
+
+def assert_names_write(stand: Stand, role: str, message: str) -> None:
+    """It is one line with the right and a command."""
+    servers = stand.secured.servers["SASL_PLAINTEXT"]
+    assert f"grant this user WRITE on topic '__marshal': kafka-acls --bootstrap-server {servers} --add" in message
+    assert f"--allow-principal User:{role} --operation Write --topic __marshal" in message
+    assert "\n" not in message.strip()
+
+
+def refused(stand: Stand, role: str, topic: str) -> bool:
+    """Tell whether the broker itself refuses a record of `role`."""
+    codes: list[int | None] = []
+
+    def note(error: KafkaError | None, _: Message) -> None:
+        codes.append(None if error is None else error.code())
+
+    writer = Producer({**stand.connection(role).librdkafka(), "message.timeout.ms": 5_000, "log_level": 0})
+    writer.produce(topic, b"x", partition=0, on_delivery=note)
+    assert writer.flush(WITHIN_S) == 0
+    return codes == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Ask until it raises nothing: brokers learn of a new right in the background."""
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        try:
+            condition()
+        except MarshalError:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        else:
+            return
