@@ -110,6 +110,7 @@ def in_bash(script: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_a_shell_completes_commands_and_options(tmp_path: Path) -> None:
     """With what `--install-completion` writes to the files of the user's home."""
     assert "bash completion installed" in in_bash("marshal-dagster --install-completion; true", tmp_path)

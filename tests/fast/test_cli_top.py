@@ -195,6 +195,7 @@ def test_a_position_that_was_set_is_no_rate(site: Site) -> None:
 
 
 @pytest.mark.parametrize("environment", [{}, {"NO_COLOR": "1"}], ids=["in colour", "without"])
+@pytest.mark.thorough
 def test_a_terminal_is_filled_and_given_back(environment: dict[str, str], tmp_path: Path) -> None:
     """`q` ends it; what the terminal was like before, it is again; with NO_COLOR there is no colour."""
     script = tmp_path / "watching.py"

@@ -327,6 +327,7 @@ class Automation:
 
 @pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning")  # of Dagster's own evaluation
 @pytest.mark.parametrize("how", HOWS)
+@pytest.mark.thorough
 def test_new_messages_start_what_is_eager(stand: Stand, own_instance: dg.DagsterInstance, how: str) -> None:
     """An observation of new ends does, once; what a run tells of nothing to do does not."""
     stand.instance = own_instance
@@ -348,6 +349,7 @@ def test_new_messages_start_what_is_eager(stand: Stand, own_instance: dg.Dagster
 
 @pytest.mark.filterwarnings("ignore::dagster_shared.utils.warnings.BetaWarning")
 @pytest.mark.parametrize("how", HOWS)
+@pytest.mark.thorough
 def test_new_messages_start_the_partitions_that_have_them(
     stand: Stand, own_instance: dg.DagsterInstance, how: str
 ) -> None:

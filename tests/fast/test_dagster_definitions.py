@@ -26,6 +26,7 @@ def _validate(tmp_path: Path, **environment: str) -> subprocess.CompletedProcess
     )
 
 
+@pytest.mark.thorough
 def test_the_code_location_loads_without_kafka_and_java(tmp_path: Path) -> None:
     """`dagster definitions validate` succeeds where neither is there, and starts neither."""
     told = _validate(tmp_path, MARSHAL_BOOTSTRAP_SERVERS="127.0.0.1:9")
