@@ -620,7 +620,7 @@ def test_a_job_of_another_op_is_refused() -> None:
     @dg.op
     def other() -> None: ...
 
-    with pytest.raises(ConfigurationError, match="op 'other' has no topic"):
+    with pytest.raises(ConfigurationError, match="'other' has no topic"):
         build_claimed_batch_job(other)
 
 
