@@ -89,7 +89,7 @@ def test_every_command_can_answer_in_json(path: list[str], command: Any) -> None
     """All of them show something, and each option has its help."""
     options = {name: each for each in command.params for name in each.opts}
     assert "--json" in options, path
-    assert [name for name, each in options.items() if not each.help] == []
+    assert [name for name, each in options.items() if name.startswith("-") and not each.help] == []
 
 
 def in_bash(script: str, folder: Path) -> str:
