@@ -106,7 +106,9 @@ def build_claimed_batch_job(
 
 
 def _description(claimed: OpDefinition | AssetsDefinition) -> str | None:
-    return claimed.descriptions_by_key[claimed.key] if isinstance(claimed, AssetsDefinition) else claimed.description
+    return (
+        claimed.descriptions_by_key.get(claimed.key) if isinstance(claimed, AssetsDefinition) else claimed.description
+    )
 
 
 def build_claimed_batch_schedule(

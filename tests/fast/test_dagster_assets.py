@@ -282,6 +282,13 @@ def test_a_job_of_an_asset_has_what_a_job_of_an_op_has(shop: Shop) -> None:
         build_reprocess_job(marshal_asset(topic=TOPIC, name="parts", per_partition=True)(lambda *_: None))
 
 
+def test_a_function_needs_no_docstring() -> None:
+    """Its jobs are without a description of their own."""
+    asset = marshal_asset(topic=TOPIC, name="terse")(lambda *_: None)
+    assert build_claimed_batch_job(asset).description is None
+    assert build_reprocess_job(asset).name == "reprocess_terse"
+
+
 # The topic
 
 
