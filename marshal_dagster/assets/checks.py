@@ -110,14 +110,15 @@ def build_claim_checks(
         claimer = getattr(context.resources, claimer_key)
         if not isinstance(claimer, ClaimerResource):
             raise ConfigurationError(f"resource {claimer_key!r} is no ClaimerResource")
-        look = _Look(claimer, topic, context.instance, asset.key, last)
-        for key in sorted(context.selected_asset_check_keys, key=lambda key: key.name):
+        keys = sorted(context.selected_asset_check_keys, key=lambda key: key.name)
+        look = _Look(claimer, topic, context.instance, keys[0].asset_key, last)
+        for key in keys:
             check = ClaimCheck(key.name)
             passed, text, metadata = look.judge(check, max_lag or 0)
             severity = AssetCheckSeverity.ERROR if check in failing else AssetCheckSeverity.WARN
             yield AssetCheckResult(
                 passed=passed,
-                asset_key=asset.key,
+                asset_key=key.asset_key,
                 check_name=key.name,
                 severity=severity,
                 description=text,

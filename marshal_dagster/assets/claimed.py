@@ -104,7 +104,7 @@ def marshal_asset(
                 return process(context, batch, frame)
 
             work = BatchWork(
-                replace(spec, process=handed),
+                replace(spec, process=handed, asset_key=context.asset_key),  # which may have got a prefix since
                 context.op_execution_context,
                 config,
                 partition=_partition(context) if per_partition else None,

@@ -4,7 +4,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dagster import (
@@ -107,7 +107,8 @@ def build_topic_asset(
     observed = _Topic(topic, spec.key, per_partition, claimer_key)
 
     def observe(context: AssetExecutionContext) -> Iterator[ObserveResult]:
-        numbers, observations = observed.look(context.resources, context.instance)
+        here = replace(observed, key=context.asset_key)
+        numbers, observations = here.look(context.resources, context.instance)
         if per_partition:
             context.instance.add_dynamic_partitions(str(kafka_partitions(topic).name), numbers)
         for observation in observations:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import dagster as dg
@@ -158,6 +159,20 @@ def test_a_blocking_check_stops_what_depends_on_the_asset(shop: Shop) -> None:
 
     assert ran()
     assert not ran(blocking=["gaps"])
+
+
+def test_checks_go_with_a_prefix_that_dagster_adds_to_keys(shop: Shop) -> None:
+    """Of asset and checks alike."""
+    module = ModuleType("sales")
+    vars(module).update(work=shop.asset, checks=build_claim_checks(shop.asset))
+    (asset,) = dg.load_assets_from_modules([module], key_prefix="eu")
+    (checks,) = dg.load_asset_checks_from_modules([module], asset_key_prefix="eu")
+    shop.stand.scene.data.append(0, 1)
+    result = dg.materialize([asset, checks], instance=shop.instance, resources=shop.resources())  # type: ignore[list-item]
+    found = result.get_asset_check_evaluations()
+    assert len(found) == 4
+    assert {one.asset_key for one in found} == {dg.AssetKey(["eu", "work"])}
+    assert all(one.passed for one in found)
 
 
 def test_what_makes_no_sense_is_refused(shop: Shop) -> None:

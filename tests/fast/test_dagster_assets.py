@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, cast
 
 import dagster as dg
@@ -205,6 +206,26 @@ def test_a_translator_says_how_it_looks(stand: Stand, own_instance: dg.DagsterIn
     assert spec.description == "Count what was ordered."
     assert len(shop.recorded(shop.run())) == 1
     assert shop.observe()[None]["lag"] == 0
+
+
+def test_a_prefix_that_dagster_adds_to_keys_is_kept_to(shop: Shop) -> None:
+    """Both are recorded under the keys that they have in the deployment."""
+    module = ModuleType("sales")
+    vars(module).update(work=shop.asset, topic=shop.topic)
+    assets = [
+        each for each in dg.load_assets_from_modules([module], key_prefix="eu") if isinstance(each, dg.AssetsDefinition)
+    ]
+    shop.key = dg.AssetKey(["eu", "work"])
+    shop.asset = next(each for each in assets if each.key == shop.key)
+    shop.topic = next(each for each in assets if each.key != shop.key)
+    result = shop.run(max_records=12)
+    assert result.success
+    assert len(shop.recorded(result)) == 3
+    shop.run()
+    assert [one.asset_key for one in shop.instance.fetch_observations(shop.key, limit=9).records] == [shop.key]
+    shop.observe()
+    (record,) = shop.instance.fetch_observations(dg.AssetKey(["eu", "kafka", TOPIC]), limit=9).records
+    assert record.asset_observation is not None
 
 
 def test_each_kafka_partition_may_be_a_dagster_partition(stand: Stand, own_instance: dg.DagsterInstance) -> None:
