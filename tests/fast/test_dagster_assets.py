@@ -17,7 +17,7 @@ from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_sc
 from marshal_dagster.ops import ClaimedBatchConfig
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
-from marshal_dagster.sensors import build_stale_claim_sensor
+from marshal_dagster.sensors import build_lag_sensor, build_stale_claim_sensor
 from tests.delivering import GROUP, TOPIC
 from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
@@ -301,6 +301,18 @@ def test_a_job_of_an_asset_has_what_a_job_of_an_op_has(shop: Shop) -> None:
         build_claimed_batch_job(other)
     with pytest.raises(ConfigurationError, match="has partitions"):
         build_reprocess_job(marshal_asset(topic=TOPIC, name="parts", per_partition=True)(lambda *_: None))
+
+
+def test_what_asks_for_runs_without_a_partition_is_refused_a_job_whose_runs_need_one() -> None:
+    """Each of them would fail; the job itself is for backfills."""
+    asset = marshal_asset(topic=TOPIC, name="parts", per_partition=True)(lambda *_: None)
+    job = build_claimed_batch_job(asset)
+    with pytest.raises(ConfigurationError, match="'parts_job' need a Dagster partition"):
+        build_claimed_batch_schedule(job)
+    with pytest.raises(ConfigurationError, match="'parts_job' need a Dagster partition"):
+        build_stale_claim_sensor(job, group=GROUP)
+    with pytest.raises(ConfigurationError, match="'parts_job' need a Dagster partition"):
+        build_lag_sensor(job, group=GROUP, more_than_records=1)
 
 
 def test_a_function_needs_no_docstring() -> None:
