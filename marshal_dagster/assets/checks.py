@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Final
 
 from dagster import (
@@ -27,6 +28,7 @@ from dagster import (
 
 from marshal_dagster.assets.standing import Standing, standing
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.state import Key
 from marshal_dagster.resources import ClaimerResource
 from marshal_dagster.runs import TOPIC_TAG
 from marshal_dagster.sensors.left import listed, partitions_left
@@ -46,6 +48,8 @@ class ClaimCheck(StrEnum):
     DOUBLE_COMMITS = "double_commits"
 
 
+_ORDER: Final = list(ClaimCheck)
+"""Positions are read before records: what is committed meanwhile is beyond them, and no gap."""
 _DESCRIPTIONS: Final = {
     ClaimCheck.STALE_CLAIMS: "Nothing is held, or left planned, by members that are dead.",
     ClaimCheck.LAG: "No more offsets are left to read than is allowed.",
@@ -110,7 +114,7 @@ def build_claim_checks(
         claimer = getattr(context.resources, claimer_key)
         if not isinstance(claimer, ClaimerResource):
             raise ConfigurationError(f"resource {claimer_key!r} is no ClaimerResource")
-        keys = sorted(context.selected_asset_check_keys, key=lambda key: key.name)
+        keys = sorted(context.selected_asset_check_keys, key=lambda key: _ORDER.index(key.name))
         look = _Look(claimer, topic, context.instance, keys[0].asset_key, last)
         for key in keys:
             check = ClaimCheck(key.name)
@@ -163,7 +167,7 @@ class _Look:
         verdicts: dict[ClaimCheck, Callable[[], _Verdict]] = {
             ClaimCheck.STALE_CLAIMS: self._stale_claims,
             ClaimCheck.LAG: lambda: self._lag(max_lag),
-            ClaimCheck.GAPS: lambda: _told([*gaps(self.recorded()), *self._lost()], "no gap"),
+            ClaimCheck.GAPS: self._gaps,
             ClaimCheck.REWINDS: lambda: _told(rewinds(self.recorded()), "no position was set back"),
             ClaimCheck.DOUBLE_COMMITS: lambda: _told(double_commits(self.recorded()), "nothing was committed twice"),
         }
@@ -191,6 +195,10 @@ class _Look:
         found = self.standing()
         text = f"{found.lag:,} offsets are left to read; {max_lag:,} are allowed"
         return found.lag <= max_lag, text, {"lag": found.lag, "partitions": found.table()}
+
+    def _gaps(self) -> _Verdict:
+        keys = {one.partition: one.key for one in self.standing().partitions if one.key is not None}
+        return _told([*gaps(self.recorded(), keys), *self._lost()], "no gap")
 
     def _lost(self) -> list[Oddity]:
         return [
@@ -232,21 +240,33 @@ def _recorded(row: Mapping[str, Any], batch_id: str, *, is_recent: bool) -> Reco
 # Judgements
 
 
-def gaps(recorded: Collection[RecordedRange]) -> list[Oddity]:
-    """Give what lies between recorded ranges of one generation, and what a new position left out."""
+def gaps(recorded: Collection[RecordedRange], keys: Mapping[int, Key] = MappingProxyType({})) -> list[Oddity]:
+    """Give what lies between recorded ranges of one generation, and what a new position left out.
+
+    Not what lies beyond the position of a partition's key: it is not committed, a member that claims ranges may be at
+    work on it.
+    """
     found = []
     for partition, generations in _by_generation(recorded).items():
         for ranges in generations:
             reach = ranges[0].end
             for one in ranges[1:]:
-                if one.start > reach and one.is_recent:
-                    found.append(Oddity(partition, reach, one.start, "committed by nobody who recorded it"))
+                end = _committed(one, keys.get(partition))
+                if end > reach and one.is_recent:
+                    found.append(Oddity(partition, reach, end, "committed by nobody who recorded it"))
                 reach = max(reach, one.end)
         for before, after in pairwise(generations):
             reach, start = max(one.end for one in before), after[0].start
             if start > reach and after[0].is_recent:
                 found.append(Oddity(partition, reach, start, "left out by a new position"))
     return found
+
+
+def _committed(one: RecordedRange, key: Key | None) -> int:
+    """Give up to where all is committed below a range."""
+    if key is None or key.offset is None or key.generation != one.generation:
+        return one.start
+    return min(one.start, key.offset)
 
 
 def rewinds(recorded: Collection[RecordedRange]) -> list[Oddity]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from functools import partialmethod
 from types import ModuleType
 from typing import Any
 
@@ -21,10 +22,11 @@ from marshal_dagster.assets.checks import (
 )
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.delivery import ClaimedBatch, RangeOptions
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops import _table
 from marshal_dagster.protocol.messages import ClaimingPartition
-from tests.delivering import GROUP, HI_MS, TOPIC
+from tests.delivering import GROUP, HI_MS, TOPIC, Scene
 from tests.fast.test_dagster_assets import Shop, own_instance, shop
 from tests.fast.test_dagster_ops import instance, stand
 
@@ -96,6 +98,33 @@ def test_what_nobody_recorded_is_told(shop: Shop) -> None:
         {"partition": 0, "start": 3, "end": 5, "what": "committed by nobody who recorded it"}
     ]
     assert found["gaps"].severity is dg.AssetCheckSeverity.WARN
+
+
+def test_what_others_still_work_on_is_no_gap(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a group that claims ranges later ones may be done first; once it is committed somebody has to record it."""
+    scene = shop.stand.scene
+    monkeypatch.setattr(Scene, "delivery", partialmethod(Scene.delivery, ranges=True))
+
+    def batch() -> ClaimedBatch:
+        return scene.batch(scene.delivery(shop.stand.mode), partitions=(0,), ranges=RangeOptions(size=4))
+
+    def work(one: ClaimedBatch) -> None:
+        with one:
+            scene.process(one)
+        row = one.report()
+        shop.instance.report_runless_asset_event(
+            dg.AssetMaterialization(
+                shop.key, metadata={"group": GROUP, "batch_id": one.batch_id, "ranges": _table(row)}
+            )
+        )
+
+    work(batch())
+    with batch() as slow:
+        work(batch())
+        assert (scene.key().offset, [one.start for one in slow.ranges]) == (4, [4])
+        assert "gaps" not in failed(shop, max_lag=100)
+        scene.process(slow)
+    assert failed(shop, max_lag=100) == {"gaps": "4 offsets in 1 ranges: committed by nobody who recorded it"}
 
 
 def test_what_retention_deleted_unread_is_told(shop: Shop) -> None:
