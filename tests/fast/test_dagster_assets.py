@@ -10,11 +10,13 @@ import pytest
 from dagster._core.definitions.observe import observe
 
 from marshal_dagster.assets.claimed import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
+from marshal_dagster.assets.standing import PartitionStanding
 from marshal_dagster.assets.topics import build_topic_asset, build_topic_sensor
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.ops import ClaimedBatchConfig
+from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.sensors import build_lag_sensor, build_stale_claim_sensor
@@ -335,6 +337,22 @@ def test_an_observation_tells_of_the_topic(shop: Shop) -> None:
     second = shop.observe()[None]
     assert (second["lag"], second["offsets"]) == (25, 35)
     assert second["offsets_per_s"] > 0
+
+
+def test_a_topic_made_anew_is_unread_wherever_the_group_stood_before(shop: Shop) -> None:
+    """Its members claim nothing there until somebody sets the position."""
+    shop.run()
+    scene = shop.stand.scene
+    scene.data.delete()
+    scene.data.make(messages=7)
+    assert not shop.run().success
+    assert shop.observe()[None]["lag"] == 21
+
+
+def test_what_is_done_ahead_of_the_position_is_not_left_to_read() -> None:
+    """By members that claim ranges; of what retention deleted it no more than is still there."""
+    ranges = (Range(0, 2, Phase.DONE), Range(4, 6, Phase.PLANNED), Range(6, 9, Phase.DONE), Range(9, 12, Phase.PLANNED))
+    assert PartitionStanding(0, 1, 10, Key(offset=0, ranges=ranges)).lag == 9 - 1 - 3
 
 
 HOWS = ["run", "sensor"]
