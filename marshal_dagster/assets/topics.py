@@ -32,7 +32,7 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import is_topic
 from marshal_dagster.resources import ClaimerResource
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S
-from marshal_dagster.sensors.names import as_name
+from marshal_dagster.sensors.names import as_name, own_name
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
 _ENDS: Final = "end_offsets"
@@ -118,7 +118,7 @@ def build_topic_asset(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BetaWarning)  # what a user cannot change
         made: AssetsDefinition = multi_observable_source_asset(
-            name=f"observe_{as_name('__'.join(spec.key.path))}",
+            name=f"observe_{own_name('__'.join(spec.key.path))}",
             specs=[spec.replace_attributes(skippable=True)],
             partitions_def=kafka_partitions(topic) if per_partition else None,
             required_resource_keys={claimer_key},

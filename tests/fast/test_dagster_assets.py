@@ -355,6 +355,12 @@ def test_what_is_done_ahead_of_the_position_is_not_left_to_read() -> None:
     assert PartitionStanding(0, 1, 10, Key(offset=0, ranges=ranges)).lag == 9 - 1 - 3
 
 
+def test_topics_whose_names_differ_in_dots_and_dashes_go_together(shop: Shop) -> None:
+    """Their assets are observed by ops of one name each."""
+    topics = [build_topic_asset(name) for name in ("a.b", "a-b", "a_b")]
+    dg.Definitions.validate_loadable(dg.Definitions(assets=topics, resources=shop.resources()))
+
+
 HOWS = ["run", "sensor"]
 
 
