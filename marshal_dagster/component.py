@@ -203,6 +203,11 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
             raise ConfigurationError(f"topic {self.topic!r}: give output_folder or sink, not both")
         if (self.output_folder or self.sink) is None and self.delivery == "effectively_once":
             raise ConfigurationError(f"topic {self.topic!r}: effectively_once needs output_folder or sink")
+        if (self.output_folder or self.sink) is not None and self.delivery != "effectively_once":
+            raise ConfigurationError(
+                f"topic {self.topic!r}: in {self.delivery} the function writes itself, output_folder and sink are for "
+                "effectively_once"
+            )
         if self.sink is not None:
             return _load(context, self.sink, "sink")
         return None if self.output_folder is None else FileSink(self.output_folder)
