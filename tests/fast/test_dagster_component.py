@@ -9,7 +9,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from dagster.components.testing import create_defs_folder_sandbox
 
-from marshal_dagster.component import ClaimedTopicComponent, ConnectionModel
+from marshal_dagster.component import ClaimedTopicComponent, ConnectionModel, _ClaimedTopicScaffolder
 from marshal_dagster.resources import ClaimerResource
 
 pytestmark = [  # of Dagster's own loader
@@ -114,6 +114,19 @@ def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:
         told += f"{error}\n"
         error = error.__cause__ or error.__context__
     assert re.search(said, told), told
+
+
+@pytest.mark.parametrize("folder", ["orders", "2024-orders.eu", "class"])
+def test_what_is_scaffolded_can_be_loaded(folder: str, tmp_path: Path) -> None:
+    """Whatever the folder is called; that is the topic's name too."""
+    path = tmp_path / folder
+    path.mkdir()
+    request = dg.ScaffoldRequest[Any](TYPE, path, "yaml", None, None)
+    _ClaimedTopicScaffolder().scaffold(request)
+    compile((path / "process.py").read_text(), "process.py", "exec")
+    attributes = yaml.safe_load((path / "defs.yaml").read_text())["attributes"]
+    assert attributes["topic"] == folder
+    assert attributes["function"].rpartition(":")[2].isidentifier()
 
 
 def test_secrets_are_named_by_their_variable() -> None:
