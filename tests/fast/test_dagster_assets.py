@@ -19,6 +19,7 @@ from marshal_dagster.ops import ClaimedBatchConfig
 from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
+from marshal_dagster.runs import OUTCOME_TAG
 from marshal_dagster.sensors import build_lag_sensor, build_stale_claim_sensor
 from tests.delivering import GROUP, TOPIC
 from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
@@ -195,6 +196,23 @@ def test_a_batch_is_recorded_also_when_the_next_cannot_be_claimed(shop: Shop, mo
     result = shop.run(max_records=12)
     assert not result.success
     assert [metadata["offsets"] for _, metadata in shop.recorded(result)] == [12]
+
+
+def test_a_batch_is_recorded_also_when_the_run_cannot_be_tagged_behind_it(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster's storage does not answer for a moment."""
+    add_run_tags = shop.instance.add_run_tags
+
+    def fail_at_the_end(run_id: str, tags: dict[str, str]) -> None:
+        if OUTCOME_TAG in tags:
+            raise RuntimeError("the database is locked")
+        add_run_tags(run_id, tags)
+
+    monkeypatch.setattr(shop.instance, "add_run_tags", fail_at_the_end)
+    result = shop.run()
+    assert not result.success
+    assert [metadata["offsets"] for _, metadata in shop.recorded(result)] == [30]
 
 
 def test_a_translator_says_how_it_looks(stand: Stand, own_instance: dg.DagsterInstance) -> None:
