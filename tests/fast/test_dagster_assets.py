@@ -479,6 +479,32 @@ def test_a_tick_that_finds_nothing_new_tells_nothing(
     assert event.metadata["lag"].value == 0
 
 
+def test_a_run_of_one_partition_observes_that_one(stand: Stand, own_instance: dg.DagsterInstance) -> None:
+    """A backfill of a thousand would else make a million observations. New partitions are added all the same."""
+    stand.instance = own_instance
+    shop = Shop(stand, own_instance, per_partition=True)
+    shop.observe()
+    stand.scene.data.grow(4)
+    result = observe([shop.topic], instance=own_instance, resources=shop.resources(), partition_key="1")
+    assert [one.partition for one in stand.observations(cast("Any", result))] == ["1"]
+    assert own_instance.get_dynamic_partitions(f"kafka/{TOPIC}") == ["0", "1", "2", "3"]
+
+
+def test_a_tick_asks_dagster_once_for_each_partition(
+    stand: Stand, own_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its last observation; Dagster gives a tick 60 s for a thousand of them."""
+    stand.instance = own_instance
+    shop = Shop(stand, own_instance, per_partition=True)
+    shop.tick()
+    asked: list[object] = []
+    fetch, has = own_instance.fetch_observations, own_instance.has_dynamic_partition
+    monkeypatch.setattr(own_instance, "fetch_observations", lambda *of, **how: asked.append(of) or fetch(*of, **how))
+    monkeypatch.setattr(own_instance, "has_dynamic_partition", lambda *of: asked.append(of) or has(*of))
+    shop.tick()
+    assert len(asked) == 3
+
+
 def test_a_tick_of_a_topic_whose_cluster_is_down_fails_with_one_line(shop: Shop) -> None:
     """And tells nothing that is not known."""
     shop.stand.scene.data.is_down = True
