@@ -20,7 +20,7 @@ from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.runs import OUTCOME_TAG
-from marshal_dagster.sensors import build_lag_sensor, build_stale_claim_sensor
+from marshal_dagster.sensors import build_given_up_check, build_lag_sensor, build_stale_claim_sensor
 from tests.delivering import GROUP, TOPIC
 from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
@@ -374,9 +374,11 @@ def test_what_is_done_ahead_of_the_position_is_not_left_to_read() -> None:
 
 
 def test_topics_whose_names_differ_in_dots_and_dashes_go_together(shop: Shop) -> None:
-    """Their assets are observed by ops of one name each."""
-    topics = [build_topic_asset(name) for name in ("a.b", "a-b", "a_b")]
-    dg.Definitions.validate_loadable(dg.Definitions(assets=topics, resources=shop.resources()))
+    """What observes them, and what says that something of them is given up, has a name of its own for each."""
+    names = ("a.b", "a-b", "a_b")
+    topics = [build_topic_asset(name) for name in names]
+    checks = [build_given_up_check(name, group=GROUP) for name in names]
+    dg.Definitions.validate_loadable(dg.Definitions(assets=topics, asset_checks=checks, resources=shop.resources()))
 
 
 HOWS = ["run", "sensor"]
