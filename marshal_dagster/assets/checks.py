@@ -182,7 +182,8 @@ class _Look:
     def recorded(self) -> Sequence[RecordedRange]:
         """What the asset's last materializations say."""
         if self._recorded is None:
-            self._recorded = recorded_ranges(self._instance, self._asset_key, self._claimer.group, self._last)
+            group, topic = self._claimer.group, self._topic
+            self._recorded = recorded_ranges(self._instance, self._asset_key, group, topic, self._last)
         return self._recorded
 
     def _stale_claims(self) -> _Verdict:
@@ -208,8 +209,10 @@ class _Look:
         ]
 
 
-def recorded_ranges(instance: DagsterInstance, asset_key: AssetKey, group: str, last: int) -> list[RecordedRange]:
-    """Give what the last materializations of an asset say that `group` committed, the newest first.
+def recorded_ranges(
+    instance: DagsterInstance, asset_key: AssetKey, group: str, topic: str, last: int
+) -> list[RecordedRange]:
+    """Give what the last materializations of an asset say that `group` committed of `topic`, the newest first.
 
     Twice as many as `last`: ranges are not always recorded in their order.
     """
@@ -222,7 +225,8 @@ def recorded_ranges(instance: DagsterInstance, asset_key: AssetKey, group: str, 
         if of_group is None or of_group.value != group or not isinstance(table, TableMetadataValue):
             continue
         name = str(batch_id.value) if batch_id is not None else ""
-        rows = (_recorded(one.data, name, is_recent=number < last) for one in table.records)
+        of_topic = (one.data for one in table.records if one.data.get("topic") == topic)
+        rows = (_recorded(row, name, is_recent=number < last) for row in of_topic)
         found += [one for one in rows if one is not None]
     return found
 

@@ -28,7 +28,7 @@ from marshal_dagster.ops import _table
 from marshal_dagster.protocol.messages import ClaimingPartition
 from tests.delivering import GROUP, HI_MS, TOPIC, Scene
 from tests.fast.test_dagster_assets import Shop, own_instance, shop
-from tests.fast.test_dagster_ops import instance, stand
+from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
 
 __all__ = ["instance", "own_instance", "shop", "stand"]
 
@@ -167,6 +167,16 @@ def test_a_double_commit_is_an_error(shop: Shop) -> None:
         shop.stand.scene.data.append(0, 1)
         shop.run(partitions=[0])
     assert failed(shop, max_lag=100, last=3) == {}
+
+
+def test_what_was_done_of_another_topic_before_is_passed_over(stand: Stand, own_instance: dg.DagsterInstance) -> None:
+    """The asset keeps its name, its partitions are others."""
+    stand.mode, stand.process, stand.instance = AT_LEAST_ONCE, lambda *_: None, own_instance
+    stand.scene.data.make("orders_v2", messages=7)
+    for topic in (TOPIC, "orders_v2"):
+        shop = Shop(stand, own_instance, topic=topic)
+        assert shop.run().success
+    assert failed(shop) == {}
 
 
 def test_a_blocking_check_stops_what_depends_on_the_asset(shop: Shop) -> None:
