@@ -35,6 +35,7 @@ from marshal_dagster.sensors.left import listed, partitions_left
 
 DEFAULT_LAST: Final = 100
 _NOT_DONE: Final = "not committed"
+_PERHAPS_DONE: Final = "possibly dropped"
 _MOST_SHOWN: Final = 100
 
 
@@ -61,7 +62,11 @@ _DESCRIPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RecordedRange:
-    """A range that a materialization says was committed; `is_recent` where it is among those that are judged."""
+    """A range that a materialization says was committed.
+
+    `is_recent` where it is among those that are judged. Not `is_certain` where at most once could not learn whether it
+    was: then another may commit it.
+    """
 
     partition: int
     generation: int
@@ -69,6 +74,7 @@ class RecordedRange:
     end: int
     batch_id: str
     is_recent: bool = True
+    is_certain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +244,8 @@ def _recorded(row: Mapping[str, Any], batch_id: str, *, is_recent: bool) -> Reco
         return None
     if not isinstance(start, int) or not isinstance(end, int):
         return None
-    return RecordedRange(partition, generation, start, end, batch_id, is_recent)
+    is_certain = row.get("state") != _PERHAPS_DONE
+    return RecordedRange(partition, generation, start, end, batch_id, is_recent, is_certain)
 
 
 # Judgements
@@ -287,7 +294,7 @@ def rewinds(recorded: Collection[RecordedRange]) -> list[Oddity]:
 def double_commits(recorded: Collection[RecordedRange]) -> list[Oddity]:
     """Give what two batches of one generation both say that they committed."""
     found = []
-    for partition, generations in _by_generation(recorded).items():
+    for partition, generations in _by_generation([one for one in recorded if one.is_certain]).items():
         for ranges in generations:
             furthest = ranges[0]
             for one in ranges[1:]:

@@ -179,6 +179,22 @@ def test_what_was_done_of_another_topic_before_is_passed_over(stand: Stand, own_
     assert failed(shop) == {}
 
 
+def test_what_was_perhaps_committed_may_be_committed_by_another(shop: Shop) -> None:
+    """At most once says so of a range when its commit was not acknowledged and cannot be read; it is no gap either."""
+    shop.run(partitions=[0], max_records=4, max_batches=1)
+    shop.run(partitions=[0], max_records=4, max_batches=1)
+    again, _ = (one.asset_materialization for one in shop.instance.fetch_materializations(shop.key, limit=2).records)
+    assert again is not None
+    table = again.metadata["ranges"]
+    assert isinstance(table, dg.TableMetadataValue)
+    perhaps = [dg.TableRecord({**row.data, "state": "possibly dropped"}) for row in table.records]
+    shop.instance.report_runless_asset_event(
+        again._replace(metadata={**again.metadata, "ranges": dg.MetadataValue.table(perhaps, table.schema)})
+    )
+    shop.run(partitions=[0])
+    assert failed(shop, max_lag=100) == {}
+
+
 def test_a_blocking_check_stops_what_depends_on_the_asset(shop: Shop) -> None:
     """One that only warns does not."""
     shop.run(partitions=[0], max_records=3, max_batches=1)
