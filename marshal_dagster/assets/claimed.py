@@ -111,7 +111,10 @@ def marshal_asset(
                 keeps_last=True,
             )
             if work.run() and work.last is not None:
-                yield _result(work.last, work)
+                result = _result(work.last, work)
+                # Once more: it comes before what the function added itself, and checks and sensors read it.
+                context.add_asset_metadata(result.metadata, asset_key=context.asset_key)
+                yield result
 
         return multi_asset(
             name=asset.name,

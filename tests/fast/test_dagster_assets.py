@@ -185,6 +185,20 @@ def test_a_run_that_fails_has_recorded_what_it_committed(shop: Shop) -> None:
     assert [metadata["offsets"] for _, metadata in shop.recorded(result)] == [12]
 
 
+def test_metadata_of_the_function_does_not_hide_what_a_batch_recorded(shop: Shop) -> None:
+    """It is added to the run's last materialization."""
+
+    def process(context: Any, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+        context.add_output_metadata({"shops": len(frame), "group": "large", "ranges": "none"})
+        context.add_asset_metadata({"offsets": 1})
+        return frame
+
+    shop.stand.process = process
+    ((_, metadata),) = shop.recorded(shop.run())
+    assert (metadata["shops"], metadata["group"], metadata["offsets"]) == (30, GROUP, 30)
+    assert len(metadata["ranges"].records) == 3
+
+
 def test_a_batch_is_recorded_also_when_the_next_cannot_be_claimed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The data cluster goes away between two batches."""
     data = shop.stand.scene.data
