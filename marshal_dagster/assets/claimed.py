@@ -113,7 +113,7 @@ def marshal_asset(
             if work.run() and work.last is not None:
                 result = _result(work.last, work)
                 # Once more: it comes before what the function added itself, and checks and sensors read it.
-                context.add_asset_metadata(result.metadata, asset_key=context.asset_key)
+                context.add_asset_metadata(result.metadata or {}, asset_key=context.asset_key)
                 yield result
 
         return multi_asset(
