@@ -34,6 +34,8 @@ from marshal_dagster.runs import TOPIC_TAG
 from marshal_dagster.sensors.left import listed, partitions_left
 
 DEFAULT_LAST: Final = 100
+MOST_LAST: Final = 5_000
+"""Twice as many are read, and Dagster gives no more than 10,000 at once."""
 _NOT_DONE: Final = "not committed"
 _PERHAPS_DONE: Final = "possibly dropped"
 _MOST_SHOWN: Final = 100
@@ -110,6 +112,8 @@ def build_claim_checks(
         raise ConfigurationError(f"{asset.op.name!r} has no topic: give an asset made by marshal_asset")
     if last < 1 or (max_lag is not None and max_lag < 0):
         raise ConfigurationError(f"last is {last}, max_lag is {max_lag}; they must be at least 1 and 0")
+    if last > MOST_LAST:
+        raise ConfigurationError(f"last is {last}; it must not be above {MOST_LAST}")
     stopping = {_check(each) for each in blocking}
     failing = stopping | {_check(each) for each in errors}
     checks = [each for each in ClaimCheck if max_lag is not None or each is not ClaimCheck.LAG]

@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marshal_dagster.assets.checks import (
+    MOST_LAST,
     ClaimCheck,
     Oddity,
     RecordedRange,
     build_claim_checks,
     double_commits,
     gaps,
+    recorded_ranges,
     rewinds,
 )
 from marshal_dagster.coordination.operator import Operator
@@ -245,6 +247,13 @@ def test_what_makes_no_sense_is_refused(shop: Shop) -> None:
         build_claim_checks(shop.asset, blocking=["lag"])
     with pytest.raises(ConfigurationError, match="at least 1 and 0"):
         build_claim_checks(shop.asset, last=0)
+    with pytest.raises(ConfigurationError, match="must not be above 5000"):
+        build_claim_checks(shop.asset, last=5_001)
+
+
+def test_as_many_as_are_allowed_can_be_read(own_instance: dg.DagsterInstance) -> None:
+    """Dagster refuses to give more."""
+    assert recorded_ranges(own_instance, dg.AssetKey("work"), GROUP, TOPIC, MOST_LAST) == []
 
 
 # Judgements
