@@ -1,6 +1,7 @@
 """A `dg` component: claimed batches of a data topic from a few lines of YAML."""
 
 from importlib import import_module
+from keyword import iskeyword
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,12 +78,13 @@ class _ClaimedTopicScaffolder(Scaffolder[Any]):
 
     def scaffold(self, request: ScaffoldRequest[Any]) -> None:
         """Write both."""
-        name = as_name(request.target_path.name)
+        topic = request.target_path.name
+        name = _as_function(topic)
         scaffold_component(
             request,
             {
-                "topic": name,
-                "group": name,
+                "topic": topic,
+                "group": topic,
                 "delivery": "effectively_once",
                 "function": f"process.py:{name}",
                 "output_folder": f"data/{name}",
@@ -91,6 +93,12 @@ class _ClaimedTopicScaffolder(Scaffolder[Any]):
             },
         )
         Path(request.target_path, "process.py").write_text(_FUNCTION.format(name=name), encoding="utf-8")
+
+
+def _as_function(text: str) -> str:
+    """Make a name that Python and Dagster allow for a function."""
+    name = as_name(text)
+    return name if name.isidentifier() and not iskeyword(name) else f"topic_{name}"
 
 
 @scaffold_with(_ClaimedTopicScaffolder)
@@ -203,6 +211,11 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
             raise ConfigurationError(f"topic {self.topic!r}: give output_folder or sink, not both")
         if (self.output_folder or self.sink) is None and self.delivery == "effectively_once":
             raise ConfigurationError(f"topic {self.topic!r}: effectively_once needs output_folder or sink")
+        if (self.output_folder or self.sink) is not None and self.delivery != "effectively_once":
+            raise ConfigurationError(
+                f"topic {self.topic!r}: in {self.delivery} the function writes itself, output_folder and sink are for "
+                "effectively_once"
+            )
         if self.sink is not None:
             return _load(context, self.sink, "sink")
         return None if self.output_folder is None else FileSink(self.output_folder)

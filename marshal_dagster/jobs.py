@@ -28,11 +28,18 @@ EVERY_MINUTE: Final = "* * * * *"
 OP_TAG: Final = "marshal/op"
 """Names, on a job of an asset, the op that materializes it."""
 
+PER_PARTITION_TAG: Final = "marshal/per_partition"
+"""Is on a job of an asset whose runs are each for one Dagster partition."""
+
 AnyJob = JobDefinition | UnresolvedAssetJobDefinition
 
 
 def claimed_batch_ops(definition: AnyJob) -> dict[str, str]:
-    """Give the name of the claimed-batch op of each data topic that a job works on."""
+    """Give the name of the claimed-batch op of each data topic that a job works on.
+
+    Raises `ConfigurationError` for a job whose runs need a Dagster partition, as none that a sensor asks for has.
+    """
+    _require_whole(definition)
     if isinstance(definition, UnresolvedAssetJobDefinition):
         tags = definition.tags or {}
         return {tags[TOPIC_TAG]: tags[OP_TAG]} if OP_TAG in tags else {}
@@ -90,11 +97,12 @@ def build_claimed_batch_job(
     run_config = RunConfig(ops={op.name: config} if config else {})
     tags = {TOPIC_TAG: op.tags[TOPIC_TAG], **(tags or {})}
     if isinstance(claimed, AssetsDefinition):
+        per_partition = {} if claimed.partitions_def is None else {PER_PARTITION_TAG: "true"}
         return define_asset_job(
             name,
             AssetSelection.assets(claimed),
             config=run_config,
-            tags={OP_TAG: op.name, **tags},
+            tags={OP_TAG: op.name, **per_partition, **tags},
             executor_def=executor_def,
             description=description,
         )
@@ -105,8 +113,18 @@ def build_claimed_batch_job(
     return job(name=name, description=description, config=run_config, tags=tags, executor_def=executor_def)(work)
 
 
+def _require_whole(definition: AnyJob) -> None:
+    if PER_PARTITION_TAG in (definition.tags or {}):
+        raise ConfigurationError(
+            f"runs of job {definition.name!r} need a Dagster partition, which nothing gives them here: start them by "
+            "an automation condition of the asset, by a backfill, or by a schedule of your own that names partition_key"
+        )
+
+
 def _description(claimed: OpDefinition | AssetsDefinition) -> str | None:
-    return claimed.descriptions_by_key[claimed.key] if isinstance(claimed, AssetsDefinition) else claimed.description
+    return (
+        claimed.descriptions_by_key.get(claimed.key) if isinstance(claimed, AssetsDefinition) else claimed.description
+    )
 
 
 def build_claimed_batch_schedule(
@@ -120,8 +138,10 @@ def build_claimed_batch_schedule(
 ) -> ScheduleDefinition:
     """Build a schedule that asks for a run at each tick, of which cron allows one a minute.
 
-    A run that finds everything claimed by the one before says so and ends. Default name: `<job>_schedule`.
+    A run that finds everything claimed by the one before says so and ends. Default name: `<job>_schedule`. Raises
+    `ConfigurationError` for a job whose runs need a Dagster partition.
     """
+    _require_whole(claimed_batch_job)
     return ScheduleDefinition(
         name=name or f"{claimed_batch_job.name}_schedule",
         job=claimed_batch_job,

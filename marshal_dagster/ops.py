@@ -317,11 +317,11 @@ class BatchWork:
         self._tag({GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
         try:
             idle = self._drain()
+            outcome = Outcome.DONE if self.done or idle is None else idle.outcome
+            self._tag({OUTCOME_TAG: outcome.value})
         except BaseException:
             self._tell_last()
             raise
-        outcome = Outcome.DONE if self.done or idle is None else idle.outcome
-        self._tag({OUTCOME_TAG: outcome.value})
         self.ended = "" if idle is None else idle.text
         if idle is not None:
             self.context.log.info(idle.text)

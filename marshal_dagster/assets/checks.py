@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, Final
 
 from dagster import (
@@ -27,12 +28,16 @@ from dagster import (
 
 from marshal_dagster.assets.standing import Standing, standing
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.state import Key
 from marshal_dagster.resources import ClaimerResource
 from marshal_dagster.runs import TOPIC_TAG
 from marshal_dagster.sensors.left import listed, partitions_left
 
 DEFAULT_LAST: Final = 100
+MOST_LAST: Final = 5_000
+"""Twice as many are read, and Dagster gives no more than 10,000 at once."""
 _NOT_DONE: Final = "not committed"
+_PERHAPS_DONE: Final = "possibly dropped"
 _MOST_SHOWN: Final = 100
 
 
@@ -46,6 +51,8 @@ class ClaimCheck(StrEnum):
     DOUBLE_COMMITS = "double_commits"
 
 
+_ORDER: Final = list(ClaimCheck)
+"""Positions are read before records: what is committed meanwhile is beyond them, and no gap."""
 _DESCRIPTIONS: Final = {
     ClaimCheck.STALE_CLAIMS: "Nothing is held, or left planned, by members that are dead.",
     ClaimCheck.LAG: "No more offsets are left to read than is allowed.",
@@ -57,7 +64,11 @@ _DESCRIPTIONS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class RecordedRange:
-    """A range that a materialization says was committed; `is_recent` where it is among those that are judged."""
+    """A range that a materialization says was committed.
+
+    `is_recent` where it is among those that are judged. Not `is_certain` where at most once could not learn whether it
+    was: then another may commit it.
+    """
 
     partition: int
     generation: int
@@ -65,6 +76,7 @@ class RecordedRange:
     end: int
     batch_id: str
     is_recent: bool = True
+    is_certain: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,8 @@ def build_claim_checks(
         raise ConfigurationError(f"{asset.op.name!r} has no topic: give an asset made by marshal_asset")
     if last < 1 or (max_lag is not None and max_lag < 0):
         raise ConfigurationError(f"last is {last}, max_lag is {max_lag}; they must be at least 1 and 0")
+    if last > MOST_LAST:
+        raise ConfigurationError(f"last is {last}; it must not be above {MOST_LAST}")
     stopping = {_check(each) for each in blocking}
     failing = stopping | {_check(each) for each in errors}
     checks = [each for each in ClaimCheck if max_lag is not None or each is not ClaimCheck.LAG]
@@ -110,14 +124,15 @@ def build_claim_checks(
         claimer = getattr(context.resources, claimer_key)
         if not isinstance(claimer, ClaimerResource):
             raise ConfigurationError(f"resource {claimer_key!r} is no ClaimerResource")
-        look = _Look(claimer, topic, context.instance, asset.key, last)
-        for key in sorted(context.selected_asset_check_keys, key=lambda key: key.name):
+        keys = sorted(context.selected_asset_check_keys, key=lambda key: _ORDER.index(key.name))
+        look = _Look(claimer, topic, context.instance, keys[0].asset_key, last)
+        for key in keys:
             check = ClaimCheck(key.name)
             passed, text, metadata = look.judge(check, max_lag or 0)
             severity = AssetCheckSeverity.ERROR if check in failing else AssetCheckSeverity.WARN
             yield AssetCheckResult(
                 passed=passed,
-                asset_key=asset.key,
+                asset_key=key.asset_key,
                 check_name=key.name,
                 severity=severity,
                 description=text,
@@ -162,7 +177,7 @@ class _Look:
         verdicts: dict[ClaimCheck, Callable[[], _Verdict]] = {
             ClaimCheck.STALE_CLAIMS: self._stale_claims,
             ClaimCheck.LAG: lambda: self._lag(max_lag),
-            ClaimCheck.GAPS: lambda: _told([*gaps(self.recorded()), *self._lost()], "no gap"),
+            ClaimCheck.GAPS: self._gaps,
             ClaimCheck.REWINDS: lambda: _told(rewinds(self.recorded()), "no position was set back"),
             ClaimCheck.DOUBLE_COMMITS: lambda: _told(double_commits(self.recorded()), "nothing was committed twice"),
         }
@@ -177,7 +192,8 @@ class _Look:
     def recorded(self) -> Sequence[RecordedRange]:
         """What the asset's last materializations say."""
         if self._recorded is None:
-            self._recorded = recorded_ranges(self._instance, self._asset_key, self._claimer.group, self._last)
+            group, topic = self._claimer.group, self._topic
+            self._recorded = recorded_ranges(self._instance, self._asset_key, group, topic, self._last)
         return self._recorded
 
     def _stale_claims(self) -> _Verdict:
@@ -191,6 +207,10 @@ class _Look:
         text = f"{found.lag:,} offsets are left to read; {max_lag:,} are allowed"
         return found.lag <= max_lag, text, {"lag": found.lag, "partitions": found.table()}
 
+    def _gaps(self) -> _Verdict:
+        keys = {one.partition: one.key for one in self.standing().partitions if one.key is not None}
+        return _told([*gaps(self.recorded(), keys), *self._lost()], "no gap")
+
     def _lost(self) -> list[Oddity]:
         return [
             Oddity(one.partition, one.offset, one.offset + one.lost, "retention deleted them unread")
@@ -199,8 +219,10 @@ class _Look:
         ]
 
 
-def recorded_ranges(instance: DagsterInstance, asset_key: AssetKey, group: str, last: int) -> list[RecordedRange]:
-    """Give what the last materializations of an asset say that `group` committed, the newest first.
+def recorded_ranges(
+    instance: DagsterInstance, asset_key: AssetKey, group: str, topic: str, last: int
+) -> list[RecordedRange]:
+    """Give what the last materializations of an asset say that `group` committed of `topic`, the newest first.
 
     Twice as many as `last`: ranges are not always recorded in their order.
     """
@@ -213,7 +235,8 @@ def recorded_ranges(instance: DagsterInstance, asset_key: AssetKey, group: str, 
         if of_group is None or of_group.value != group or not isinstance(table, TableMetadataValue):
             continue
         name = str(batch_id.value) if batch_id is not None else ""
-        rows = (_recorded(one.data, name, is_recent=number < last) for one in table.records)
+        of_topic = (one.data for one in table.records if one.data.get("topic") == topic)
+        rows = (_recorded(row, name, is_recent=number < last) for row in of_topic)
         found += [one for one in rows if one is not None]
     return found
 
@@ -225,27 +248,40 @@ def _recorded(row: Mapping[str, Any], batch_id: str, *, is_recent: bool) -> Reco
         return None
     if not isinstance(start, int) or not isinstance(end, int):
         return None
-    return RecordedRange(partition, generation, start, end, batch_id, is_recent)
+    is_certain = row.get("state") != _PERHAPS_DONE
+    return RecordedRange(partition, generation, start, end, batch_id, is_recent, is_certain)
 
 
 # Judgements
 
 
-def gaps(recorded: Collection[RecordedRange]) -> list[Oddity]:
-    """Give what lies between recorded ranges of one generation, and what a new position left out."""
+def gaps(recorded: Collection[RecordedRange], keys: Mapping[int, Key] = MappingProxyType({})) -> list[Oddity]:
+    """Give what lies between recorded ranges of one generation, and what a new position left out.
+
+    Not what lies beyond the position of a partition's key: it is not committed, a member that claims ranges may be at
+    work on it.
+    """
     found = []
     for partition, generations in _by_generation(recorded).items():
         for ranges in generations:
             reach = ranges[0].end
             for one in ranges[1:]:
-                if one.start > reach and one.is_recent:
-                    found.append(Oddity(partition, reach, one.start, "committed by nobody who recorded it"))
+                end = _committed(one, keys.get(partition))
+                if end > reach and one.is_recent:
+                    found.append(Oddity(partition, reach, end, "committed by nobody who recorded it"))
                 reach = max(reach, one.end)
         for before, after in pairwise(generations):
             reach, start = max(one.end for one in before), after[0].start
             if start > reach and after[0].is_recent:
                 found.append(Oddity(partition, reach, start, "left out by a new position"))
     return found
+
+
+def _committed(one: RecordedRange, key: Key | None) -> int:
+    """Give up to where all is committed below a range."""
+    if key is None or key.offset is None or key.generation != one.generation:
+        return one.start
+    return min(one.start, key.offset)
 
 
 def rewinds(recorded: Collection[RecordedRange]) -> list[Oddity]:
@@ -262,7 +298,7 @@ def rewinds(recorded: Collection[RecordedRange]) -> list[Oddity]:
 def double_commits(recorded: Collection[RecordedRange]) -> list[Oddity]:
     """Give what two batches of one generation both say that they committed."""
     found = []
-    for partition, generations in _by_generation(recorded).items():
+    for partition, generations in _by_generation([one for one in recorded if one.is_certain]).items():
         for ranges in generations:
             furthest = ranges[0]
             for one in ranges[1:]:

@@ -104,14 +104,17 @@ def marshal_asset(
                 return process(context, batch, frame)
 
             work = BatchWork(
-                replace(spec, process=handed),
+                replace(spec, process=handed, asset_key=context.asset_key),  # which may have got a prefix since
                 context.op_execution_context,
                 config,
                 partition=_partition(context) if per_partition else None,
                 keeps_last=True,
             )
             if work.run() and work.last is not None:
-                yield _result(work.last, work)
+                result = _result(work.last, work)
+                # Once more: it comes before what the function added itself, and checks and sensors read it.
+                context.add_asset_metadata(result.metadata or {}, asset_key=context.asset_key)
+                yield result
 
         return multi_asset(
             name=asset.name,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord, TableSchema
 
-from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.state import Key, Phase
 from marshal_dagster.resources import ClaimerResource
 
 
@@ -21,13 +21,16 @@ class PartitionStanding:
 
     @property
     def offset(self) -> int | None:
-        """The next offset to read; None before the group has claimed the partition for the first time."""
+        """The next offset to read; None before the group has claimed the partition of this very topic."""
         return None if self.key is None else self.key.offset
 
     @property
     def lag(self) -> int:
         """How many offsets are left to read; all that there is while the group has no position."""
-        return max(0, self.end - max(self.start, self.offset or 0))
+        first = max(self.start, self.offset or 0)
+        ahead = () if self.key is None else (each for each in self.key.ranges if each.phase is Phase.DONE)
+        done = sum(max(0, min(each.end, self.end) - max(each.start, first)) for each in ahead)
+        return max(0, self.end - first - done)
 
     @property
     def lost(self) -> int:
@@ -79,10 +82,16 @@ def standing(claimer: ClaimerResource, topic: str) -> Standing:
         described = data.describe(topic)
         bounds = data.offsets(topic, described.partitions)
     keys = claimer.group_keys()
+
+    def key(number: int) -> Key | None:
+        """Give the partition's, unless it stands in an earlier topic of that name (PROTOCOL.md 6)."""
+        found = keys.get((topic, number))
+        return found if found is not None and found.data_topic_id in {None, described.topic_id} else None
+
     return Standing(
         described.topic_id,
         tuple(
-            PartitionStanding(number, bounds[number].start, bounds[number].end, keys.get((topic, number)))
+            PartitionStanding(number, bounds[number].start, bounds[number].end, key(number))
             for number in described.partitions
         ),
     )

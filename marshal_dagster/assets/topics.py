@@ -4,7 +4,7 @@ import hashlib
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from dagster import (
@@ -32,11 +32,21 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import is_topic
 from marshal_dagster.resources import ClaimerResource
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S
-from marshal_dagster.sensors.names import as_name
+from marshal_dagster.sensors.names import as_name, own_name
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
 _ENDS: Final = "end_offsets"
 _RATE: Final = "offsets_per_s"
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one look at a topic found."""
+
+    numbers: list[str]
+    """All partitions, as Dagster names them."""
+    observations: list[tuple[EventLogRecord | None, AssetObservation]]
+    """What is to be told now, each with what was told before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,37 +58,39 @@ class _Topic:
     per_partition: bool
     claimer_key: str
 
-    def look(self, resources: object, instance: DagsterInstance) -> tuple[list[str], list[AssetObservation]]:
-        """Give the topic's partitions as Dagster names them, and what is to be told of it now."""
+    def look(self, resources: object, instance: DagsterInstance, only: str | None = None) -> "_Seen":
+        """Look at the topic, or at the partition `only` of it, beside what was observed last."""
         claimer = getattr(resources, self.claimer_key)
         if not isinstance(claimer, ClaimerResource):
             raise ConfigurationError(f"resource {self.claimer_key!r} is no ClaimerResource")
         found = standing(claimer, self.name)
         numbers = [str(each.partition) for each in found.partitions]
         if not self.per_partition:
-            return numbers, [self._observation(instance, claimer.group, found, None)]
+            return _Seen(numbers, [self._observation(instance, claimer.group, found, None)])
         parts = [Standing(found.topic_id, (each,)) for each in found.partitions]
-        return numbers, [
+        observations = [
             self._observation(instance, claimer.group, part, number)
             for part, number in zip(parts, numbers, strict=True)
+            if only in {None, number}
         ]
+        return _Seen(numbers, observations)
 
-    def before(self, instance: DagsterInstance, partition: str | None) -> EventLogRecord | None:
-        """Give what was observed last."""
+    def _before(self, instance: DagsterInstance, partition: str | None) -> EventLogRecord | None:
         of = self.key if partition is None else AssetRecordsFilter(self.key, asset_partitions=[partition])
         return next(iter(instance.fetch_observations(of, limit=1).records), None)
 
     def _observation(
         self, instance: DagsterInstance, group: str, found: Standing, partition: str | None
-    ) -> AssetObservation:
-        return AssetObservation(
+    ) -> tuple[EventLogRecord | None, AssetObservation]:
+        before = self._before(instance, partition)
+        return before, AssetObservation(
             self.key,
             partition=partition,
             tags={DATA_VERSION_TAG: data_version(found.topic_id, found.ends)},
             metadata={
                 "lag": found.lag,
                 "offsets": sum(found.ends.values()),
-                **_rate(self.before(instance, partition), found.ends),
+                **_rate(before, found.ends),
                 _ENDS: MetadataValue.json({str(number): end for number, end in found.ends.items()}),
                 "partitions": found.table(),
                 "topic_id": found.topic_id,
@@ -98,8 +110,9 @@ def build_topic_asset(
 
     An observation has lag, end offsets, and the offsets per second since the one before. Its data version is made of
     the end offsets, so automation conditions (`AutomationCondition.eager`) see new messages. `build_topic_sensor` makes
-    observations without runs. With `per_partition` there is one for each partition, and new partitions become Dagster
-    partitions. Reads alone; the claimer of resource `claimer_key` says of which group.
+    observations without runs. With `per_partition` there is one for each partition, in a run of one Dagster partition
+    for that one, and new partitions become Dagster partitions. Reads alone; the claimer of resource `claimer_key` says
+    of which group.
 
     Raises `ConfigurationError`.
     """
@@ -107,17 +120,19 @@ def build_topic_asset(
     observed = _Topic(topic, spec.key, per_partition, claimer_key)
 
     def observe(context: AssetExecutionContext) -> Iterator[ObserveResult]:
-        numbers, observations = observed.look(context.resources, context.instance)
+        here = replace(observed, key=context.asset_key)
+        only = context.partition_key if context.has_partition_key else None
+        seen = here.look(context.resources, context.instance, only)
         if per_partition:
-            context.instance.add_dynamic_partitions(str(kafka_partitions(topic).name), numbers)
-        for observation in observations:
+            context.instance.add_dynamic_partitions(str(kafka_partitions(topic).name), seen.numbers)
+        for _, observation in seen.observations:
             context.log_event(observation)
         yield from ()
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", BetaWarning)  # what a user cannot change
         made: AssetsDefinition = multi_observable_source_asset(
-            name=f"observe_{as_name('__'.join(spec.key.path))}",
+            name=f"observe_{own_name('__'.join(spec.key.path))}",
             specs=[spec.replace_attributes(skippable=True)],
             partitions_def=kafka_partitions(topic) if per_partition else None,
             required_resource_keys={claimer_key},
@@ -144,12 +159,11 @@ def build_topic_sensor(
 
     # Dagster hands over resources by keyword too when a test calls the sensor directly.
     def tick(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
-        numbers, observations = observed.look(context.resources, context.instance)
-        observations = [
-            each for each in observations if _is_new(observed.before(context.instance, each.partition), each)
-        ]
+        seen = observed.look(context.resources, context.instance)
+        observations = [each for before, each in seen.observations if _is_new(before, each)]
         partitions = kafka_partitions(topic)
-        new = [n for n in numbers if not context.instance.has_dynamic_partition(str(partitions.name), n)]
+        known = set(context.instance.get_dynamic_partitions(str(partitions.name))) if per_partition else set()
+        new = [number for number in seen.numbers if number not in known]
         return SensorResult(
             asset_events=observations,
             dynamic_partitions_requests=[partitions.build_add_request(new)] if per_partition and new else [],

@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Sequence
+from functools import partialmethod
+from types import ModuleType
 from typing import Any
 
 import dagster as dg
@@ -10,22 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marshal_dagster.assets.checks import (
+    MOST_LAST,
     ClaimCheck,
     Oddity,
     RecordedRange,
     build_claim_checks,
     double_commits,
     gaps,
+    recorded_ranges,
     rewinds,
 )
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.delivery import ClaimedBatch, RangeOptions
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops import _table
 from marshal_dagster.protocol.messages import ClaimingPartition
-from tests.delivering import GROUP, HI_MS, TOPIC
+from tests.delivering import GROUP, HI_MS, TOPIC, Scene
 from tests.fast.test_dagster_assets import Shop, own_instance, shop
-from tests.fast.test_dagster_ops import instance, stand
+from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
 
 __all__ = ["instance", "own_instance", "shop", "stand"]
 
@@ -97,6 +102,33 @@ def test_what_nobody_recorded_is_told(shop: Shop) -> None:
     assert found["gaps"].severity is dg.AssetCheckSeverity.WARN
 
 
+def test_what_others_still_work_on_is_no_gap(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a group that claims ranges later ones may be done first; once it is committed somebody has to record it."""
+    scene = shop.stand.scene
+    monkeypatch.setattr(Scene, "delivery", partialmethod(Scene.delivery, ranges=True))
+
+    def batch() -> ClaimedBatch:
+        return scene.batch(scene.delivery(shop.stand.mode), partitions=(0,), ranges=RangeOptions(size=4))
+
+    def work(one: ClaimedBatch) -> None:
+        with one:
+            scene.process(one)
+        row = one.report()
+        shop.instance.report_runless_asset_event(
+            dg.AssetMaterialization(
+                shop.key, metadata={"group": GROUP, "batch_id": one.batch_id, "ranges": _table(row)}
+            )
+        )
+
+    work(batch())
+    with batch() as slow:
+        work(batch())
+        assert (scene.key().offset, [one.start for one in slow.ranges]) == (4, [4])
+        assert "gaps" not in failed(shop, max_lag=100)
+        scene.process(slow)
+    assert failed(shop, max_lag=100) == {"gaps": "4 offsets in 1 ranges: committed by nobody who recorded it"}
+
+
 def test_what_retention_deleted_unread_is_told(shop: Shop) -> None:
     """As soon as it is so, before a run comes."""
     shop.run(max_records=6, max_batches=1)
@@ -139,6 +171,32 @@ def test_a_double_commit_is_an_error(shop: Shop) -> None:
     assert failed(shop, max_lag=100, last=3) == {}
 
 
+def test_what_was_done_of_another_topic_before_is_passed_over(stand: Stand, own_instance: dg.DagsterInstance) -> None:
+    """The asset keeps its name, its partitions are others."""
+    stand.mode, stand.process, stand.instance = AT_LEAST_ONCE, lambda *_: None, own_instance
+    stand.scene.data.make("orders_v2", messages=7)
+    before, now = (Shop(stand, own_instance, topic=topic) for topic in (TOPIC, "orders_v2"))
+    assert before.run().success
+    assert now.run().success
+    assert failed(now) == {}
+
+
+def test_what_was_perhaps_committed_may_be_committed_by_another(shop: Shop) -> None:
+    """At most once says so of a range when its commit was not acknowledged and cannot be read; it is no gap either."""
+    shop.run(partitions=[0], max_records=4, max_batches=1)
+    shop.run(partitions=[0], max_records=4, max_batches=1)
+    again, _ = (one.asset_materialization for one in shop.instance.fetch_materializations(shop.key, limit=2).records)
+    assert again is not None
+    table = again.metadata["ranges"]
+    assert isinstance(table, dg.TableMetadataValue)
+    perhaps = [dg.TableRecord({**row.data, "state": "possibly dropped"}) for row in table.records]
+    shop.instance.report_runless_asset_event(
+        again._replace(metadata={**again.metadata, "ranges": dg.MetadataValue.table(perhaps, table.schema)})
+    )
+    shop.run(partitions=[0])
+    assert failed(shop, max_lag=100) == {}
+
+
 def test_a_blocking_check_stops_what_depends_on_the_asset(shop: Shop) -> None:
     """One that only warns does not."""
     shop.run(partitions=[0], max_records=3, max_batches=1)
@@ -160,6 +218,20 @@ def test_a_blocking_check_stops_what_depends_on_the_asset(shop: Shop) -> None:
     assert not ran(blocking=["gaps"])
 
 
+def test_checks_go_with_a_prefix_that_dagster_adds_to_keys(shop: Shop) -> None:
+    """Of asset and checks alike."""
+    module = ModuleType("sales")
+    vars(module).update(work=shop.asset, checks=build_claim_checks(shop.asset))
+    (asset,) = dg.load_assets_from_modules([module], key_prefix="eu")
+    (checks,) = dg.load_asset_checks_from_modules([module], asset_key_prefix="eu")
+    shop.stand.scene.data.append(0, 1)
+    result = dg.materialize([asset, checks], instance=shop.instance, resources=shop.resources())  # type: ignore[list-item]
+    found = result.get_asset_check_evaluations()
+    assert len(found) == 4
+    assert {one.asset_key for one in found} == {dg.AssetKey(["eu", "work"])}
+    assert all(one.passed for one in found)
+
+
 def test_what_makes_no_sense_is_refused(shop: Shop) -> None:
     """At definition, with what to do."""
 
@@ -175,6 +247,13 @@ def test_what_makes_no_sense_is_refused(shop: Shop) -> None:
         build_claim_checks(shop.asset, blocking=["lag"])
     with pytest.raises(ConfigurationError, match="at least 1 and 0"):
         build_claim_checks(shop.asset, last=0)
+    with pytest.raises(ConfigurationError, match="must not be above 5000"):
+        build_claim_checks(shop.asset, last=5_001)
+
+
+def test_as_many_as_are_allowed_can_be_read(own_instance: dg.DagsterInstance) -> None:
+    """Dagster refuses to give more."""
+    assert recorded_ranges(own_instance, dg.AssetKey("work"), GROUP, TOPIC, MOST_LAST) == []
 
 
 # Judgements

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 from typing import Any, cast
 
 import dagster as dg
@@ -9,14 +10,17 @@ import pytest
 from dagster._core.definitions.observe import observe
 
 from marshal_dagster.assets.claimed import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
+from marshal_dagster.assets.standing import PartitionStanding
 from marshal_dagster.assets.topics import build_topic_asset, build_topic_sensor
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.ops import ClaimedBatchConfig
+from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.protocol.world import World
 from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
-from marshal_dagster.sensors import build_stale_claim_sensor
+from marshal_dagster.runs import OUTCOME_TAG
+from marshal_dagster.sensors import build_given_up_check, build_lag_sensor, build_stale_claim_sensor
 from tests.delivering import GROUP, TOPIC
 from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
@@ -181,6 +185,20 @@ def test_a_run_that_fails_has_recorded_what_it_committed(shop: Shop) -> None:
     assert [metadata["offsets"] for _, metadata in shop.recorded(result)] == [12]
 
 
+def test_metadata_of_the_function_does_not_hide_what_a_batch_recorded(shop: Shop) -> None:
+    """It is added to the run's last materialization."""
+
+    def process(context: Any, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+        context.add_output_metadata({"shops": len(frame), "group": "large", "ranges": "none"})
+        context.add_asset_metadata({"offsets": 1})
+        return frame
+
+    shop.stand.process = process
+    ((_, metadata),) = shop.recorded(shop.run())
+    assert (metadata["shops"], metadata["group"], metadata["offsets"]) == (30, GROUP, 30)
+    assert len(metadata["ranges"].records) == 3
+
+
 def test_a_batch_is_recorded_also_when_the_next_cannot_be_claimed(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The data cluster goes away between two batches."""
     data = shop.stand.scene.data
@@ -194,6 +212,23 @@ def test_a_batch_is_recorded_also_when_the_next_cannot_be_claimed(shop: Shop, mo
     assert [metadata["offsets"] for _, metadata in shop.recorded(result)] == [12]
 
 
+def test_a_batch_is_recorded_also_when_the_run_cannot_be_tagged_behind_it(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster's storage does not answer for a moment."""
+    add_run_tags = shop.instance.add_run_tags
+
+    def fail_at_the_end(run_id: str, tags: dict[str, str]) -> None:
+        if OUTCOME_TAG in tags:
+            raise RuntimeError("the database is locked")
+        add_run_tags(run_id, tags)
+
+    monkeypatch.setattr(shop.instance, "add_run_tags", fail_at_the_end)
+    result = shop.run()
+    assert not result.success
+    assert [metadata["offsets"] for _, metadata in shop.recorded(result)] == [30]
+
+
 def test_a_translator_says_how_it_looks(stand: Stand, own_instance: dg.DagsterInstance) -> None:
     """Keys, group and owners are its; so is the key of the topic on which the asset depends."""
     stand.instance = own_instance
@@ -205,6 +240,26 @@ def test_a_translator_says_how_it_looks(stand: Stand, own_instance: dg.DagsterIn
     assert spec.description == "Count what was ordered."
     assert len(shop.recorded(shop.run())) == 1
     assert shop.observe()[None]["lag"] == 0
+
+
+def test_a_prefix_that_dagster_adds_to_keys_is_kept_to(shop: Shop) -> None:
+    """Both are recorded under the keys that they have in the deployment."""
+    module = ModuleType("sales")
+    vars(module).update(work=shop.asset, topic=shop.topic)
+    assets = [
+        each for each in dg.load_assets_from_modules([module], key_prefix="eu") if isinstance(each, dg.AssetsDefinition)
+    ]
+    shop.key = dg.AssetKey(["eu", "work"])
+    shop.asset = next(each for each in assets if each.key == shop.key)
+    shop.topic = next(each for each in assets if each.key != shop.key)
+    result = shop.run(max_records=12)
+    assert result.success
+    assert len(shop.recorded(result)) == 3
+    shop.run()
+    assert [one.asset_key for one in shop.instance.fetch_observations(shop.key, limit=9).records] == [shop.key]
+    shop.observe()
+    (record,) = shop.instance.fetch_observations(dg.AssetKey(["eu", "kafka", TOPIC]), limit=9).records
+    assert record.asset_observation is not None
 
 
 def test_each_kafka_partition_may_be_a_dagster_partition(stand: Stand, own_instance: dg.DagsterInstance) -> None:
@@ -282,6 +337,25 @@ def test_a_job_of_an_asset_has_what_a_job_of_an_op_has(shop: Shop) -> None:
         build_reprocess_job(marshal_asset(topic=TOPIC, name="parts", per_partition=True)(lambda *_: None))
 
 
+def test_what_asks_for_runs_without_a_partition_is_refused_a_job_whose_runs_need_one() -> None:
+    """Each of them would fail; the job itself is for backfills."""
+    asset = marshal_asset(topic=TOPIC, name="parts", per_partition=True)(lambda *_: None)
+    job = build_claimed_batch_job(asset)
+    with pytest.raises(ConfigurationError, match="'parts_job' need a Dagster partition"):
+        build_claimed_batch_schedule(job)
+    with pytest.raises(ConfigurationError, match="'parts_job' need a Dagster partition"):
+        build_stale_claim_sensor(job, group=GROUP)
+    with pytest.raises(ConfigurationError, match="'parts_job' need a Dagster partition"):
+        build_lag_sensor(job, group=GROUP, more_than_records=1)
+
+
+def test_a_function_needs_no_docstring() -> None:
+    """Its jobs are without a description of their own."""
+    asset = marshal_asset(topic=TOPIC, name="terse")(lambda *_: None)
+    assert build_claimed_batch_job(asset).description is None
+    assert build_reprocess_job(asset).name == "reprocess_terse"
+
+
 # The topic
 
 
@@ -295,6 +369,30 @@ def test_an_observation_tells_of_the_topic(shop: Shop) -> None:
     second = shop.observe()[None]
     assert (second["lag"], second["offsets"]) == (25, 35)
     assert second["offsets_per_s"] > 0
+
+
+def test_a_topic_made_anew_is_unread_wherever_the_group_stood_before(shop: Shop) -> None:
+    """Its members claim nothing there until somebody sets the position."""
+    shop.run()
+    scene = shop.stand.scene
+    scene.data.delete()
+    scene.data.make(messages=7)
+    assert not shop.run().success
+    assert shop.observe()[None]["lag"] == 21
+
+
+def test_what_is_done_ahead_of_the_position_is_not_left_to_read() -> None:
+    """By members that claim ranges; of what retention deleted it no more than is still there."""
+    ranges = (Range(0, 2, Phase.DONE), Range(4, 6, Phase.PLANNED), Range(6, 9, Phase.DONE), Range(9, 12, Phase.PLANNED))
+    assert PartitionStanding(0, 1, 10, Key(offset=0, ranges=ranges)).lag == 9 - 1 - 3
+
+
+def test_topics_whose_names_differ_in_dots_and_dashes_go_together(shop: Shop) -> None:
+    """What observes them, and what says that something of them is given up, has a name of its own for each."""
+    names = ("a.b", "a-b", "a_b")
+    topics = [build_topic_asset(name) for name in names]
+    checks = [build_given_up_check(name, group=GROUP) for name in names]
+    dg.Definitions.validate_loadable(dg.Definitions(assets=topics, asset_checks=checks, resources=shop.resources()))
 
 
 HOWS = ["run", "sensor"]
@@ -395,6 +493,41 @@ def test_a_tick_that_finds_nothing_new_tells_nothing(
     assert shop.run(partition_key="1" if per_partition else None).success
     (event,) = shop.tick().asset_events
     assert event.metadata["lag"].value == 0
+
+
+def test_a_run_of_one_partition_observes_that_one(stand: Stand, own_instance: dg.DagsterInstance) -> None:
+    """A backfill of a thousand would else make a million observations. New partitions are added all the same."""
+    stand.instance = own_instance
+    shop = Shop(stand, own_instance, per_partition=True)
+    shop.observe()
+    stand.scene.data.grow(4)
+    result = observe([shop.topic], instance=own_instance, resources=shop.resources(), partition_key="1")
+    assert [one.partition for one in stand.observations(cast("Any", result))] == ["1"]
+    assert own_instance.get_dynamic_partitions(f"kafka/{TOPIC}") == ["0", "1", "2", "3"]
+
+
+def test_a_tick_asks_dagster_once_for_each_partition(
+    stand: Stand, own_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its last observation; Dagster gives a tick 60 s for a thousand of them."""
+    stand.instance = own_instance
+    shop = Shop(stand, own_instance, per_partition=True)
+    shop.tick()
+    asked: list[str] = []
+
+    def count(name: str) -> None:
+        ask = getattr(own_instance, name)
+
+        def counted(*of: Any, **how: Any) -> Any:  # noqa: ANN401 - Dagster's
+            asked.append(name)
+            return ask(*of, **how)
+
+        monkeypatch.setattr(own_instance, name, counted)
+
+    for name in ("fetch_observations", "has_dynamic_partition"):
+        count(name)
+    shop.tick()
+    assert len(asked) == 3
 
 
 def test_a_tick_of_a_topic_whose_cluster_is_down_fails_with_one_line(shop: Shop) -> None:

@@ -9,7 +9,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from dagster.components.testing import create_defs_folder_sandbox
 
-from marshal_dagster.component import ClaimedTopicComponent, ConnectionModel
+from marshal_dagster.component import ClaimedTopicComponent, ConnectionModel, _ClaimedTopicScaffolder
 from marshal_dagster.resources import ClaimerResource
 
 pytestmark = [  # of Dagster's own loader
@@ -95,6 +95,8 @@ def test_what_is_not_wanted_is_left_out() -> None:
         ({"function": "missing.py:count"}, "was not found"),
         ({"delivery": "effectively_once"}, "effectively_once needs output_folder or sink"),
         ({"output_folder": "a", "sink": "process.py:sink"}, "not both"),
+        ({"output_folder": "a"}, "in at_least_once the function writes itself"),
+        ({"sink": "process.py:sink", "delivery": "at_most_once"}, "in at_most_once the function writes itself"),
         ({"topic": "a/b"}, "no name that Kafka allows"),
         ({"max_records": 0}, "must be above 0"),
         ({"delivery": "sometimes"}, "delivery"),
@@ -112,6 +114,19 @@ def test_what_is_wrong_is_named(wrong: dict[str, Any], said: str) -> None:
         told += f"{error}\n"
         error = error.__cause__ or error.__context__
     assert re.search(said, told), told
+
+
+@pytest.mark.parametrize("folder", ["orders", "2024-orders.eu", "class"])
+def test_what_is_scaffolded_can_be_loaded(folder: str, tmp_path: Path) -> None:
+    """Whatever the folder is called; that is the topic's name too."""
+    path = tmp_path / folder
+    path.mkdir()
+    request = dg.ScaffoldRequest[Any](TYPE, path, "yaml", None, None)
+    _ClaimedTopicScaffolder().scaffold(request)
+    compile((path / "process.py").read_text(), "process.py", "exec")
+    attributes = yaml.safe_load((path / "defs.yaml").read_text())["attributes"]
+    assert attributes["topic"] == folder
+    assert attributes["function"].rpartition(":")[2].isidentifier()
 
 
 def test_secrets_are_named_by_their_variable() -> None:
