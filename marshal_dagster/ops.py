@@ -33,9 +33,9 @@ from pydantic import Field, create_model
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, Idle, PartitionReport, RangeOptions
 from marshal_dagster.errors import ConfigurationError, TopicMissing
-from marshal_dagster.protocol.messages import DeliveryMode, is_topic
+from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.positions import StartPolicy
-from marshal_dagster.resources import ClaimerResource
+from marshal_dagster.resources import ClaimerResource, claimer_of, require_topic
 from marshal_dagster.runs import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, announcements_key
 from marshal_dagster.spark.session import SINGLE_EXECUTION, spark_settings, start_session
 from marshal_dagster.spark.sinks import Sink
@@ -241,8 +241,7 @@ def build_claimed_batch_op(
 def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkOptions) -> BatchSpec:
     """Gather what run config does not change. Raises `ConfigurationError`."""
     spark_key, spark_config = options.get("spark_key"), options.get("spark_config")
-    if not is_topic(topic):
-        raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'")
+    require_topic(topic)
     if spark_key is not None and spark_config is not None:
         raise ConfigurationError(f"spark_config: the session of resource {spark_key!r} is configured there")
     return BatchSpec(
@@ -332,12 +331,7 @@ class BatchWork:
     @property
     def claimer(self) -> ClaimerResource:
         """The resource that claims. Raises `ConfigurationError`."""
-        found = getattr(self.context.resources, self.spec.claimer_key)
-        if not isinstance(found, ClaimerResource):
-            raise ConfigurationError(
-                f"resource {self.spec.claimer_key!r} is a {type(found).__name__}; it must be a ClaimerResource"
-            )
-        return found
+        return claimer_of(self.context.resources, self.spec.claimer_key)
 
     # Working
 

@@ -639,6 +639,20 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
                 )
 
 
+def claimer_of(resources: object, key: str) -> ClaimerResource:
+    """Give the resource `key` of an op, asset, check or sensor. Raises `ConfigurationError` for another kind."""
+    found = getattr(resources, key)
+    if not isinstance(found, ClaimerResource):
+        raise ConfigurationError(f"resource {key!r} is a {type(found).__name__}; it must be a ClaimerResource")
+    return found
+
+
+def require_topic(topic: str) -> None:
+    """Raise `ConfigurationError` for what Kafka does not allow as a topic's name."""
+    if not is_topic(topic):
+        raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'")
+
+
 def _reasons_to_stop(context: "RunContext") -> "list[ReasonToStop]":
     worker_ended = run_worker_ended(context.instance, context.run_id)
     is_over = run_is_over(context.instance, context.run_id)
@@ -648,10 +662,7 @@ def _reasons_to_stop(context: "RunContext") -> "list[ReasonToStop]":
 def _request(options: BatchOptions) -> "BatchRequest":
     from marshal_dagster.delivery import BatchRequest
 
-    if not is_topic(options["topic"]):
-        raise ConfigurationError(
-            f"topic {options['topic']!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'"
-        )
+    require_topic(options["topic"])
     return BatchRequest(**options)
 
 

@@ -29,7 +29,7 @@ from dagster import (
 from marshal_dagster.assets.standing import Standing, standing
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.state import Key
-from marshal_dagster.resources import ClaimerResource
+from marshal_dagster.resources import ClaimerResource, claimer_of
 from marshal_dagster.runs import TOPIC_TAG
 from marshal_dagster.sensors.left import listed, partitions_left
 
@@ -121,9 +121,7 @@ def build_claim_checks(
         raise ConfigurationError(f"{', '.join(sorted(missing))}: give max_lag too, else it is not checked")
 
     def judge(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
-        claimer = getattr(context.resources, claimer_key)
-        if not isinstance(claimer, ClaimerResource):
-            raise ConfigurationError(f"resource {claimer_key!r} is no ClaimerResource")
+        claimer = claimer_of(context.resources, claimer_key)
         keys = sorted(context.selected_asset_check_keys, key=lambda key: _ORDER.index(key.name))
         look = _Look(claimer, topic, context.instance, keys[0].asset_key, last)
         for key in keys:

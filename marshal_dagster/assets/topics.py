@@ -28,9 +28,7 @@ from dagster import (
 
 from marshal_dagster.assets.claimed import MarshalTranslator, kafka_partitions
 from marshal_dagster.assets.standing import Standing, standing
-from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.messages import is_topic
-from marshal_dagster.resources import ClaimerResource
+from marshal_dagster.resources import claimer_of, require_topic
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S
 from marshal_dagster.sensors.names import as_name, own_name
 
@@ -60,9 +58,7 @@ class _Topic:
 
     def look(self, resources: object, instance: DagsterInstance, only: str | None = None) -> "_Seen":
         """Look at the topic, or at the partition `only` of it, beside what was observed last."""
-        claimer = getattr(resources, self.claimer_key)
-        if not isinstance(claimer, ClaimerResource):
-            raise ConfigurationError(f"resource {self.claimer_key!r} is no ClaimerResource")
+        claimer = claimer_of(resources, self.claimer_key)
         found = standing(claimer, self.name)
         numbers = [str(each.partition) for each in found.partitions]
         if not self.per_partition:
@@ -187,8 +183,7 @@ def data_version(topic_id: str, ends: Mapping[int, int]) -> str:
 
 
 def _spec(topic: str, translator: MarshalTranslator | None) -> AssetSpec:
-    if not is_topic(topic):
-        raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'")
+    require_topic(topic)
     return (translator or MarshalTranslator()).topic_spec(topic)
 
 

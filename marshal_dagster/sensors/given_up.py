@@ -24,7 +24,8 @@ from dagster import (
 )
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.messages import is_name, is_topic
+from marshal_dagster.protocol.messages import is_name
+from marshal_dagster.resources import require_topic
 from marshal_dagster.runs import topic_asset_key
 from marshal_dagster.sensors.asked import place_of
 from marshal_dagster.sensors.left import MOST_TOLD, Left
@@ -132,8 +133,7 @@ def build_given_up_check(topic: str, *, group: str) -> AssetChecksDefinition:
     """
     if not is_name(group):
         raise ConfigurationError(f"group {group!r} cannot be a name: use 1 to 255 characters, no '/', no control ones")
-    if not is_topic(topic):
-        raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'")
+    require_topic(topic)
     key = given_up_check_key(group, topic)
 
     description = f"Fails while runs of group {group!r} left something undone that no more runs are asked for."
