@@ -17,7 +17,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.coordination.tenure import Claim, RangeClaim
 from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, RangeOptions
-from marshal_dagster.errors import MarshalError
+from marshal_dagster.errors import MarshalError, SettingsDiffer
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol import messages, world
 from marshal_dagster.protocol.leases import Lease
@@ -288,6 +288,8 @@ class Simulation:
             for _ in range(1 if request.partitions else chance.randint(1, 20)):
                 try:
                     self._work_once(run, delivery.batches(request, sink, max_batches=3), chance)
+                except SettingsDiffer:
+                    break  # the next run is configured as people know by then
                 except MarshalError:
                     if chance.random() < 0.5:
                         break
