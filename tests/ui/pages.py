@@ -1,0 +1,43 @@
+"""What a user does on Dagster's pages, found by role and text."""
+
+import re
+
+from playwright.sync_api import Page, expect
+
+DEMO = "/locations/marshal-dagster"
+RUN_MS = 120_000.0
+"""How long a run may take, its JVM included, on a machine that has other work."""
+
+
+def switch_off(page: Page, schedule: str) -> None:
+    """Switch a schedule off."""
+    page.goto(f"{DEMO}/schedules/{schedule}")
+    switch = page.get_by_role("row", name="Running").get_by_role("checkbox")
+    expect(switch).to_be_checked()
+    switch.locator("xpath=..").click()  # the input itself is hidden by its picture
+    expect(switch).not_to_be_checked()
+
+
+def launch(page: Page, job: str, *settings: str) -> None:
+    """Launch a job as its launchpad opens, with `settings` added to those of the op; stay on the run until it is over.
+
+    The op must have `dry_run` among its settings for others to be added.
+    """
+    page.goto(f"{DEMO}/jobs/{job}")
+    page.get_by_role("tab", name="Launchpad").click()
+    expect(page.get_by_text("All defaults expanded")).to_be_visible()
+    if settings:
+        page.get_by_text("dry_run").first.click()
+        page.keyboard.press("End")
+        page.keyboard.type("".join(f"\n{each}" for each in settings))
+    expect(page.get_by_text("No errors")).to_be_visible()
+    page.get_by_role("button", name="Launch Run").click()
+    page.wait_for_url("**/runs/*")
+    expect_success(page)
+
+
+def expect_success(page: Page) -> None:
+    """Wait on a run's page until it is over, and well."""
+    over = page.get_by_text(re.compile(r"^(Success|Failure|Canceled)$")).first
+    expect(over).to_be_visible(timeout=RUN_MS)
+    expect(over).to_have_text("Success")
