@@ -30,6 +30,7 @@ def orders_per_shop(context: dg.AssetExecutionContext, batch: ClaimedBatch, fram
 defs = dg.Definitions(
     assets=[build_topic_asset(TOPIC), orders_per_shop],
     asset_checks=[build_claim_checks(orders_per_shop, max_lag=0)],
+    executor=dg.in_process_executor,
     resources={
         "claimer": ClaimerResource(
             connection=KafkaConnectionConfig(bootstrap_servers=os.environ["MARSHAL_BOOTSTRAP_SERVERS"]),

@@ -9,9 +9,10 @@ from typing import TypeAlias
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from demo import flights
 from demo.deployment import BUILD
-from tests.ui.pages import launch, switch_off
-from tests.ui.site import Site, running_site
+from tests.ui.pages import expect_no_runs, launch, switch_off
+from tests.ui.site import FLIGHTS, Site, running_site
 
 SCREENSHOTS = BUILD / "ui"
 WIDTH, HEIGHT = 1440, 1000
@@ -64,9 +65,15 @@ def page(browser: Browser, site: Site) -> Iterator[Page]:
 
 @pytest.fixture(scope="session")
 def flights_run(browser: Browser, site: Site) -> str:
-    """The address of the run that drained the flights in three batches, launched by hand, the schedule switched off."""
+    """The address of the run that drained the flights in three batches, launched by hand.
+
+    The schedule is switched off, and what it may have started is over, before there are flights.
+    """
+    some = flights.data_set().head(FLIGHTS)
     with _page(browser, site) as page:
         switch_off(page, "flights_each_minute")
+        expect_no_runs(page)
+        assert flights.load(site.connection, some) == FLIGHTS
         launch(page, "flights")
         return page.url
 

@@ -5,7 +5,7 @@ import re
 from playwright.sync_api import Page, expect
 
 DEMO = "/locations/marshal-dagster"
-RUN_MS = 120_000.0
+RUN_MS = 180_000.0
 """How long a run may take, its JVM included, on a machine that has other work."""
 
 
@@ -16,6 +16,13 @@ def switch_off(page: Page, schedule: str) -> None:
     expect(switch).to_be_checked()
     switch.locator("xpath=..").click()  # the input itself is hidden by its picture
     expect(switch).not_to_be_checked()
+
+
+def expect_no_runs(page: Page) -> None:
+    """Wait until no run is queued or at work."""
+    page.goto("/runs")
+    for state in ("Queued", "In progress"):
+        expect(page.get_by_role("tab", name=f"{state} (0)")).to_be_visible(timeout=RUN_MS)
 
 
 def launch(page: Page, job: str, *settings: str) -> None:

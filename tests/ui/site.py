@@ -9,9 +9,9 @@ from urllib.request import urlopen
 
 from confluent_kafka import Producer
 
-from demo import flights
-from demo.deployment import ROOT, Deployment, running, wait_for
+from demo.deployment import ROOT, running, wait_for
 from marshal_dagster.devkafka.ports import free_port
+from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 
 FLIGHTS, MAX_RECORDS, BATCHES = 3_000, 1_000, 3
@@ -33,9 +33,10 @@ load_from:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """Where the pages are."""
+    """Where the pages are, and the cluster beside them."""
 
     port: int
+    connection: KafkaConnection
 
     def at(self, path: str = "") -> str:
         """Give the address of a page."""
@@ -44,22 +45,25 @@ class Site:
 
 @contextmanager
 def running_site(directory: Path) -> Iterator[Site]:
-    """Serve both code locations, with messages in their topics, as long as the block lasts."""
+    """Serve both code locations as long as the block lasts; there are orders, and no flights yet."""
     with running(directory, SETTINGS) as deployment:
-        _fill(deployment)
-        site = Site(free_port())
+        _load_orders(deployment.connection)
+        site = Site(free_port(), deployment.connection)
         workspace = directory / "workspace.yaml"
         workspace.write_text(WORKSPACE.format(root=ROOT))
-        deployment.start("dagster", "dev", "-w", str(workspace), "-h", "127.0.0.1", "-p", str(site.port))
-        wait_for(f"Dagster's webserver (see {directory / 'dagster.log'})", lambda: _answers(site), START_S)
-        yield site
+        dagster = deployment.start("dagster", "dev", "-w", str(workspace), "-h", "127.0.0.1", "-p", str(site.port))
+        try:
+            wait_for(f"Dagster's webserver (see {directory / 'dagster.log'})", lambda: _answers(site), START_S)
+            yield site
+        finally:
+            deployment.stop()
+            dagster.wait()
 
 
-def _fill(deployment: Deployment) -> None:
-    flights.load(deployment.connection, flights.data_set().head(FLIGHTS))
-    with Topics(deployment.connection) as topics:
+def _load_orders(connection: KafkaConnection) -> None:
+    with Topics(connection) as topics:
         topics.create(ORDERS, ORDERS_PARTITIONS, 1)
-    producer = Producer({"bootstrap.servers": deployment.connection.bootstrap_servers, "enable.idempotence": True})
+    producer = Producer({"bootstrap.servers": connection.bootstrap_servers, "enable.idempotence": True})
     for number in range(ORDERS_COUNT):
         producer.produce(ORDERS, f"order {number}", f"shop {number % 7}", partition=number % ORDERS_PARTITIONS)
     assert producer.flush(30) == 0
