@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from demo import flights
 from demo.deployment import BUILD
-from tests.ui.pages import expect_no_runs, launch, switch_off
+from tests.ui.pages import expect_no_runs, launch, open_launchpad, switch_off
 from tests.ui.site import FLIGHTS, Site, running_site
 
 SCREENSHOTS = BUILD / "ui"
@@ -74,7 +74,8 @@ def flights_run(browser: Browser, site: Site) -> str:
         switch_off(page, "flights_each_minute")
         expect_no_runs(page)
         assert flights.load(site.connection, some) == FLIGHTS
-        launch(page, "flights")
+        open_launchpad(page, "flights")
+        launch(page)
         return page.url
 
 
@@ -83,6 +84,7 @@ def shoot(page: Page) -> Shoot:
     """Takes a screenshot of what the page shows."""
 
     def take(name: str) -> None:
-        page.screenshot(path=SCREENSHOTS / f"{name}.png")
+        page.wait_for_load_state("networkidle")  # its icons
+        page.screenshot(path=SCREENSHOTS / f"{name}.png", animations="disabled")
 
     return take

@@ -6,7 +6,7 @@ from playwright.sync_api import Page, expect
 
 from demo import flights
 from demo.deployment import wait_for
-from tests.ui.pages import DEMO, RUN_MS, launch
+from tests.ui.pages import DEMO, RUN_MS, launch, open_launchpad
 from tests.ui.site import BATCHES, FLIGHTS, MAX_RECORDS
 
 if TYPE_CHECKING:
@@ -87,14 +87,17 @@ def test_a_group_is_paused_and_resumed_by_clicking(page: Page, flights_run: str,
     """The jobs start from the launchpad as it opens, and show what they did; the sensor's ticks say why they skip."""
     wait_for_reason(page, "nothing to redo")
     shoot("tick")
-    launch(page, "pause_flights", "duration: 10m")
+    open_launchpad(page, "pause_flights", "duration: 10m")
+    shoot("launchpad")
+    launch(page)
     expect(page.get_by_role("row", name="group flights-by-carrier", exact=True)).to_be_visible()
     expect(page.get_by_role("columnheader", name="paused_after")).to_be_visible()
     shoot("pause")
     told = wait_for_reason(page, "group 'flights-by-carrier' is paused by")
     assert "s more: no runs" in told
     shoot("tick-paused")
-    launch(page, "resume_flights")
+    open_launchpad(page, "resume_flights")
+    launch(page)
     wait_for_reason(page, "nothing to redo")
 
 
