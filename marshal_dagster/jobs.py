@@ -87,7 +87,7 @@ def build_claimed_batch_job(
         raise ConfigurationError(f"{op.name!r} has no topic: make it with build_claimed_batch_op or marshal_asset")
     name = name or f"{op.name}_job"
     description = description or _description(claimed)
-    run_config = RunConfig(ops={op.name: config} if config else {})
+    run_config = RunConfig(ops={op.name: config}) if config else None  # an empty one would empty the launchpad
     tags = {TOPIC_TAG: op.tags[TOPIC_TAG], **(tags or {})}
     if isinstance(claimed, AssetsDefinition):
         return define_asset_job(
