@@ -102,7 +102,13 @@ def build_claimed_batch_job(
     def work() -> None:
         op()
 
-    return job(name=name, description=description, config=run_config, tags=tags, executor_def=executor_def)(work)
+    return job(
+        name=name,
+        description=description,
+        config=run_config,  # type: ignore[arg-type] # None is its own default
+        tags=tags,
+        executor_def=executor_def,
+    )(work)
 
 
 def _description(claimed: OpDefinition | AssetsDefinition) -> str | None:
