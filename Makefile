@@ -56,6 +56,15 @@ java:
 	@[ -x "$${JAVA_HOME:-/nowhere}/bin/java" ] || command -v java >/dev/null || { \
 		echo "Java 17 or newer is needed and none was found: install it, or set JAVA_HOME." >&2; exit 1; }
 
+# Root on a machine with apt gets it; others are told what to install.
+.PHONY: chromium
+chromium:
+	@mkdir -p build
+	@[ -x "$${CHROMIUM:-/nowhere}" ] || command -v chromium >/dev/null || \
+		{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && echo "Installing Chromium" && apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium >build/chromium.log; } || { \
+		echo "Chromium is needed and none was found: install it, or name it with CHROMIUM=..." >&2; exit 1; }
+
 .PHONY: test
 test: java $(READY) ## all tests: the fast ones, then those on a real Kafka, Spark, Dagster and Postgres
 	$(BIN)/pytest -n auto tests/fast
@@ -70,6 +79,10 @@ test-fast: $(READY) ## the tests that need no Java and no service, but for a few
 .PHONY: test-real
 test-real: java $(READY) ## the tests on real services, which they start and stop themselves
 	$(BIN)/pytest tests/real
+
+.PHONY: test-ui
+test-ui: java chromium $(READY) ## Dagster's pages in a real Chromium; what they showed is in build/ui
+	$(BIN)/pytest tests/ui
 
 .PHONY: simulate soak soak-faults mutants
 FIRST ?= 0

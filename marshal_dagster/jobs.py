@@ -94,7 +94,7 @@ def build_claimed_batch_job(
         raise ConfigurationError(f"{op.name!r} has no topic: make it with build_claimed_batch_op or marshal_asset")
     name = name or f"{op.name}_job"
     description = description or _description(claimed)
-    run_config = RunConfig(ops={op.name: config} if config else {})
+    run_config = RunConfig(ops={op.name: config}) if config else None  # an empty one would empty the launchpad
     tags = {TOPIC_TAG: op.tags[TOPIC_TAG], **(tags or {})}
     if isinstance(claimed, AssetsDefinition):
         per_partition = {} if claimed.partitions_def is None else {PER_PARTITION_TAG: "true"}
@@ -110,7 +110,13 @@ def build_claimed_batch_job(
     def work() -> None:
         op()
 
-    return job(name=name, description=description, config=run_config, tags=tags, executor_def=executor_def)(work)
+    return job(
+        name=name,
+        description=description,
+        config=run_config,  # type: ignore[arg-type] # None is its own default
+        tags=tags,
+        executor_def=executor_def,
+    )(work)
 
 
 def _require_whole(definition: AnyJob) -> None:

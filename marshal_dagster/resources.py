@@ -54,7 +54,6 @@ logger = logging.getLogger(__name__)
 _TRIES: Final = 3
 _PAUSE_S: Final = 0.5
 """How often a revocation is tried, and the seconds in between."""
-_SECRET: Final[dict[str, Any]] = {"dagster__is_secret": True}
 _SECRETS: Final = ("password", "ssl_key_password")
 _NOT_ALLOWED: Final = "authorization failed"
 """What Kafka's client says in an error that a missing right causes."""
@@ -72,10 +71,11 @@ class KafkaConnectionConfig(Config):
         default=None, description="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; with SASL_PLAINTEXT and SASL_SSL only."
     )
     username: str | None = Field(default=None, description="The user name for SASL.")
+    # Not marked as Dagster's secrets: the launchpad would fill in asterisks, as if they were the password. What Dagster
+    # stores is a variable's name, since `_check_secrets` refuses all else.
     password: str | None = Field(
         default=None,
         repr=False,
-        json_schema_extra=_SECRET,
         description='The password for SASL: EnvVar("NAME") in code, {"env": "NAME"} in YAML, never the text itself.',
     )
     ssl_ca_location: str | None = Field(
@@ -84,7 +84,7 @@ class KafkaConnectionConfig(Config):
     ssl_certificate_location: str | None = Field(default=None, description="PEM file of this client's certificate.")
     ssl_key_location: str | None = Field(default=None, description="PEM file of this client's key (PKCS#8).")
     ssl_key_password: str | None = Field(
-        default=None, repr=False, json_schema_extra=_SECRET, description="The key's password; given as `password` is."
+        default=None, repr=False, description="The key's password; given as `password` is."
     )
     timeout_s: float = Field(
         default=10.0,

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import dagster as dg
 import pytest
+from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
 from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.delivery import batch as batch_module
@@ -612,6 +613,17 @@ def test_jobs_are_of_one_op_and_tagged_with_its_topic() -> None:
     assert reprocess.run_config is not None
     assert reprocess.run_config["ops"]["work"]["config"]["max_batches"] == 1
     assert build_claimed_batch_schedule(scheduled).cron_schedule == "* * * * *"
+
+
+def test_a_jobs_launchpad_is_filled_with_the_limits_of_its_op() -> None:
+    """A job without a config of its own leaves the launchpad the schema's defaults, which an empty one would hide."""
+    job = build_claimed_batch_job(build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC, max_records=7))
+    snapshot = job.get_job_snapshot()
+    schema = snapshot.config_schema_snapshot
+    filled_in = default_values_yaml_from_type_snap(
+        schema, schema.get_config_snap(str(snapshot.mode_def_snaps[0].root_config_key))
+    )
+    assert "max_records: 7" in filled_in
 
 
 def test_a_job_of_another_op_is_refused() -> None:

@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import dagster as dg
 import pytest
+import yaml  # type: ignore[import-untyped]
+from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
 from marshal_dagster.delivery import BatchRequest
 from marshal_dagster.errors import BatchAborted, ConfigurationError
@@ -196,6 +198,35 @@ def test_a_secret_of_the_environment_reaches_the_connection_alone(monkeypatch: p
     told += [repr(claimer), str(claimer._convert_to_config_dictionary()), *map(str, result.all_events)]
     assert len(told) > 10
     assert [text for text in told if CANARY in text] == []
+
+
+@pytest.mark.parametrize(
+    ("connection", "password"),
+    [(_connection(), None), (_connection(**SASL, password=dg.EnvVar("KAFKA_PASSWORD")), {"env": "KAFKA_PASSWORD"})],
+)
+def test_what_the_launchpad_fills_in_starts_a_run(
+    connection: KafkaConnectionConfig, password: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The config that a job's launchpad opens with means what the definitions say, secrets too."""
+    monkeypatch.setenv("KAFKA_PASSWORD", CANARY)
+    seen = []
+
+    @dg.op
+    def connect(claimer: ClaimerResource) -> None:
+        seen.append(claimer.connection.to_connection("connection").password)
+
+    @dg.job
+    def work() -> None:
+        connect()
+
+    definitions = dg.Definitions(jobs=[work], resources={"claimer": _claimer(connection=connection)})
+    job = definitions.get_job_def("work")
+    schema = job.get_job_snapshot().config_schema_snapshot
+    root = schema.get_config_snap(job.run_config_schema.run_config_schema_type.key)
+    filled_in = yaml.safe_load(default_values_yaml_from_type_snap(schema, root))
+    assert filled_in["resources"]["claimer"]["config"]["connection"].get("password") == password
+    assert job.execute_in_process(run_config=filled_in).success
+    assert [secret and secret.get_secret_value() for secret in seen] == [CANARY if password else None]
 
 
 def test_from_environment_keeps_secrets_there() -> None:

@@ -1,0 +1,46 @@
+"""What a user does on Dagster's pages, found by role and text."""
+
+import re
+
+from playwright.sync_api import Page, expect
+
+DEMO = "/locations/marshal-dagster"
+RUN_MS = 180_000.0
+"""How long a run may take, its JVM included, on a machine that has other work."""
+
+
+def switch_off(page: Page, schedule: str) -> None:
+    """Switch a schedule off."""
+    page.goto(f"{DEMO}/schedules/{schedule}")
+    switch = page.get_by_role("row", name="Running").get_by_role("checkbox")
+    expect(switch).to_be_checked()
+    switch.locator("xpath=..").click()  # the input itself is hidden by its picture
+    expect(switch).not_to_be_checked()
+
+
+def expect_no_runs(page: Page) -> None:
+    """Wait until no run is queued or at work."""
+    page.goto("/runs")
+    for state in ("Queued", "In progress"):
+        expect(page.get_by_role("tab", name=f"{state} (0)")).to_be_visible(timeout=RUN_MS)
+
+
+def open_launchpad(page: Page, job: str, *settings: str) -> None:
+    """Open the launchpad of a job, and add `settings` to those of its op, which must have `dry_run` among them."""
+    page.goto(f"{DEMO}/jobs/{job}")
+    page.get_by_role("tab", name="Launchpad").click()
+    expect(page.get_by_text(re.compile("^resources:")).first).to_be_visible()  # an editor still empty starts runs too
+    if settings:
+        page.get_by_text("dry_run").first.click()
+        page.keyboard.press("End")
+        page.keyboard.type("".join(f"\n{each}" for each in settings))
+    expect(page.get_by_text("No errors")).to_be_visible()
+
+
+def launch(page: Page) -> None:
+    """Start the run that stands in the launchpad; stay on its page until it is over, and well."""
+    page.get_by_role("button", name="Launch Run").click()
+    page.wait_for_url("**/runs/*")
+    over = page.get_by_text(re.compile(r"^(Success|Failure|Canceled)$")).first
+    expect(over).to_be_visible(timeout=RUN_MS)
+    expect(over).to_have_text("Success")

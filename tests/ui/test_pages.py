@@ -1,0 +1,121 @@
+"""What the pages of a deployment show of its batches, pauses, sensors and checks."""
+
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import Page, expect
+
+from demo import flights
+from demo.deployment import wait_for
+from tests.ui.pages import DEMO, RUN_MS, launch, open_launchpad
+from tests.ui.site import BATCHES, FLIGHTS, MAX_RECORDS
+
+if TYPE_CHECKING:
+    from tests.ui.conftest import Shoot
+
+TICK_S = 60.0
+SPAN = """canvas => {
+    const {width, height} = canvas;
+    const {data} = canvas.getContext("2d").getImageData(0, 0, width, height);
+    let left = width, right = 0;
+    for (let at = 0; at < data.length; at += 4) {
+        if (data[at + 3] < 200 || data[at + 2] - data[at + 1] < 100) continue;
+        left = Math.min(left, (at / 4) % width);
+        right = Math.max(right, (at / 4) % width);
+    }
+    return (right - left) / width;
+}"""
+"""Over how much of a plot's width its line goes; the line alone is of so strong a blue."""
+
+
+def ranges_shown(page: Page) -> list[tuple[int, int, int]]:
+    """Give (partition, start, end) of all tables of ranges, sorted: the page holds some twice, and in any order."""
+    rows = page.get_by_role("row").filter(has=page.get_by_role("cell", name="committed", exact=True))
+    found = [row.split("\t")[:4] for row in rows.all_inner_texts() if row.startswith(f"{flights.TOPIC}\t")]
+    return sorted({(int(partition), int(start), int(end)) for _, partition, start, end in found})
+
+
+def test_a_run_shows_what_each_of_its_batches_did(page: Page, flights_run: str, shoot: "Shoot") -> None:
+    """From the list of runs to a table of each batch; their ranges follow on one another and hold all flights."""
+    page.goto("/runs")
+    expect(page.get_by_text("marshal/outcome: done").first).to_be_visible()
+    shoot("runs")
+    page.get_by_role("link", name=flights_run.rpartition("/")[2][:8]).click()
+    for lag in range(FLIGHTS - MAX_RECORDS, -1, -MAX_RECORDS):
+        expect(page.get_by_role("row", name=f"lag {lag}", exact=True).first).to_be_visible()
+    expect(page.get_by_role("row", name=f"batches {BATCHES}", exact=True)).to_be_visible()
+    page.get_by_text("ASSET_MATERIALIZATION").last.scroll_into_view_if_needed()
+    shoot("run")
+    positions = dict.fromkeys(range(flights.PARTITIONS), 0)
+    for partition, start, end in ranges_shown(page):
+        assert start == positions[partition]
+        positions[partition] = end
+    assert sum(positions.values()) == FLIGHTS
+
+
+def test_the_catalog_shows_each_batch(page: Page, flights_run: str, shoot: "Shoot") -> None:
+    """The asset of an op's batches has an event for each, with its numbers and ranges."""
+    page.goto(flights_run)
+    page.get_by_role("link", name="View Asset").first.click()
+    page.get_by_role("tab", name="Events").click()
+    expect(page.get_by_text("Materialized in run")).to_be_visible()
+    expect(page.get_by_role("row", name=f"offsets {MAX_RECORDS}", exact=True)).to_be_visible()
+    expect(page.get_by_role("row", name="delivery effectively_once")).to_be_visible()
+    assert len(ranges_shown(page)) == flights.PARTITIONS
+    shoot("batch")
+
+
+def skip_reason(page: Page) -> str:
+    """Read why the newest tick of the demo's sensor asked for nothing."""
+    page.goto(f"{DEMO}/sensors/stale_flights")
+    page.get_by_role("button", name="0 runs requested").first.click()
+    tick = page.get_by_role("dialog")
+    expect(tick).to_contain_text("Skip reason:")
+    return tick.inner_text()
+
+
+def wait_for_reason(page: Page, reason: str) -> str:
+    """Wait until the newest tick was skipped for `reason`; give all that it says."""
+
+    def look() -> str | None:
+        told = skip_reason(page)
+        return told if reason in told else None
+
+    return wait_for(f"a tick with {reason!r}", look, TICK_S)
+
+
+def test_a_group_is_paused_and_resumed_by_clicking(page: Page, flights_run: str, shoot: "Shoot") -> None:  # noqa: ARG001 - its run comes first
+    """The jobs start from the launchpad as it opens, and show what they did; the sensor's ticks say why they skip."""
+    wait_for_reason(page, "nothing to redo")
+    shoot("tick")
+    open_launchpad(page, "pause_flights", "duration: 10m")
+    shoot("launchpad")
+    launch(page)
+    expect(page.get_by_role("row", name="group flights-by-carrier", exact=True)).to_be_visible()
+    expect(page.get_by_role("columnheader", name="paused_after")).to_be_visible()
+    shoot("pause")
+    told = wait_for_reason(page, "group 'flights-by-carrier' is paused by")
+    assert "s more: no runs" in told
+    shoot("tick-paused")
+    open_launchpad(page, "resume_flights")
+    launch(page)
+    wait_for_reason(page, "nothing to redo")
+
+
+def test_the_asset_graph_shows_checks_and_the_asset_its_plots(page: Page, shoot: "Shoot") -> None:
+    """An asset is materialized from the graph, which then has its checks; its numbers are plotted over the batches."""
+    page.goto("/asset-groups")
+    page.get_by_role("button", name="Materialize (1)").click()
+    passed = page.get_by_role("link", name="5 / 5 Passed")
+    expect(passed).to_be_visible(timeout=RUN_MS)
+    shoot("graph")
+    passed.click()
+    expect(page.get_by_text("Succeeded", exact=True)).to_have_count(5, timeout=RUN_MS)
+    page.get_by_text("lag", exact=True).first.click()
+    expect(page.get_by_text("0 offsets are left to read; 0 are allowed")).to_be_visible()
+    shoot("checks")
+    page.get_by_role("tab", name="Overview").first.click()
+    page.get_by_role("button", name="Plots").click()
+    lag = page.get_by_text("lag", exact=True).first.locator("xpath=following::canvas[1]")
+    lag.scroll_into_view_if_needed()
+    assert wait_for("a line over all batches", lambda: lag.evaluate(SPAN) > 0.5 or None, 10)
+    shoot("plots")
