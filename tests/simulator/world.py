@@ -435,7 +435,7 @@ class Simulation:
         """Compare what members believe; only the one that has just acted can believe anything new."""
         self.steps += 1
         run = self.by_process.get(process)
-        if run is None or run.batch is None or self.is_truncated or self.scheduler.now_ms < self.unsure_until_ms:
+        if run is None or run.batch is None or self.is_truncated:
             return
         leases = list(map(_lease_of, run.batch._claimer._tenure.claims.values()))
         if leases == run.leases:
@@ -444,7 +444,7 @@ class Simulation:
         if leases and not run.batch._claimer.rationalizer.world.partition_of(TOPIC).certain:
             self._fail("an observing reader never claims", f"{run.batch.batch_id} holds {len(leases)} partitions")
         self._busy_ms[run.number] = self.scheduler.now_ms
-        if self.scenario.rule_set is RuleSet.NATIVE:
+        if self.scenario.rule_set is RuleSet.NATIVE and self.scheduler.now_ms >= self.unsure_until_ms:
             check_beliefs(self.judge, self._beliefs(), self.cluster.broker.now_ms() - 2 * self.hi_ms)
 
     def _beliefs(self) -> Iterator[Belief]:
