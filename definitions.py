@@ -2,7 +2,7 @@
 
 from dagster import Definitions
 
-from jobs.flights import GROUP, flights_job, flights_schedule, reprocess_flights_job
+from jobs.flights import GROUP, flights_asset, flights_job, flights_schedule, reprocess_flights_job
 from jobs.operators import (
     adopt_flights_positions_job,
     pause_flights_job,
@@ -16,6 +16,7 @@ from marshal_dagster.resources import ClaimerResource, RationalizerResource
 from sensors.stale_claims import stale_flights_sensor
 
 defs = Definitions(
+    assets=[flights_asset],
     jobs=[
         flights_job,
         reprocess_flights_job,

@@ -4,7 +4,7 @@ Each works in the name of a `ClaimerResource`, which says of which group and log
 is. They write, which takes WRITE on the coordination topic.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from typing import Any, Final
 
@@ -13,13 +13,9 @@ from dagster import (
     ExecutorDefinition,
     Failure,
     JobDefinition,
-    MetadataValue,
     OpDefinition,
     OpExecutionContext,
-    TableColumn,
     TableMetadataValue,
-    TableRecord,
-    TableSchema,
     in_process_executor,
     job,
     op,
@@ -30,17 +26,19 @@ from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.operations.adopting import Adopting, Given
 from marshal_dagster.operations.opening import LOOKING_MS
-from marshal_dagster.operations.pausing import PauseChange, Pausing
+from marshal_dagster.operations.pausing import Pausing
 from marshal_dagster.operations.positions import Move, Repositioning
-from marshal_dagster.operations.reprocessing import Redo, Redone, Reprocessing
-from marshal_dagster.operations.revoking import HeldClaim, Revoking, held_by, told_of_nobody
+from marshal_dagster.operations.reprocessing import Reprocessing
+from marshal_dagster.operations.revoking import Revoking, held_by, told_of_nobody
 from marshal_dagster.operations.targets import Where, partitions_of
 from marshal_dagster.operations.times import duration_s, instant_ms
-from marshal_dagster.protocol.messages import is_topic
-from marshal_dagster.resources import ClaimerResource
-from marshal_dagster.runs import DeadRuns, forwarded_logs
+from marshal_dagster.operator_tables import claim_table, move_table, pause_table, redo_table
+from marshal_dagster.resources import ClaimerResource, claimer_of, require_topic
+from marshal_dagster.runs import GROUP_TAG, DeadRuns, forwarded_logs
 
 DEFAULT_WAIT_S: Final = 300.0
+_SHOWN_PAUSE: Final = "1h"
+"""How long a pause lasts that is launched as the launchpad opens."""
 _SECOND_MS: Final = 1_000
 _DRY_RUN: Final = "Only show, in the metadata of the run, what would change; nothing is written."
 _NOT_IN_KAFKA: Final = "the group's offsets in Kafka were not updated (only lag tools read them): %s"
@@ -148,9 +146,10 @@ def build_pause_job(
         with _pausing(context, claimer_key, dry_run=config.dry_run) as pausing:
             until_s = _until_s(config, pausing)
             changes = pausing.preview(until_s) if config.dry_run else pausing.pause(until_s)
-            _tell(context, pausing.group, config.dry_run, _pause_table(changes))
+            _tell(context, pausing.group, config.dry_run, pause_table(changes))
 
-    return _job(name, "Pauses the group.", _op(name, pause, claimer_key), executor_def, tags)
+    shown = {"duration": _SHOWN_PAUSE, "dry_run": False}
+    return _job(name, "Pauses the group.", _op(name, pause, claimer_key), executor_def, tags, shown=shown)
 
 
 def build_resume_job(
@@ -167,7 +166,7 @@ def build_resume_job(
             if not pausing.is_in_force:
                 context.log.info("group %r is not paused", pausing.group)
             changes = pausing.preview() if config.dry_run else pausing.resume()
-            _tell(context, pausing.group, config.dry_run, _pause_table(changes))
+            _tell(context, pausing.group, config.dry_run, pause_table(changes))
 
     return _job(name, "Ends the group's pause.", _op(name, resume, claimer_key), executor_def, tags)
 
@@ -257,26 +256,29 @@ def _op(name: str, work: Any, claimer_key: str) -> OpDefinition:  # noqa: ANN401
 
 
 def _job(
-    name: str, about: str, work: OpDefinition, executor_def: ExecutorDefinition, tags: Mapping[str, str] | None
+    name: str,
+    about: str,
+    work: OpDefinition,
+    executor_def: ExecutorDefinition,
+    tags: Mapping[str, str] | None,
+    *,
+    shown: Mapping[str, object] | None = None,
 ) -> JobDefinition:
+    """Make the job; `shown` is the op's config as the launchpad opens, by default all that has a default."""
+
     def do() -> None:
         work()
 
-    return job(name=name, description=about, executor_def=executor_def, tags=dict(tags or {}))(do)
+    config: Any = None if shown is None else {"ops": {work.name: {"config": dict(shown)}}}
+    return job(name=name, description=about, config=config, executor_def=executor_def, tags=dict(tags or {}))(do)
 
 
 def _claimer(context: OpExecutionContext, claimer_key: str) -> ClaimerResource:
-    claimer = getattr(context.resources, claimer_key)
-    if not isinstance(claimer, ClaimerResource):
-        raise ConfigurationError(f"resource {claimer_key!r} must be a ClaimerResource: it says of which group")
+    """Give the claimer, and have the run show whose group it acts on."""
+    claimer = claimer_of(context.resources, claimer_key)
+    if context.instance.has_run(context.run_id):
+        context.instance.add_run_tags(context.run_id, {GROUP_TAG: claimer.group})
     return claimer
-
-
-def _check_topic(topic: str) -> None:
-    if not is_topic(topic):
-        raise ConfigurationError(
-            f"topic: {topic!r} is no name that Kafka allows for a topic: use letters, digits, '.', '_' and '-'"
-        )
 
 
 def _require_rights(claimer: ClaimerResource, *, dry_run: bool) -> None:
@@ -307,7 +309,7 @@ def _until_s(config: PauseConfig, pausing: Pausing) -> int:
 
 
 def _set_position(context: OpExecutionContext, claimer: ClaimerResource, config: SetPositionConfig) -> None:
-    _check_topic(config.topic)
+    require_topic(config.topic)
     where = Where(config.offsets, config.timestamp, config.earliest, config.latest, config.back)
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     target = where.target()
@@ -329,7 +331,7 @@ def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: AdoptC
     others = given.begin_at()
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     client = claimer.client_id or context.run_id
-    _check_topic(config.topic)
+    require_topic(config.topic)
     _require_rights(claimer, dry_run=config.dry_run)
     with forwarded_logs(context), claimer.open_data() as topics:
         work = Adopting(Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock()))
@@ -346,7 +348,7 @@ def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: AdoptC
 
 def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, config: ReprocessRangeConfig) -> None:
     client = claimer.client_id or context.run_id
-    _check_topic(config.topic)
+    require_topic(config.topic)
     _require_rights(claimer, dry_run=config.dry_run)
     with forwarded_logs(context), claimer.open_data() as topics:
         work = Reprocessing(Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock()))
@@ -363,7 +365,7 @@ def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, conf
                     is_dead=DeadRuns(context.instance),
                     tell=context.log.info,
                 )
-    table = _redo_table(redo, redone)
+    table = redo_table(redo, redone)
     if redone is not None and redone.problem is not None:
         context.log.warning(_NOT_IN_KAFKA, redone.problem)
     if redone is not None and redone.reached < redo.end:
@@ -377,7 +379,7 @@ def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, conf
 
 
 def _tell_moves(context: OpExecutionContext, group: str, moves: Sequence[Move], *, dry_run: bool) -> None:
-    _tell(context, group, dry_run, _move_table(moves, () if dry_run else [move.partition for move in moves]))
+    _tell(context, group, dry_run, move_table(moves, () if dry_run else [move.partition for move in moves]))
 
 
 def _carry_out(
@@ -388,7 +390,7 @@ def _carry_out(
         problem = work.carry_out(moves, wait_s=wait_s, is_dead=DeadRuns(context.instance))
     except MarshalError as error:
         done = _done(context, work, moves)
-        metadata: dict[str, Any] = {"group": group, "before_and_after": _move_table(moves, done)}
+        metadata: dict[str, Any] = {"group": group, "before_and_after": move_table(moves, done)}
         raise Failure(f"{error}. Set: partitions {done}", metadata=metadata, allow_retries=False) from error
     except BaseException:
         context.log.exception(
@@ -409,7 +411,7 @@ def _done(context: OpExecutionContext, work: Repositioning | Adopting, moves: Se
 
 
 def _revoke(context: OpExecutionContext, claimer: ClaimerResource, config: RevokeConfig) -> None:
-    _check_topic(config.topic)
+    require_topic(config.topic)
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     client = claimer.client_id or context.run_id
     _require_rights(claimer, dry_run=config.dry_run)
@@ -422,7 +424,7 @@ def _revoke(context: OpExecutionContext, claimer: ClaimerResource, config: Revok
         if not claims:
             raise Failure(told_of_nobody(config.instance, config.topic, held), allow_retries=False)
         taken = [] if config.dry_run else work.carry_out(claims)
-    table = _claim_table(claims, taken)
+    table = claim_table(claims, taken)
     if not config.dry_run and len(taken) < len(claims):
         raise Failure(
             "not all could be revoked: claims changed hands meanwhile, or the broker did not acknowledge it",
@@ -436,124 +438,3 @@ def _tell(context: OpExecutionContext, group: str, dry_run: bool, table: TableMe
     if dry_run:
         context.log.info("a dry run: nothing was written")
     context.add_output_metadata({"group": group, "dry_run": dry_run, "before_and_after": table})
-
-
-_PAUSES: Final = TableSchema(
-    [
-        TableColumn("coordination_partition", "int", "Each has a record of the pause."),
-        TableColumn("paused_before", "bool", "Whether a pause was in force."),
-        TableColumn("until_before", "int", "Its end, in unix seconds."),
-        TableColumn("by_before", "string", "The instance that began it."),
-        TableColumn("paused_after", "bool", "Whether one is in force now."),
-        TableColumn("until_after", "int", "Its end, in unix seconds."),
-    ]
-)
-
-
-def _pause_table(changes: Sequence[PauseChange]) -> TableMetadataValue:
-    records = [
-        TableRecord(
-            {
-                "coordination_partition": each.number,
-                "paused_before": each.before.is_in_force,
-                "until_before": each.before.until_s,
-                "by_before": each.before.by,
-                "paused_after": each.after.is_in_force,
-                "until_after": each.after.until_s,
-            }
-        )
-        for each in changes
-    ]
-    return MetadataValue.table(records, _PAUSES)
-
-
-_CLAIMS: Final = TableSchema(
-    [
-        TableColumn("partition", "int", "The partition."),
-        TableColumn("start", "int", "Where the range begins; nothing for a whole partition."),
-        TableColumn("end", "int", "Where it ends."),
-        TableColumn("instance", "string", "Who held it."),
-        TableColumn("epoch", "int", "The fencing token of the claim."),
-        TableColumn("last_beat_ms", "int", "When it was last heard of, in log time."),
-        TableColumn("freshness", "string", "How that looked."),
-        TableColumn("revoked", "bool", "Whether it was taken."),
-    ]
-)
-
-
-def _claim_table(claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> TableMetadataValue:
-    records = [
-        TableRecord(
-            {
-                "partition": each.partition,
-                "start": each.start,
-                "end": each.end,
-                "instance": each.owner.instance,
-                "epoch": each.owner.epoch,
-                "last_beat_ms": each.last_beat_ms,
-                "freshness": each.freshness.value,
-                "revoked": each in taken,
-            }
-        )
-        for each in claims
-    ]
-    return MetadataValue.table(records, _CLAIMS)
-
-
-_REDOS: Final = TableSchema(
-    [
-        TableColumn("partition", "int", "The partition."),
-        TableColumn("start", "int", "The first offset that is done again."),
-        TableColumn("end", "int", "The first one behind them."),
-        TableColumn("before", "int", "Where the group stood."),
-        TableColumn("reached", "int", "How far it was done again."),
-        TableColumn("after", "int", "Where the group goes on."),
-        TableColumn("note", "string", "What to think of."),
-    ]
-)
-
-
-def _redo_table(redo: Redo, redone: Redone | None) -> TableMetadataValue:
-    record = TableRecord(
-        {
-            "partition": redo.back.partition,
-            "start": redo.back.offset,
-            "end": redo.end,
-            "before": redo.stood,
-            "reached": None if redone is None else redone.reached,
-            "after": None if redone is None else redone.goes_on_at,
-            "note": "; ".join(redo.back.notes),
-        }
-    )
-    return MetadataValue.table([record], _REDOS)
-
-
-_MOVES: Final = TableSchema(
-    [
-        TableColumn("partition", "int", "The partition."),
-        TableColumn("log_start", "int", "The first offset that the topic holds."),
-        TableColumn("log_end", "int", "The next offset that can be read."),
-        TableColumn("before", "int", "The next offset to read, before."),
-        TableColumn("after", "int", "The same afterwards."),
-        TableColumn("set", "bool", "Whether it was set."),
-        TableColumn("note", "string", "What to think of."),
-    ]
-)
-
-
-def _move_table(moves: Sequence[Move], done: Collection[int]) -> TableMetadataValue:
-    records = [
-        TableRecord(
-            {
-                "partition": each.partition,
-                "log_start": each.extent.start,
-                "log_end": each.extent.end,
-                "before": each.key.offset,
-                "after": each.offset,
-                "set": each.partition in done,
-                "note": "; ".join(each.notes),
-            }
-        )
-        for each in moves
-    ]
-    return MetadataValue.table(records, _MOVES)

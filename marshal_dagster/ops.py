@@ -590,17 +590,17 @@ def _named(report: PartitionReport) -> str:
 
 _RANGES: Final = TableSchema(
     [
-        TableColumn("topic", "string", "The data topic."),
-        TableColumn("partition", "int", "Its partition."),
+        TableColumn("partition", "int", "The partition."),
         TableColumn("start", "int", "The first offset of the range."),
         TableColumn("end", "int", "The next offset to read after it."),
         TableColumn("offsets", "int", "How many offsets it spans; compaction and transactions leave fewer records."),
+        TableColumn("state", "string", "What became of the range."),
         TableColumn("lag_before", "int", "Offsets up to the end of the topic when the batch was planned."),
         TableColumn("lag_after", "int", "The same behind the batch."),
         TableColumn("epoch", "int", "The fencing token of the claim."),
         TableColumn("generation", "int", "The generation of the position: another one once a person has set it."),
-        TableColumn("state", "string", "What became of the range."),
         TableColumn("replay", "bool", "Whether it was the open plan of an earlier owner."),
+        TableColumn("topic", "string", "The data topic."),
     ]
 )
 
@@ -609,17 +609,17 @@ def _table(reports: Sequence[PartitionReport]) -> TableMetadataValue:
     records = [
         TableRecord(
             {
-                "topic": each.range.topic,
                 "partition": each.range.partition,
                 "start": each.range.start,
                 "end": each.range.end,
                 "offsets": each.range.width,
+                "state": each.state,
                 "lag_before": each.lag_before,
                 "lag_after": each.lag_after,
                 "epoch": each.range.epoch,
                 "generation": each.range.generation,
-                "state": each.state,
                 "replay": each.is_replay,
+                "topic": each.range.topic,
             }
         )
         for each in reports

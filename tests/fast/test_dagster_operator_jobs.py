@@ -1,8 +1,10 @@
 """The jobs by which a person acts on a group, on a coordination log in memory."""
 
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +13,7 @@ import pytest
 
 from marshal_dagster import operator_jobs
 from marshal_dagster.coordination.clock import SystemClock
+from marshal_dagster.coordination.log import Append
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
@@ -31,6 +34,7 @@ from marshal_dagster.operator_jobs import (
     build_set_position_job,
 )
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
+from marshal_dagster.runs import GROUP_TAG
 from tests.checkpoints import write_batch
 from tests.members import GROUP, HI_MS, TOPIC, Site
 from tests.operating import END, START, FakeTopics, site_now
@@ -135,23 +139,45 @@ def failure(result: dg.ExecuteInProcessResult) -> dg.DagsterEvent:
 def test_a_group_is_paused_and_resumed_from_the_launchpad(stand: Stand) -> None:
     """Before and after stand in the metadata, for each coordination partition."""
     before_s = int(time.time())
-    table = shown(stand.run("pause_group", duration="2h"))
+    (row,) = shown(stand.run("pause_group", duration="2h"))
     assert stand.is_paused() == {True}
-    assert [(row["coordination_partition"], row["paused_before"], row["paused_after"]) for row in table] == [
-        (number, False, True) for number in range(4)
-    ]
-    assert before_s + 2 * HOUR_S <= table[0]["until_after"] <= before_s + 2 * HOUR_S + 60
-    table = shown(stand.run("resume_group"))
+    assert (row["before"], row["coordination_partitions"]) == ("not paused", "all")
+    found = re.fullmatch(r"paused until (\S+) by (\S+)", row["after"])
+    assert found
+    until, by = found.groups()
+    assert before_s + 2 * HOUR_S <= datetime.fromisoformat(until).timestamp() <= before_s + 2 * HOUR_S + 60
+    assert by.startswith("operator.")
+    assert shown(stand.run("resume_group")) == [{**row, "before": row["after"], "after": "not paused"}]
     assert stand.is_paused() == {False}
-    assert {(row["paused_before"], row["paused_after"]) for row in table} == {(True, False)}
-    assert {row["by_before"].partition(".")[0] for row in table} == {"operator"}
+
+
+def test_a_pause_of_some_coordination_partitions_is_told_as_such(stand: Stand) -> None:
+    """Those that are alike share a row."""
+    site = stand.site
+    site.log().append([Append(1, f"ReleaseGroup/0/1/x.1/x/{GROUP}//0/4102444800".encode())])
+    first, second = shown(stand.run("resume_group", dry_run=True))
+    assert (first["before"], first["coordination_partitions"]) == ("not paused", "0, 2, 3")
+    assert (second["before"], second["coordination_partitions"]) == ("paused until 2100-01-01T00:00:00Z by x.1", "1")
+
+
+def test_the_launchpad_of_a_pause_opens_with_its_length() -> None:
+    """Launched as it opens it does what it says."""
+    assert build_pause_job(name="pause").run_config == {
+        "ops": {"pause_op": {"config": {"duration": "1h", "dry_run": False}}}
+    }
+
+
+def test_an_operators_run_is_tagged_with_the_group(stand: Stand) -> None:
+    """As the runs of its batches are, so that the list of runs can be filtered."""
+    run = stand.instance.get_run_by_id(stand.run("resume_group").run_id)
+    assert run
+    assert run.tags[GROUP_TAG] == GROUP
 
 
 def test_a_pause_ends_at_a_time(stand: Stand) -> None:
     """As it is written, in its zone."""
-    assert {row["until_after"] for row in shown(stand.run("pause_group", until="2100-01-01T00:00:00Z"))} == {
-        4_102_444_800
-    }
+    (row,) = shown(stand.run("pause_group", until="2100-01-01T01:00:00+01:00"))
+    assert row["after"].startswith("paused until 2100-01-01T00:00:00Z by ")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +216,7 @@ def test_a_dry_run_from_the_launchpad_writes_nothing(stand: Stand, name: str, co
     """It shows what would be."""
     before = stand.site.values()
     result = stand.run(name, dry_run=True, **config)
-    assert len(shown(result)) == (3 if name == "set_position" else 4)
+    assert len(shown(result)) == (3 if name == "set_position" else 1)
     assert "a dry run: nothing was written" in stand.lines(result)
     assert stand.site.values() == before
 
@@ -407,7 +433,7 @@ def test_what_changed_hands_fails_the_run(stand: Stand, monkeypatch: pytest.Monk
 def test_another_resource_is_refused(stand: Stand) -> None:
     """Only a claimer says of which group."""
     job = build_resume_job(claimer_key="other")
-    with pytest.raises(ConfigurationError, match="'other' must be a ClaimerResource"):
+    with pytest.raises(ConfigurationError, match="resource 'other' is a "):
         job.execute_in_process(
             resources={"other": dg.ResourceDefinition.hardcoded_resource(1)}, instance=stand.instance
         )
@@ -433,7 +459,7 @@ def test_a_topic_that_cannot_be_is_refused(stand: Stand, name: str, config: dict
     error = failure(stand.run(name, topic="orders/0", **config)).step_failure_data.error
     assert error is not None
     assert error.cause is not None
-    assert "ConfigurationError: topic: 'orders/0' is no name" in error.cause.message
+    assert "ConfigurationError: topic 'orders/0' is no name" in error.cause.message
     assert stand.intervals == []
 
 

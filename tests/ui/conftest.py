@@ -74,7 +74,7 @@ def flights_run(browser: Browser, site: Site) -> str:
         switch_off(page, "flights_each_minute")
         expect_no_runs(page)
         assert flights.load(site.connection, some) == FLIGHTS
-        open_launchpad(page, "flights")
+        open_launchpad(page, "flights", "resources:")
         launch(page)
         return page.url
 

@@ -25,15 +25,11 @@ def expect_no_runs(page: Page) -> None:
         expect(page.get_by_role("tab", name=f"{state} (0)")).to_be_visible(timeout=RUN_MS)
 
 
-def open_launchpad(page: Page, job: str, *settings: str) -> None:
-    """Open the launchpad of a job, and add `settings` to those of its op, which must have `dry_run` among them."""
+def open_launchpad(page: Page, job: str, setting: str) -> None:
+    """Open the launchpad of a job, which shows `setting`: an editor still empty starts runs too."""
     page.goto(f"{DEMO}/jobs/{job}")
     page.get_by_role("tab", name="Launchpad").click()
-    expect(page.get_by_text(re.compile("^resources:")).first).to_be_visible()  # an editor still empty starts runs too
-    if settings:
-        page.get_by_text("dry_run").first.click()
-        page.keyboard.press("End")
-        page.keyboard.type("".join(f"\n{each}" for each in settings))
+    expect(page.get_by_text(setting).first).to_be_visible()
     expect(page.get_by_text("No errors")).to_be_visible()
 
 
