@@ -12,6 +12,7 @@ from typing import Any, Final, Generic
 
 from marshal_dagster.coordination.agreement import check_settings, give_settings, require_settings
 from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.observing import Observer, Told
 from marshal_dagster.coordination.rationalizer import Outcome, Rationalizer
 from marshal_dagster.coordination.sending import Sender, Sent
 from marshal_dagster.coordination.tenure import H, Member, Tenure
@@ -61,6 +62,7 @@ class BaseClaimer(ABC, Generic[H]):
         settings: Settings,
         *,
         clock: Clock | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """Be `member`, for the partitions of data topic `topic`, under the group's `settings`.
 
@@ -75,10 +77,11 @@ class BaseClaimer(ABC, Generic[H]):
         self.settings = settings
         self.rationalizer = rationalizer
         self.clock = clock or SystemClock()
-        self._tenure: Tenure[H] = Tenure()
+        told = None if observer is None else Told(observer, self)
+        self._tenure: Tenure[H] = Tenure(on_lost=told.lost if told else None)
         self._is_settled = True
         """Whether what became of every record sent for a claim is known."""
-        self._sender = Sender(rationalizer, topic, self.clock)
+        self._sender = Sender(rationalizer, topic, self.clock, told.sent if told else None)
         if self._sender.coordination_partition not in rationalizer.world.partitions:
             raise ConfigurationError(
                 f"the rationalizer does not follow topic {topic!r}: open it with topics=[{topic!r}]"

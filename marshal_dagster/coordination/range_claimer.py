@@ -9,6 +9,7 @@ from typing import Any
 
 from marshal_dagster.coordination.base_claimer import BaseClaimer, nobody_is_dead, reason
 from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.observing import Observer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.sending import Sent
 from marshal_dagster.coordination.tenure import Member, RangeClaim
@@ -46,6 +47,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         settings: Settings,
         *,
         clock: Clock | None = None,
+        observer: Observer | None = None,
     ) -> None:
         """Be `member`, for ranges of the partitions of `topic`, under the group's `settings`, which enable ranges.
 
@@ -56,7 +58,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
                 f"features are {settings.features}, rule set is {settings.rule_set}: ranges are claimed in groups of "
                 f"rule set 'native' whose settings name the feature {RANGES!r}"
             )
-        super().__init__(rationalizer, member, topic, settings, clock=clock)
+        super().__init__(rationalizer, member, topic, settings, clock=clock, observer=observer)
         self._wanted: dict[int, Bounds] = {}
 
     # Claiming

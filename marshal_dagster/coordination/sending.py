@@ -1,7 +1,7 @@
 """Append, read back, tell what each record came to: what every step of a claimer is made of."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,12 +40,15 @@ class Sent:
 class Sender:
     """Sends records about one data topic; use it under the rationalizer's lock."""
 
-    def __init__(self, rationalizer: Rationalizer, topic: str, clock: Clock) -> None:
-        """Send to the coordination partition of data topic `topic`."""
+    def __init__(
+        self, rationalizer: Rationalizer, topic: str, clock: Clock, on_sent: Callable[[Sent], None] | None = None
+    ) -> None:
+        """Send to the coordination partition of data topic `topic`; `on_sent` is told what the records came to."""
         self.coordination_partition = coordination_partition(topic, rationalizer.identity.partitions)
         self._rationalizer = rationalizer
         self._topic = topic
         self._clock = clock
+        self._on_sent = on_sent
 
     def signed(self, by: Member) -> dict[str, Any]:
         """Give the fields that all records of `by` about the topic share."""
@@ -63,18 +66,23 @@ class Sender:
         Each goes to the coordination partition that stands in its place in `numbers`, by default the topic's.
         Raises `UnavailableError`, `LogChanged`; then what is in the log is not known.
         """
-        numbers = numbers or [self.coordination_partition] * len(messages)
-        sent_ms = self._clock.lease_ms()
-        own, offsets = self._append(messages, numbers)
-        outcomes = self._rationalizer.read_past(own)
-        found = [None if at is None else outcomes[number][at] for number, at in zip(numbers, offsets, strict=True)]
-        return Sent(sent_ms, messages, offsets, found)
+        sent = self._send(messages, numbers or [self.coordination_partition] * len(messages))
+        if self._on_sent is not None:
+            self._on_sent(sent)
+        return sent
 
     def send_last(self, messages: Sequence[Message]) -> None:
         """Append what nobody here waits for; read it back so that others of this process find it read."""
         own, _ = self._append(messages, [self.coordination_partition] * len(messages))
         if self._rationalizer.reads_on:  # after an interrupt the log is read anew: not while others wait for the keys
             self._rationalizer.read_past(own)
+
+    def _send(self, messages: Sequence[Message], numbers: Sequence[int]) -> Sent:
+        sent_ms = self._clock.lease_ms()
+        own, offsets = self._append(messages, numbers)
+        outcomes = self._rationalizer.read_past(own)
+        found = [None if at is None else outcomes[number][at] for number, at in zip(numbers, offsets, strict=True)]
+        return Sent(sent_ms, messages, offsets, found)
 
     def _append(
         self, messages: Sequence[Message], numbers: Sequence[int]

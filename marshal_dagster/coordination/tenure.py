@@ -1,7 +1,7 @@
 """What one instance id does: who it is, what it has asked for, holds, and has lost (PROTOCOL.md 6, "Instance id")."""
 
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
@@ -166,6 +166,8 @@ class Tenure(Generic[H]):
     asked: set[int] = field(default_factory=set)
     unseen: set[int] = field(default_factory=set)
     left: dict[int, str] = field(default_factory=dict)
+    on_lost: Callable[[H, str], None] | None = None
+    """Told of each claim that is lost, and why."""
 
     def ask(self, partitions: Collection[int]) -> None:
         """Note that `partitions` are about to be asked for."""
@@ -174,8 +176,12 @@ class Tenure(Generic[H]):
 
     def lose(self, partition: int, why: str) -> None:
         """Hold `partition` no more: no further record is sent for it."""
-        if self.claims.pop(partition, None) is not None:
-            self.left[partition] = why
+        claim = self.claims.pop(partition, None)
+        if claim is None:
+            return
+        self.left[partition] = why
+        if self.on_lost is not None:
+            self.on_lost(claim, why)
 
     def lose_all(self, why: str) -> None:
         """Hold nothing any more, and expect nothing that was asked for."""

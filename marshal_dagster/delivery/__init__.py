@@ -9,6 +9,7 @@ from marshal_dagster.delivery.batch import ClaimedBatch, parent_ended
 from marshal_dagster.delivery.delivery import Delivery
 from marshal_dagster.delivery.requests import (
     DEFAULT_MAX_ATTEMPTS,
+    BatchObserver,
     BatchRequest,
     Idle,
     IdleReason,
@@ -19,6 +20,7 @@ from marshal_dagster.delivery.requests import (
 
 __all__ = [
     "DEFAULT_MAX_ATTEMPTS",
+    "BatchObserver",
     "BatchRequest",
     "ClaimedBatch",
     "Delivery",

@@ -183,6 +183,7 @@ class ClaimedBatch:
                 finally:  # once more: the first time may have been interrupted
                     self._leave()
             self.phases.committing_s += time.monotonic() - self._left_s
+            self._tell_left()
         lost = self._lost
         if lost is not None and isinstance(error, Exception) and not isinstance(error, ClaimLost | BatchAborted):
             raise self._told_anew(lost) from error
@@ -241,7 +242,11 @@ class ClaimedBatch:
         if self.outcome is not None:
             raise ConfigurationError("write() was called before: the sink takes the result of a batch in one piece")
         self.check()
-        self.outcome = self._sink.write(frame, self.ranges, self._offsets_read, self.check)
+        began_s = time.monotonic()
+        try:
+            self.outcome = self._sink.write(frame, self.ranges, self._offsets_read, self.check)
+        finally:
+            self.phases.writing_s = time.monotonic() - began_s
         return self.outcome
 
     # Entering
@@ -429,6 +434,15 @@ class ClaimedBatch:
         offsets = {one.partition: (one.first_readable, one.end) for one in self.ranges}
         options = self._delivery.connection.spark_options()
         return reading.offsets_read(reading.read_ranges(self._spark, options, self.request.topic, offsets))
+
+    def _tell_left(self) -> None:
+        observer = self._delivery.observer
+        if observer is None:
+            return
+        try:
+            observer.left(self)
+        except Exception:
+            logger.exception("an observer of batches failed")
 
     # Words
 

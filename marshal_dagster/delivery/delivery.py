@@ -16,7 +16,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.delivery.batch import ClaimedBatch
 from marshal_dagster.delivery.ground import Ground
-from marshal_dagster.delivery.requests import BatchRequest
+from marshal_dagster.delivery.requests import BatchObserver, BatchRequest
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.placement import coordination_partition
@@ -46,6 +46,7 @@ class Delivery:
     `run_id` is put in front of each instance id, `client` is for people. `is_dead` tells of an owner that its run is
     over; `reasons_to_stop` are asked before each heartbeat. `data` are the data cluster's topics; its `connection` is
     handed to Spark. Where the log is long it is read on from one of `snapshots`, which are renewed at the end.
+    `observer` is told what records and batches came to.
     """
 
     log: CoordinationLog
@@ -61,6 +62,7 @@ class Delivery:
     clock: Clock | None = None
     timeout_s: float = 10.0
     snapshots: Snapshots | None = None
+    observer: BatchObserver | None = None
     _followed: Rationalizer | None = None
 
     def __post_init__(self) -> None:
@@ -110,7 +112,7 @@ class Delivery:
     def _batch(self, request: BatchRequest, sink: Sink | None, *, only_positions: bool = False) -> ClaimedBatch:
         topic, rationalizer = request.topic, self._rationalizer(request.topic)
         member = Member(self.group, self.client, new_instance_id(self.run_id))
-        claimer = Claimer(rationalizer, member, topic, self.settings, clock=self.clock)
+        claimer = Claimer(rationalizer, member, topic, self.settings, clock=self.clock, observer=self.observer)
         ground = Ground(
             request=request,
             group=self.group,
@@ -123,7 +125,9 @@ class Delivery:
         )
         by_ranges = None
         if enables_ranges(self.settings) and not only_positions:
-            by_ranges = RangeClaimer(rationalizer, member.anew(), topic, self.settings, clock=self.clock)
+            by_ranges = RangeClaimer(
+                rationalizer, member.anew(), topic, self.settings, clock=self.clock, observer=self.observer
+            )
         return ClaimedBatch(self, ground, claimer, by_ranges, sink, only_positions=only_positions)
 
     def batches(

@@ -2,11 +2,15 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol
 
+from marshal_dagster.coordination.observing import Observer
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.positions import StartPolicy
 from marshal_dagster.protocol.ranges import ClaimedRange
+
+if TYPE_CHECKING:
+    from marshal_dagster.delivery.batch import ClaimedBatch
 
 DEFAULT_MAX_ATTEMPTS: Final = 5
 
@@ -109,9 +113,20 @@ class PartitionReport:
 
 @dataclass(slots=True)
 class Phases:
-    """Seconds spent in each phase of a batch."""
+    """Seconds spent in each phase of a batch; starting Spark and writing to the sink are parts of the processing."""
 
     waiting_s: float = 0.0
     reading_s: float = 0.0
     processing_s: float = 0.0
     committing_s: float = 0.0
+    starting_spark_s: float = 0.0
+    """Noted by who starts the session."""
+    writing_s: float = 0.0
+
+
+class BatchObserver(Observer, Protocol):
+    """An observer that is told of batches too."""
+
+    def left(self, batch: "ClaimedBatch") -> None:
+        """Take in that a batch was left, idle ones too; it holds nothing any more."""
+        ...

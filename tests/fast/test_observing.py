@@ -1,0 +1,155 @@
+"""An observer is told what records and batches came to, and can harm nothing."""
+
+import logging
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from marshal_dagster.coordination.base_claimer import BaseClaimer
+from marshal_dagster.coordination.sending import Sent
+from marshal_dagster.coordination.tenure import Held
+from marshal_dagster.delivery import ClaimedBatch
+from marshal_dagster.errors import ClaimLost
+from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RevokingClaim
+from tests.delivering import HI_MS, Scene
+from tests.real.killing import Side
+
+
+@dataclass(slots=True)
+class Watcher:
+    """Notes what it is told."""
+
+    records: list[tuple[str, int, bool | None]] = field(default_factory=list)
+    """Of each record its type, its partition, and whether it was accepted."""
+    leases_ms: list[float] = field(default_factory=list)
+    """What was left of each claim's lease when its records were read back."""
+    losses: list[tuple[int, int]] = field(default_factory=list)
+    batches: list[ClaimedBatch] = field(default_factory=list)
+
+    def sent(self, claimer: BaseClaimer[Any], sent: Sent) -> None:
+        """Note each record."""
+        now_ms = claimer.clock.lease_ms()
+        for message, outcome in sent:
+            accepted = None if outcome is None else outcome.accepted
+            self.records.append((type(message).__name__, message.partition, accepted))
+            claim = claimer.claims.get(message.partition)
+            if claim is not None:
+                self.leases_ms.append(claim.lease.left_ms(now_ms))
+
+    def lost(self, claimer: BaseClaimer[Any], claim: Held, why: str) -> None:
+        """Note partition and epoch."""
+        assert claimer.claims.get(claim.partition) is None
+        assert why
+        self.losses.append((claim.partition, claim.epoch))
+
+    def left(self, batch: ClaimedBatch) -> None:
+        """Note the batch."""
+        self.batches.append(batch)
+
+
+class Broken:
+    """Fails at whatever it is told."""
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - methods of an observer
+        """Give a method that fails."""
+
+        def fail(*_: object) -> None:
+            raise RuntimeError(name)
+
+        return fail
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """A topic of one partition with ten messages."""
+    scene = Scene()
+    scene.data.make(partitions=1, messages=10)
+    return scene
+
+
+@pytest.mark.parametrize("ranges", [False, True])
+@pytest.mark.parametrize("mode", DeliveryMode)
+def test_it_is_told_of_each_record_and_of_the_batch(scene: Scene, mode: DeliveryMode, ranges: bool) -> None:
+    """In each mode, of whole partitions and of ranges: who claims, plans and commits is told of, and the end."""
+    watcher = Watcher()
+
+    batch = scene.work(scene.delivery(mode, ranges=ranges, observer=watcher))
+
+    names = [name for name, _, accepted in watcher.records if accepted]
+    wanted = ["ClaimingRange", "PlanningRange", "RangeDone"] if ranges else ["ClaimingPartition", "ClaimingMessages"]
+    assert [name for name in names if name in wanted] == wanted
+    assert len(names) == len(watcher.records)
+    assert watcher.batches[-1] is batch
+    assert watcher.losses == []
+
+
+def test_it_sees_the_lease_as_it_was_before_a_heartbeat_renewed_it(scene: Scene) -> None:
+    """What was left when the heartbeat had come back is how near the claim was to its end."""
+    watcher = Watcher()
+    delivery = scene.delivery(observer=watcher)
+    with scene.batch(delivery) as batch:
+        scene.process(batch)
+        watcher.leases_ms.clear()
+        scene.clock.advance(HI_MS)
+
+    assert watcher.leases_ms == [HI_MS * 0.9]
+
+
+def test_it_is_told_of_a_refused_commit_and_of_the_lost_claim(scene: Scene) -> None:
+    """A claim revoked behind the work's back: the commit comes back refused, and the claim with its epoch is lost."""
+    watcher = Watcher()
+    revoked: list[int] = []
+
+    def revoke() -> None:
+        owner = scene.key().owner
+        assert owner is not None
+        assert owner.epoch is not None
+        revoked.append(owner.epoch)
+        scene.about(RevokingClaim, "ops.1", epoch=owner.epoch)
+
+    log = scene.meddled(Side.BEFORE, "Heartbeat", revoke, count=2)
+    batch = scene.batch(scene.delivery(log=log, observer=watcher))
+    with pytest.raises(ClaimLost), batch:
+        scene.process(batch)
+
+    assert ("Heartbeat", 0, False) in watcher.records
+    assert watcher.losses == [(0, revoked[0])]
+    assert watcher.batches == [batch]
+
+
+def test_it_is_told_of_a_claim_that_another_got_first(scene: Scene) -> None:
+    """A claim that was refused is no loss: it was never held."""
+    scene.work(scene.delivery(), max_records=1)
+    watcher = Watcher()
+    log = scene.meddled(Side.BEFORE, "ClaimingPartition", lambda: scene.about(ClaimingPartition, "other.1"))
+
+    scene.work(scene.delivery(log=log, observer=watcher))
+
+    assert watcher.records == [("ClaimingPartition", 0, False)]
+    assert watcher.losses == []
+
+
+def test_one_that_fails_changes_nothing(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """What an observer raises is logged; the batch is carried out and committed as without it."""
+    batch = scene.work(scene.delivery(observer=Broken()))
+
+    assert batch.committed
+    assert scene.key().offset == 10
+    assert scene.key().owner is None
+    told = {record.getMessage() for record in caplog.records if record.levelno == logging.ERROR}
+    assert told == {"an observer of claims failed", "an observer of batches failed"}
+
+
+def test_a_lost_claim_stays_lost_with_one_that_fails(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    """An observer that fails at a loss keeps nobody from being fenced."""
+    batch = scene.batch(scene.delivery(observer=Broken()))
+    batch.__enter__()
+    scene.process(batch)
+    scene.wait_until_stale()
+
+    with pytest.raises(ClaimLost):
+        batch.__exit__(None, None, None)
+
+    assert scene.key().offset == 0
+    assert "an observer of claims failed" in caplog.text
