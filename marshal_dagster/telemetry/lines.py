@@ -1,0 +1,67 @@
+"""Log lines with fields, written by a thread of their own.
+
+Claims are made under a lock that heartbeats need too, and a handler may be slow (Dagster's writes into its storage): so
+nobody who claims waits for one.
+"""
+
+import logging
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from queue import Full, Queue
+from typing import Final
+
+LOGGER: Final = logging.getLogger("marshal_dagster.claims")
+"""Where they are written; the level set here decides which."""
+
+FIELDS: Final = ("event", "outcome", "group", "topic", "partition", "epoch", "instance")
+"""What every line has as attributes of its record; None where there is no such thing."""
+FURTHER_FIELDS: Final = ("record", "offset", "lease_remaining_s", "reason")
+"""What some have."""
+
+_MOST_WAITING: Final = 10_000
+_CLOSE_TIMEOUT_S: Final = 5.0
+
+
+class Lines:
+    """Takes lines and writes them in order; `close` at the end."""
+
+    def __init__(self) -> None:
+        """Take lines; the thread starts with the first."""
+        self._waiting: Queue[logging.LogRecord | None] = Queue(_MOST_WAITING)
+        self._thread: threading.Thread | None = None
+        self._is_over = threading.Event()
+        self._left_out = 0
+
+    def write(self, level: int, text: str, fields: Mapping[str, object]) -> None:
+        """Take a line, with `fields` as attributes; it is left out where too many wait already. Never waits."""
+        if self._is_over.is_set():
+            return
+        record = LOGGER.makeRecord(LOGGER.name, level, __file__, 0, text, (), None, extra=dict(fields))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._write_all, name="log lines of claims", daemon=True)
+            self._thread.start()
+        try:
+            self._waiting.put_nowait(record)
+        except Full:
+            self._left_out += 1
+
+    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
+        """Write what waits, as far as the handlers are done with it in `timeout_s` seconds."""
+        if self._thread is None:
+            return
+        with suppress(Full):
+            self._waiting.put(None, timeout=timeout_s)
+            self._thread.join(timeout_s)
+        self._is_over.set()
+        if self._thread.is_alive():
+            self._left_out += self._waiting.qsize()
+        if self._left_out:
+            LOGGER.warning(
+                "about %d lines on claims were left out: the handlers of log lines are too slow", self._left_out
+            )
+
+    def _write_all(self) -> None:
+        while (record := self._waiting.get()) is not None and not self._is_over.is_set():
+            with suppress(Exception):  # a line that cannot be written harms nothing
+                LOGGER.handle(record)
