@@ -115,6 +115,8 @@ class Measured:
     reader: InMemoryMetricReader
     provider: MeterProvider = field(init=False)
     flushed_ms: list[float] = field(default_factory=list)
+    _found: dict[Point, Any] = field(default_factory=dict)
+    """What was read before: an older SDK gives a gauge's value once."""
 
     def __post_init__(self) -> None:
         """Make the provider, and note when it is flushed."""
@@ -122,15 +124,15 @@ class Measured:
 
         class Provider(MeterProvider):
             def force_flush(self, timeout_millis: float = 10_000) -> bool:
+                stand.points()
                 stand.flushed_ms.append(timeout_millis)
-                return super().force_flush(timeout_millis)
+                return True
 
         self.provider = Provider([self.reader])
 
     def points(self) -> dict[Point, Any]:
         """Give the data points."""
         data = self.reader.get_metrics_data()
-        found: dict[Point, Any] = {}
         for resource in data.resource_metrics if data is not None else ():
             for scope in resource.scope_metrics:
                 assert scope.scope.name == "marshal_dagster"
@@ -138,8 +140,8 @@ class Measured:
                     for point in metric.data.data_points:
                         attributes = dict(point.attributes or {})
                         assert (attributes.pop("group"), attributes.pop("topic")) == (GROUP, TOPIC)
-                        found[metric.name, frozenset(attributes.items())] = point
-        return found
+                        self._found[metric.name, frozenset(attributes.items())] = point
+        return self._found
 
     def values(self, name: str) -> dict[Any, Any]:
         """Give the numbers of a counter or gauge, or the counts of a histogram, by the values of the attributes."""
