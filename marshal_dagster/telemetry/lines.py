@@ -6,7 +6,7 @@ nobody who claims waits for one.
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from queue import Full, Queue
 from typing import Final
@@ -20,7 +20,8 @@ FURTHER_FIELDS: Final = ("record", "offset", "lease_remaining_s", "reason")
 """What some have."""
 
 _MOST_WAITING: Final = 10_000
-_CLOSE_TIMEOUT_S: Final = 5.0
+TIMEOUT_S: Final = 5.0
+"""How long those wait who hold nothing any more until their lines are written."""
 
 
 class Lines:
@@ -28,7 +29,7 @@ class Lines:
 
     def __init__(self) -> None:
         """Take lines; the thread starts with the first."""
-        self._waiting: Queue[logging.LogRecord | None] = Queue(_MOST_WAITING)
+        self._waiting: Queue[logging.LogRecord | threading.Event] = Queue(_MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._is_over = threading.Event()
         self._left_out = 0
@@ -46,22 +47,42 @@ class Lines:
         except Full:
             self._left_out += 1
 
-    def close(self, timeout_s: float = _CLOSE_TIMEOUT_S) -> None:
-        """Write what waits, as far as the handlers are done with it in `timeout_s` seconds."""
+    def flush(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Wait until what was taken so far is written, for `timeout_s` seconds at most."""
+        if self._thread is None or self._is_over.is_set():
+            return
+        written = threading.Event()
+        with suppress(Full):
+            self._waiting.put(written, timeout=timeout_s)
+            written.wait(timeout_s)
+
+    def close(self, timeout_s: float = TIMEOUT_S) -> None:
+        """Write what waits, as far as the handlers are done with it in `timeout_s` seconds; take no more."""
         if self._thread is None:
             return
-        with suppress(Full):
-            self._waiting.put(None, timeout=timeout_s)
-            self._thread.join(timeout_s)
+        self.flush(timeout_s)
+        is_empty = self._waiting.empty()
         self._is_over.set()
-        if self._thread.is_alive():
-            self._left_out += self._waiting.qsize()
-        if self._left_out:
-            LOGGER.warning(
-                "about %d lines on claims were left out: the handlers of log lines are too slow", self._left_out
-            )
+        with suppress(Full):  # then the thread does not wait for a line either
+            self._waiting.put_nowait(threading.Event())
+        if is_empty:
+            self._thread.join(timeout_s)
 
     def _write_all(self) -> None:
-        while (record := self._waiting.get()) is not None and not self._is_over.is_set():
-            with suppress(Exception):  # a line that cannot be written harms nothing
-                LOGGER.handle(record)
+        while not self._is_over.is_set():
+            self._write(self._waiting.get())
+        # From here, for whoever closes must not wait for a handler that hangs.
+        left_out = self._left_out + sum(isinstance(each, logging.LogRecord) for each in self._rest())
+        if left_out:
+            LOGGER.warning("%d lines on claims were left out: the handlers of log lines are too slow", left_out)
+
+    def _write(self, line: logging.LogRecord | threading.Event) -> None:
+        if isinstance(line, threading.Event):
+            line.set()
+            return
+        with suppress(Exception):  # a line that cannot be written harms nothing
+            LOGGER.handle(line)
+
+    def _rest(self) -> Iterator[logging.LogRecord | threading.Event]:
+        while not self._waiting.empty():
+            yield self._waiting.get_nowait()

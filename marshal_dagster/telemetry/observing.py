@@ -146,10 +146,10 @@ class Telemetry:
             self.lines.write(logging.WARNING, f"claim of {_named(fields)}: lost, {why}", {**fields, "reason": why})
 
     def left(self, batch: "ClaimedBatch") -> None:
-        """Count what a batch came to."""
-        if self._metrics is None:
-            return
-        _count_batch(self._metrics, {"group": self._group, "topic": batch.request.topic}, batch)
+        """Count what a batch came to, and wait for its lines: Dagster takes none after the op."""
+        if self._metrics is not None:
+            _count_batch(self._metrics, {"group": self._group, "topic": batch.request.topic}, batch)
+        self.lines.flush()
 
     def _tell(self, claimer: "BaseClaimer[Any]", record: _Record, left_s: float | None) -> None:
         level = _level(record)

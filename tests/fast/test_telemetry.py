@@ -1,7 +1,9 @@
 """Metrics and log lines of a real op on the memory log, read back through OpenTelemetry's SDK and Python's logging."""
 
+import json
 import logging
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -306,7 +308,7 @@ def test_what_opentelemetry_raises_stops_no_run(
             raise TypeError("of another version")
 
         def force_flush(self, **_: object) -> None:
-            raise ConnectionError("no collector")
+            raise ConnectionError(SECRET)
 
     monkeypatch.setattr(api, "get_meter_provider", Failing)
     metrics._tell_off.cache_clear()
@@ -314,7 +316,8 @@ def test_what_opentelemetry_raises_stops_no_run(
     assert stand.run().success
 
     assert caplog.text.count("of another version") == 1
-    assert "no collector" in caplog.text
+    assert "could not be handed over: ConnectionError" in caplog.text
+    assert SECRET not in caplog.text
 
 
 def test_without_a_provider_nothing_is_recorded(stand: Stand) -> None:
@@ -439,6 +442,60 @@ def test_a_record_that_was_not_acknowledged_has_a_line(stand: Stand, caplog: pyt
 
     told = [each for each in _told(caplog) if each["event"] == "claim"]
     assert [(each["outcome"], each["partition"], each["epoch"]) for each in told] == [("unacknowledged", 1, None)]
+
+
+@pytest.mark.parametrize("managed", [False, True])
+def test_the_fields_reach_dagsters_json_logger(
+    stand: Stand, managed: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Warnings do by themselves, all lines where the library's loggers are managed; the run's log has them too."""
+    monkeypatch.setattr(logging.getLogger("marshal_dagster"), "level", logging.NOTSET)  # which Dagster will set
+    stand.mode = AT_LEAST_ONCE
+    _revoked_before_commit(stand)
+    logs = {"managed_python_loggers": ["marshal_dagster"], "python_log_level": "INFO"} if managed else {}
+    with dg.instance_for_test(overrides={"python_logs": logs}) as instance:
+        result = stand.run(instance, logger_defs={"json": dg.json_console_logger})
+        in_run = [entry.user_message for entry in instance.all_logs(result.run_id)]
+
+    printed = [json.loads(line) for line in capfd.readouterr().err.splitlines() if line.startswith('{"')]
+    told = [
+        (each["event"], each["outcome"]) for each in printed if {"group", "topic", "partition", "epoch"} <= each.keys()
+    ]
+    won, wrong = [("claim", "won")] * 3, [("commit", "refused"), ("claim", "lost")]
+    assert Counter(told) == Counter(
+        [*won, ("commit", "committed"), ("commit", "committed"), *wrong] if managed else wrong
+    )
+    assert sum("lost, its heartbeat was refused" in line for line in in_run) == 1
+
+
+def test_lines_that_nobody_takes_hold_up_no_end(caplog: pytest.LogCaptureFixture) -> None:
+    """A handler that hangs costs the op's end the time-out, and what was left out is told."""
+    let_go = threading.Event()
+
+    class Hanging(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "left out" not in record.getMessage():
+                let_go.wait(10)
+
+    hanging = Hanging()
+    lines.LOGGER.addHandler(hanging)
+    written = lines.Lines()
+    try:
+        for number in range(3):
+            written.write(logging.WARNING, "line", {"partition": number})
+        began_s = time.monotonic()
+        written.close(0.05)
+        took_s = time.monotonic() - began_s
+        written.write(logging.WARNING, "afterwards", {})
+    finally:
+        let_go.set()
+        assert written._thread is not None
+        written._thread.join(10)
+        lines.LOGGER.removeHandler(hanging)
+
+    assert took_s < 1
+    assert "2 lines on claims were left out" in caplog.text
+    assert "afterwards" not in caplog.text
 
 
 def test_slow_handlers_hold_up_no_claim(caplog: pytest.LogCaptureFixture) -> None:
