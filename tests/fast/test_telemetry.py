@@ -18,6 +18,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 
 from marshal_dagster.assets.standing import standing
+from marshal_dagster.coordination.claimer import Member
+from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.delivery import Delivery
 from marshal_dagster.delivery import batch as batch_module
@@ -32,8 +34,10 @@ from marshal_dagster.sensors.lag import build_lag_sensor
 from marshal_dagster.spark import jobs as spark_jobs
 from marshal_dagster.spark import reading
 from marshal_dagster.telemetry import lines, metrics
+from marshal_dagster.telemetry.observing import Telemetry
 from tests.delivering import GROUP, HI_MS, TOPIC, Scene
 from tests.faulty_log import Fault, FaultyLog, of_type
+from tests.members import RANGES, Site
 from tests.real.killing import Side
 
 AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
@@ -274,6 +278,23 @@ def test_a_lease_that_ended_is_counted_as_lost(stand: Stand, measured: Measured)
 
     assert measured.values("marshal.claims") == {"won": 3, "lost": 3}
     assert measured.values("marshal.commits") == {}
+
+
+def test_a_range_that_is_done_cannot_be_lost(measured: Measured) -> None:
+    """A log that is made anew ends every claim; a range that was committed before is none of the losses."""
+    site = Site()
+    site.begin(0, 1)
+    rationalizer = Rationalizer(site.log(), topics=[TOPIC], clock=site.clock)
+    member = Member(GROUP, "client", "run.1")
+    claimer = RangeClaimer(rationalizer, member, TOPIC, RANGES, clock=site.clock, observer=Telemetry(GROUP))
+    claimer.agree_on_settings()
+    claimer.claim({0: (0, 5), 1: (0, 5)})
+    claimer.plan({0: 5})
+    claimer.commit({0: 5})
+
+    claimer._tenure.lose_all("the log was made anew")
+
+    assert measured.values("marshal.claims") == {"won": 2, "lost": 1}
 
 
 def test_the_metrics_are_handed_over_at_the_end(stand: Stand, measured: Measured) -> None:
