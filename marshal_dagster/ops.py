@@ -309,7 +309,6 @@ class BatchWork:
     """Why there was nothing more to do; empty at a limit of this run."""
     done: list[DoneBatch] = field(default_factory=list)
     spark: "SparkSession | None" = None
-    starting_spark_s: float = 0.0
 
     def run(self) -> bool:
         """Work until drained or at a limit; tell whether there was anything to do."""
@@ -399,7 +398,6 @@ class BatchWork:
 
     def _work_on(self, batch: ClaimedBatch) -> _Nothing | None:
         """Claim, process and commit one batch; give why there was nothing to do."""
-        starting_before_s = self.starting_spark_s
         try:
             with ExitStack() as stack:
                 try:
@@ -416,7 +414,7 @@ class BatchWork:
             self._observe_dropped(batch)
         if batch.idle is not None:
             return _Nothing(_outcome_of(batch.idle), batch.idle.text, batch.idle.stale_in_s)
-        self._record(batch, self.starting_spark_s - starting_before_s)
+        self._record(batch)
         return None
 
     def _missing_topic(self) -> str | None:
@@ -433,7 +431,7 @@ class BatchWork:
         if not batch.ranges:
             log.info("the sink has all of these ranges already: they are only committed")
             return
-        spark = self._session(batch.mode)
+        spark = self._session(batch)
         frame = batch.read(spark)
         if not batch.ranges:
             return
@@ -447,18 +445,18 @@ class BatchWork:
                     "nothing was committed: write them in the function and return None, or give the op a sink"
                 )
 
-    def _session(self, mode: DeliveryMode) -> "SparkSession":
+    def _session(self, batch: ClaimedBatch) -> "SparkSession":
         if self.spark is None:
             began_s = time.monotonic()
             if self.spec.spark_key is not None:
                 self.spark = getattr(self.context.resources, self.spec.spark_key).spark_session
             else:
-                single = SINGLE_EXECUTION if mode is DeliveryMode.AT_MOST_ONCE else {}
+                single = SINGLE_EXECUTION if batch.mode is DeliveryMode.AT_MOST_ONCE else {}
                 extra = {**single, **self.spec.spark_config}
                 name = f"{self.context.op.name} {self.context.run_id}"
                 self.spark = start_session(spark_settings(app_name=name, extra=extra))
             took_s = time.monotonic() - began_s
-            self.starting_spark_s += took_s
+            batch.phases.starting_spark_s = took_s
             self.context.log.info("the Spark session was ready after %.1f s", took_s)
         return self.spark
 
@@ -468,16 +466,16 @@ class BatchWork:
         if self.context.instance.has_run(self.context.run_id):
             self.context.instance.add_run_tags(self.context.run_id, dict(tags))
 
-    def _record(self, batch: ClaimedBatch, starting_spark_s: float) -> None:
+    def _record(self, batch: ClaimedBatch) -> None:
         """Note a batch that is over, as a materialization: its numbers plot over time."""
         reports, phases = tuple(batch.report()), batch.phases
         numbers: dict[str, float] = {
             "offsets": sum(each.range.width for each in reports),
             "lag": batch.lag_after,
             "waiting_s": round(phases.waiting_s, 3),
-            "starting_spark_s": round(starting_spark_s, 3),
+            "starting_spark_s": round(phases.starting_spark_s, 3),
             "reading_s": round(phases.reading_s, 3),
-            "processing_s": round(max(0.0, phases.processing_s - starting_spark_s), 3),
+            "processing_s": round(max(0.0, phases.processing_s - phases.starting_spark_s), 3),
             "committing_s": round(phases.committing_s, 3),
         }
         if batch.outcome is not None and len(batch.outcome.rows) == len(batch.outcome.taken):

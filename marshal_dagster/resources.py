@@ -429,12 +429,16 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
 
         Raises `ConfigurationError`, `TopicMissing`, `UnsafeTopic`, `UnavailableError`.
         """
+        from marshal_dagster.telemetry.observing import observed
+
         if self._open.get("context") is not context:
             self.close()
             stack = ExitStack()
             with stack:
                 stack.enter_context(forwarded_logs(context))
+                observer = stack.enter_context(observed(self.group))
                 delivery = self._make_delivery(context, stack.callback)
+                delivery.observer = observer
                 self._open.update(context=context, delivery=delivery, stack=stack.pop_all())
         opened: Delivery = self._open["delivery"]
         return opened

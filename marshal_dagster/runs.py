@@ -29,6 +29,7 @@ from dagster import (
 from marshal_dagster.errors import BatchAborted
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.protocol.state import Owner
+from marshal_dagster.telemetry.lines import FIELDS, FURTHER_FIELDS
 
 if TYPE_CHECKING:
     from dagster import AssetExecutionContext, OpExecutionContext
@@ -247,7 +248,8 @@ class _Forward(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Log the line in the run; from any thread."""
         try:
-            self._context.log.log(record.levelno, record.getMessage())
+            extra = {name: getattr(record, name) for name in (*FIELDS, *FURTHER_FIELDS) if hasattr(record, name)}
+            self._context.log.log(record.levelno, record.getMessage(), extra=extra)
         except Exception:  # noqa: BLE001 - a line that cannot be logged harms nothing
             self.handleError(record)
 

@@ -8,6 +8,7 @@ from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord,
 
 from marshal_dagster.protocol.state import Key, Phase
 from marshal_dagster.resources import ClaimerResource
+from marshal_dagster.telemetry.metrics import record_lag
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +89,12 @@ def standing(claimer: ClaimerResource, topic: str) -> Standing:
         found = keys.get((topic, number))
         return found if found is not None and found.data_topic_id in {None, described.topic_id} else None
 
-    return Standing(
+    found = Standing(
         described.topic_id,
         tuple(
             PartitionStanding(number, bounds[number].start, bounds[number].end, key(number))
             for number in described.partitions
         ),
     )
+    record_lag(claimer.group, topic, found.lag)
+    return found

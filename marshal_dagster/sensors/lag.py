@@ -38,6 +38,7 @@ from marshal_dagster.sensors.cursors import Cursor
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, MOST_TOLD
 from marshal_dagster.sensors.names import as_name
 from marshal_dagster.sensors.unread import Lag, Positions, Unread, look, positions_of
+from marshal_dagster.telemetry.metrics import record_lag
 
 LAG: Final = "lag"
 _UNDER_WAY: Final = [each for each in DagsterRunStatus if each not in FINISHED | {DagsterRunStatus.CANCELING}]
@@ -181,6 +182,7 @@ class _Tick:
                 lag = look(topics, spec.topic, positions, older_than_ms)
         except TopicMissing as missing:
             return self._skip(cursor, str(missing))
+        record_lag(spec.group, spec.topic, lag.records)
         is_above = limits.are_passed(lag.unread if cursor.is_draining else lag.due, lag.old)
         cursor.is_draining = is_above
         told = limits.told(lag)

@@ -59,8 +59,10 @@ class Unread:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """What is unread of a topic, without what is left to a person."""
+    """What is unread of a topic; but for `records`, without what is left to a person."""
 
+    records: int
+    """How much is unread in all."""
     unread: Sequence[Unread]
     old: Collection[int]
     """The partitions whose oldest unread record has the age that was asked for; none if no age was."""
@@ -102,15 +104,17 @@ def look(topics: "Topics", topic: str, positions: Positions, older_than_ms: int 
     """
     described = topics.describe(topic)
     bounds = topics.offsets(topic, described.partitions)
+    records = 0
     unread, given_up, made_anew = [], [], []
     for partition, at in sorted(bounds.items()):
         position = positions.at(partition)
         if position.data_topic_id not in {None, described.topic_id} or (position.offset or 0) > at.end:
             made_anew.append(partition)
         elif found := _unread(partition, position, at):
+            records += found.records
             (given_up.append(partition) if position.is_given_up else unread.append(found))
     old = _old(unread, lambda wanted: topics.offsets_at(topic, wanted, older_than_ms or 0)) if older_than_ms else set()
-    return Lag(unread, old, given_up, made_anew)
+    return Lag(records, unread, old, given_up, made_anew)
 
 
 def _position(key: Key, *, is_claimed: bool, max_attempts: int) -> Position:

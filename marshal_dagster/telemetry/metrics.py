@@ -1,0 +1,143 @@
+"""OpenTelemetry's instruments, where OpenTelemetry is in use in this process.
+
+Who uses it has imported its API by the time a batch is claimed; where nobody has, nothing is imported, made or counted.
+No attribute is a partition, a run or an instance: their number has no bound. Log lines name them.
+"""
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import Counter, Histogram, MeterProvider, _Gauge
+
+FLUSH_TIMEOUT_S: Final = 5.0
+"""How long the end of an op waits for its metrics to be handed over."""
+
+_API: Final = "opentelemetry.metrics"
+_PROVIDER_NAMED: Final = "OTEL_PYTHON_METER_PROVIDER"
+"""By this variable the API finds a provider that nobody has set."""
+_PHASE_BOUNDS_S: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_LEASE_BOUNDS_S: Final = (0.0, 0.1, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 15, 20, 30, 60, 90, 120, 300, 600, 1800, 3600, 7200)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The instruments. Every measurement has the attributes `group` and `topic`."""
+
+    claims: "Counter"
+    commits: "Counter"
+    refused: "Counter"
+    lease_remaining: "Histogram"
+    batches: "Counter"
+    offsets: "Counter"
+    phase_duration: "Histogram"
+    batch_lag: "_Gauge"
+    lag: "_Gauge"
+
+    @classmethod
+    def of(cls, provider: "MeterProvider") -> "Metrics":
+        """Make them."""
+        meter = provider.get_meter("marshal_dagster", version("marshal-dagster"))
+        return cls(
+            claims=meter.create_counter(
+                "marshal.claims", "{claim}", "Partitions or ranges asked for, by what came of it, and claims lost."
+            ),
+            commits=meter.create_counter("marshal.commits", "{commit}", "Commits sent, by what came of each."),
+            refused=meter.create_counter(
+                "marshal.records.refused", "{record}", "Own records that the rules refused, by type and reason."
+            ),
+            lease_remaining=meter.create_histogram(
+                "marshal.lease.remaining",
+                "s",
+                "What was left of the shortest lease when heartbeats or commits had come back, before they renewed it.",
+                explicit_bucket_boundaries_advisory=_LEASE_BOUNDS_S,
+            ),
+            batches=meter.create_counter("marshal.batches", "{batch}", "Batches, by what each came to."),
+            offsets=meter.create_counter("marshal.offsets", "{offset}", "Offsets in batches, by what became of them."),
+            phase_duration=meter.create_histogram(
+                "marshal.phase.duration",
+                "s",
+                "How long each phase of a batch took.",
+                explicit_bucket_boundaries_advisory=_PHASE_BOUNDS_S,
+            ),
+            batch_lag=meter.create_gauge(
+                "marshal.batch.lag", "{offset}", "What a batch left unread in the partitions that it claimed."
+            ),
+            lag=meter.create_gauge("marshal.lag", "{offset}", "What the group has not read of the whole topic."),
+        )
+
+
+def metrics() -> Metrics | None:
+    """Give the instruments, or None where OpenTelemetry is not in use in this process. Never raises."""
+    if not _is_in_use():
+        return None
+    try:
+        from opentelemetry.metrics import get_meter_provider
+
+        return _of(get_meter_provider())
+    except Exception as error:  # noqa: BLE001 - whatever it is, batches go on without metrics
+        _tell_off(repr(error))
+        return None
+
+
+def record_lag(group: str, topic: str, lag: int) -> None:
+    """Note how many offsets of `topic` the group has not read in all."""
+    found = metrics()
+    if found is not None:
+        found.lag.set(lag, {"group": group, "topic": topic})
+
+
+def flush(timeout_s: float = FLUSH_TIMEOUT_S) -> None:
+    """Have the metrics handed over now, as far as that takes no longer than `timeout_s`. Never raises.
+
+    A run's process may end without the handlers by which a provider does so by itself.
+    """
+    if not _is_in_use():
+        return
+    try:
+        from opentelemetry.metrics import get_meter_provider
+
+        force = getattr(get_meter_provider(), "force_flush", None)
+    except Exception as error:  # noqa: BLE001 - as above
+        _tell_off(repr(error))
+        return
+    if force is None:
+        return
+    # In a thread: an exporter that tries again does not always keep to the time.
+    thread = threading.Thread(target=_quietly, args=(force, timeout_s), name="flush metrics", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        logger.warning("the metrics could not be handed over within %g s; the run goes on without", timeout_s)
+
+
+def _is_in_use() -> bool:
+    return _API in sys.modules or bool(os.environ.get(_PROVIDER_NAMED))
+
+
+@lru_cache(maxsize=1)
+def _of(provider: "MeterProvider") -> Metrics:
+    return Metrics.of(provider)
+
+
+@lru_cache(maxsize=1)
+def _tell_off(why: str) -> None:
+    """Say once why there are no metrics."""
+    logger.warning("OpenTelemetry is in use here, but there are no metrics of claims: %s", why)
+
+
+def _quietly(force: Callable[..., Any], timeout_s: float) -> None:
+    try:
+        force(timeout_millis=timeout_s * 1_000)
+    except Exception as error:  # noqa: BLE001 - every exporter raises its own
+        # Its text may name the collector's address, and some carry a token in that.
+        logger.warning("the metrics could not be handed over: %s", type(error).__name__)
