@@ -13,6 +13,7 @@ import marshal_dagster
 from marshal_dagster.cli.main import app
 
 DOCS = Path(__file__).parents[2] / "docs"
+TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
 
 
 def commands() -> list[str]:
@@ -44,6 +45,13 @@ def test_a_command_that_is_none_is_found() -> None:
         parse(["stop"])
     with pytest.raises(Exception, match="No such option"):
         parse(["pause", "shops", "--since", "2h"])
+
+
+def test_the_tutorial_shows_the_files_that_are_run() -> None:
+    """Each file of the example stands in the page as it is."""
+    page = (DOCS / "tutorial.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert sorted(blocks) == sorted(path.read_text() for path in TUTORIAL.glob("*.py"))
 
 
 def test_each_public_name_is_in_the_reference_once() -> None:
