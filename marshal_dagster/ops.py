@@ -217,12 +217,14 @@ def build_claimed_batch_op(
 ) -> OpDefinition:
     """Build the op `name`, which claims partitions of `topic`, has `process` work on them with Spark, and commits.
 
-    It works batch after batch until the topic is drained or a limit is reached; `options` are those of `WorkOptions`.
     `process(context, batch, frame)` gets key, value, topic, partition, offset, timestamp and headers of exactly the
-    offsets that it holds. In effectively once it returns the rows for the sink, in the other modes it does its work
-    itself and returns None. The claim comes first, then the Spark session. Each batch is recorded as a materialization
-    of `asset_key` (default: the op's name). The one output, a `DrainedBatches`, is left out when there was nothing to
-    do, so that what depends on it is skipped.
+    offsets that it holds.
+
+    It works batch after batch until the topic is drained or a limit is reached; `options` are those of `WorkOptions`.
+    In effectively once `process` returns the rows for the sink, in the other modes it does its work itself and returns
+    None. The claim comes first, then the Spark session. Each batch is recorded as a materialization of `asset_key`
+    (default: the op's name). The one output, a `DrainedBatches`, is left out when there was nothing to do, so that what
+    depends on it is skipped.
 
     Raises `ConfigurationError` for settings that no batch could keep to.
     """
