@@ -158,13 +158,19 @@ class WorkOptions(TypedDict, total=False):
     max_records: int | None
     """The most offsets of a batch. This, `max_batches` and `time_budget_s` are defaults that run config may change."""
     max_batches: int | None
+    """The most batches of a run; by default it ends when the topic is drained."""
     time_budget_s: float | None
+    """Seconds after which a run begins no further batch."""
     max_claims: int | None
+    """The most partitions that a batch holds; by default all that are free."""
     entire_topic: bool
+    """Claim all partitions of the topic or none."""
     ranges: RangeOptions | None
     """How ranges are claimed, in groups that do."""
     start: StartPolicy | str
+    """Where a group begins that has no position in the topic; by default at the earliest offset."""
     max_attempts: int
+    """How often a plan is tried before it is left to a person; 5 by default."""
     claimer_key: str
     """The resource that is the `ClaimerResource`; by default `claimer`."""
     spark_key: str | None
@@ -210,6 +216,9 @@ def build_claimed_batch_op(
     **options: Unpack[WorkOptions],
 ) -> OpDefinition:
     """Build the op `name`, which claims partitions of `topic`, has `process` work on them with Spark, and commits.
+
+    `process(context, batch, frame)` gets key, value, topic, partition, offset, timestamp and headers of exactly the
+    offsets that it holds.
 
     It works batch after batch until the topic is drained or a limit is reached; `options` are those of `WorkOptions`.
     In effectively once `process` returns the rows for the sink, in the other modes it does its work itself and returns

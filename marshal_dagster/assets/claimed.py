@@ -79,10 +79,11 @@ def marshal_asset(
 ) -> Callable[[Process], AssetsDefinition]:
     """Make an asset of the function that works on claimed batches of `topic` with Spark.
 
-    The function is that of `build_claimed_batch_op`; so are `options` and what a run does. Each batch is one
-    materialization, with its ranges and numbers. Where there was nothing to do an observation says why, and what
-    depends on the asset is skipped. With `per_partition` each partition of the topic is a Dagster partition
-    (`kafka_partitions`), and a run claims no other than its own.
+    The function gets context, batch and frame, as that of `build_claimed_batch_op` does; `options` and what a run does
+    are the same too. Each batch is one materialization, with its ranges and numbers. Where there was nothing to do an
+    observation says why, and what depends on the asset is skipped. With `per_partition` each partition of the topic is
+    a Dagster partition (`kafka_partitions`), and a run claims no other than its own. Name and description of the asset
+    are those of the function unless `name` or `translator` says otherwise.
 
     Raises `ConfigurationError` for settings that no batch could keep to.
     """

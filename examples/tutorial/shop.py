@@ -1,0 +1,36 @@
+"""The tutorial's code location (docs/tutorial.md): counts the orders of each shop, each order once."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+import marshal_dagster as marshal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+KAFKA = marshal.KafkaConnectionConfig.from_environment()
+sink = marshal.FileSink(Path(__file__).with_name("output"))
+
+
+@marshal.marshal_asset(topic="orders", sink=sink, max_records=20_000)
+def orders_per_shop(context: dg.AssetExecutionContext, batch: marshal.ClaimedBatch, frame: "DataFrame") -> "DataFrame":
+    """Orders of each shop."""
+    context.log.info("batch %s", batch.batch_id)
+    time.sleep(10)  # so that there is time to kill it
+    return frame.selectExpr("partition", "CAST(value AS STRING) AS shop").groupBy("partition", "shop").count()
+
+
+job = marshal.build_claimed_batch_job(orders_per_shop)
+redo = marshal.build_reprocess_job(orders_per_shop)
+defs = dg.Definitions(
+    assets=[orders_per_shop],
+    jobs=[job, redo],
+    sensors=[marshal.build_stale_claim_sensor(redo, group="shops", default_status=dg.DefaultSensorStatus.RUNNING)],
+    resources={
+        "claimer": marshal.ClaimerResource(connection=KAFKA, group="shops", delivery="effectively_once"),
+        "rationalizer": marshal.RationalizerResource(connection=KAFKA),
+    },
+)

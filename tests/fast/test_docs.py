@@ -1,0 +1,60 @@
+"""What the documentation says of the library is there: public names, commands and their options."""
+
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+
+import marshal_dagster
+from marshal_dagster.cli.main import app
+
+DOCS = Path(__file__).parents[2] / "docs"
+TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
+
+
+def commands() -> list[str]:
+    """Give each call of `marshal-dagster`, in a block of a page or in a line of its text, but for options alone."""
+    text = "\n".join(path.read_text() for path in DOCS.rglob("*.md"))
+    in_blocks = re.findall(r"^\$ (?:.+ \| )?marshal-dagster (\w[^|>\n]*)", text, re.MULTILINE)
+    in_lines = re.findall(r"`marshal-dagster (\w[^`]*)`", text)
+    return sorted({*in_blocks, *in_lines})
+
+
+def parse(arguments: list[str]) -> None:
+    """Read a command line as the program does, and carry nothing out."""
+    command: Any = get_command(app)
+    while arguments and hasattr(command, "commands"):
+        command = command.commands[arguments.pop(0)]
+    if arguments:
+        command.make_context("marshal-dagster", arguments)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_in_the_docs_is_one(command: str) -> None:
+    """It has that name, those options and as many arguments; a name alone stands for any call."""
+    parse(shlex.split(command, comments=True))
+
+
+def test_a_command_that_is_none_is_found() -> None:
+    """A wrong name, and a wrong option, are errors."""
+    with pytest.raises(KeyError):
+        parse(["stop"])
+    with pytest.raises(Exception, match="No such option"):
+        parse(["pause", "shops", "--since", "2h"])
+
+
+def test_the_tutorial_shows_the_files_that_are_run() -> None:
+    """Each file of the example stands in the page as it is."""
+    page = (DOCS / "tutorial.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert sorted(blocks) == sorted(path.read_text() for path in TUTORIAL.glob("*.py"))
+
+
+def test_each_public_name_is_in_the_reference_once() -> None:
+    """The pages of `docs/api` name all of them, and nothing of that level that is none."""
+    pages = "\n".join(path.read_text() for path in (DOCS / "api").glob("*.md"))
+    assert Counter(re.findall(r"^::: marshal_dagster\.(\w+)$", pages, re.MULTILINE)) == Counter(marshal_dagster.__all__)

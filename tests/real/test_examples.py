@@ -1,0 +1,70 @@
+"""The tutorial's files, carried out as its reader does; the component's example is in `test_component`."""
+
+import importlib
+import re
+import runpy
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING
+
+import dagster as dg
+import pytest
+
+from marshal_dagster import ops
+from marshal_dagster.cli.main import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
+
+
+@pytest.fixture
+def shop(kafka: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The tutorial's code location, in a folder of its own, behind its first commands."""
+    monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", kafka)
+    monkeypatch.syspath_prepend(shutil.copytree(TUTORIAL, tmp_path / "shop"))
+    assert run(["topic", "create"]) == 0
+    yield importlib.import_module("shop")
+    del sys.modules["shop"]
+
+
+def write_orders(shop: ModuleType) -> None:
+    """Run `orders.py`."""
+    runpy.run_path(str(Path(str(shop.__file__)).with_name("orders.py")))
+
+
+def totals(shop: ModuleType, capsys: pytest.CaptureFixture[str]) -> dict[str, int]:
+    """Run `totals.py` and read the table that it shows."""
+    capsys.readouterr()
+    runpy.run_path(str(Path(str(shop.__file__)).with_name("totals.py")))
+    return {name: int(orders) for name, orders in re.findall(r"\| *(\w+)\| *(\d+)\|", capsys.readouterr().out)}
+
+
+def test_the_tutorial_counts_each_order_once(
+    shop: ModuleType, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that fails in the middle is redone by the one that the sensor asks for, and the totals are right."""
+    monkeypatch.setattr(ops, "start_session", lambda _: spark)
+    definitions: dg.Definitions = shop.defs
+    job, redo = map(definitions.resolve_job_def, ("orders_per_shop_job", "reprocess_orders_per_shop"))
+    sensor = definitions.resolve_sensor_def("shops_stale_claims")
+    resources = {"rationalizer": (definitions.resources or {})["rationalizer"]}
+    with dg.DagsterInstance.ephemeral() as instance:
+        write_orders(shop)
+        monkeypatch.setattr(shop, "time", SimpleNamespace(sleep=lambda _: None))
+        assert job.execute_in_process(instance=instance).success
+        write_orders(shop)
+        monkeypatch.setattr(shop, "time", SimpleNamespace(sleep=lambda _: 1 / 0))
+        assert not job.execute_in_process(instance=instance, raise_on_error=False).success
+        monkeypatch.setattr(shop, "time", SimpleNamespace(sleep=lambda _: None))
+        asked = sensor(dg.build_sensor_context(instance=instance, resources=resources))
+        assert isinstance(asked, dg.SensorResult)
+        (request,) = asked.run_requests or []
+        assert redo.execute_in_process(instance=instance, run_config=request.run_config).success
+        assert sum(totals(shop, capsys).values()) == 80_000
+        assert job.execute_in_process(instance=instance).success
+        assert totals(shop, capsys) == {"north": 40_000, "south": 40_000, "west": 40_000}

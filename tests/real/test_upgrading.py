@@ -1,0 +1,146 @@
+"""Members of two versions in one group: the wheel of an earlier commit works beside this one (docs/upgrading.md)."""
+
+import io
+import os
+import re
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.state import RANGES
+from tests.real.conftest import MakeTopic
+from tests.real.test_kill_points_sinks import Files
+from tests.real.test_takeover_sinks import (
+    DEADLINE_S,
+    HEARTBEAT_INTERVAL_MS,
+    MESSAGES,
+    PARTITIONS,
+    Site,
+    Worker,
+    input_rows,
+)
+
+PREVIOUS = "39e7505408499453429311620dcaa5b12422e922"
+"""The last commit that knows no range claims: neither their records nor the settings' features."""
+ROOT = Path(__file__).parents[2]
+PYTHON = (sys.executable, "-P")
+"""Imports nothing from where it is started."""
+
+
+def run(*command: str | Path, environment: dict[str, str] | None = None) -> bytes:
+    """Run a command; fail with what it says."""
+    result = subprocess.run(command, env=environment, capture_output=True, timeout=DEADLINE_S, check=False)
+    assert result.returncode == 0, f"{command}: {result.stderr.decode()}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def previous(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder to import from: the earlier commit's library as its wheel installs it, and its own tests."""
+    assert run("git", "-C", ROOT, "rev-parse", "--is-shallow-repository") == b"false\n", (
+        f"this clone lacks the history that holds {PREVIOUS}: git fetch --unshallow"
+    )
+    folder = tmp_path_factory.mktemp("previous")
+    source, wheel, installed = folder / "source", folder / "wheel", folder / "installed"
+    with tarfile.open(fileobj=io.BytesIO(run("git", "-C", ROOT, "archive", PREVIOUS))) as archive:
+        archive.extractall(source, filter="data")
+    run(*PYTHON, "-m", "build", "--wheel", "--no-isolation", "--outdir", wheel, source)
+    pip = (*PYTHON, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index")
+    run(*pip, "--target", installed, *wheel.iterdir())
+    (source / "tests").rename(installed / "tests")
+    where = run(*PYTHON, "-c", "import marshal_dagster as m; print(m.__file__)", environment=importing(installed))
+    assert Path(where.decode().strip()).is_relative_to(installed)
+    return installed
+
+
+def importing(folder: Path) -> dict[str, str]:
+    """Give an environment in which Python imports from `folder` first."""
+    return {**os.environ, "PYTHONPATH": str(folder)}
+
+
+class Group(Site):
+    """A group whose members are each of a version."""
+
+    def start_version(self, folder: Path, output: Files, **orders: object) -> Worker:
+        """Start a member that imports the library, and the member itself, from `folder`."""
+        told = self.orders(output, with_spark=False, max_records=MESSAGES // 4, **orders)
+        process = subprocess.Popen(
+            [*PYTHON, "-m", "tests.real.sink_worker", told],
+            env=importing(folder),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self._started.append(process)
+        return Worker(process)
+
+
+@pytest.fixture
+def group(
+    connection: KafkaConnection,
+    coordination_topic: str,
+    topics: Topics,
+    topic: MakeTopic,
+    fill: Callable[[str, int, int], None],
+) -> Iterator[Group]:
+    """A group without a member yet, and a filled data topic."""
+    name = topic(PARTITIONS)
+    fill(name, PARTITIONS, MESSAGES)
+    group = Group(connection, coordination_topic, topics, name)
+    yield group
+    group.close()
+
+
+def ranges(line: str) -> set[str]:
+    """Read which ranges a member says that it has claimed."""
+    found = set(re.findall(r"\S+ \[\d+, \d+\)", line))
+    assert found
+    return found
+
+
+def test_each_version_takes_over_from_the_other(previous: Path, group: Group, tmp_path: Path) -> None:
+    """Each replays the very plan that the other left, takes its rows for written, and goes on behind its commits."""
+    output = Files(tmp_path / "output")
+    left: set[str] = set()
+    for folder in (previous, ROOT):
+        member = group.start_version(folder, output, halt_when_written=True)
+        if left:
+            assert ranges(member.wait_until_said("claimed")) == left
+            member.wait_until_said("halted")
+            member.go_on()
+            member.wait_until_said("committed")
+        left = ranges(member.wait_until_said("claimed"))
+        member.wait_until_said("halted")
+        member.signal(signal.SIGKILL)
+        member.wait()
+        group.wait_until_claimable(output)
+    last = group.start_version(previous, output)
+    assert ranges(last.wait_until_said("claimed")) == left
+    assert last.wait() == 0
+    assert output.rows() == input_rows()
+
+
+def test_the_earlier_version_leaves_a_group_alone_whose_settings_it_does_not_know(
+    previous: Path, group: Group, tmp_path: Path
+) -> None:
+    """A feature that came later keeps it from claiming, and it says which."""
+    settings = Settings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE, (RANGES,))
+    with closing(KafkaLog(group.connection, group.coordination_topic, HEARTBEAT_INTERVAL_MS)) as log:
+        member = Member(group.group, "new", new_instance_id("new"))
+        Claimer(Rationalizer(log), member, group.topic, settings).agree_on_settings()
+    earlier = group.start_version(previous, Files(tmp_path / "output"))
+    assert "ranges" in earlier.wait_until_said("failed SettingsDiffer")
+    assert earlier.wait() == 1
