@@ -22,6 +22,7 @@ from dagster import (
     Out,
     Output,
     RetryPolicy,
+    RetryRequested,
     TableColumn,
     TableMetadataValue,
     TableRecord,
@@ -324,6 +325,8 @@ class BatchWork:
     def run(self) -> bool:
         """Work until drained or at a limit; tell whether this step did anything, in earlier attempts too."""
         self._tag({GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
+        if over := self._run_is_over():
+            raise Failure(f"nothing is begun: {over}", allow_retries=False)
         try:
             self._recall()
             idle = self._drain()
@@ -361,9 +364,14 @@ class BatchWork:
 
         Dagster follows a retry policy when a cancellation interrupts the step, too.
         """
-        over = run_is_over(self.context.instance, self.context.run_id)()
-        if over is not None and self.context.get_step_execution_context().op_retry_policy is not None:
+        over = self._run_is_over()
+        if over is None:
+            return
+        if isinstance(error, RetryRequested) or self.context.get_step_execution_context().op_retry_policy is not None:
             raise Failure(f"{over}: {type(error).__name__} {error}".rstrip(), allow_retries=False) from error
+
+    def _run_is_over(self) -> str | None:
+        return run_is_over(self.context.instance, self.context.run_id)()
 
     @property
     def claimer(self) -> ClaimerResource:

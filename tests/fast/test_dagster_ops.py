@@ -13,7 +13,7 @@ from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.delivery import batch as batch_module
 from marshal_dagster.errors import ClaimLost, ConfigurationError, TopicMissing
 from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
-from marshal_dagster.ops import ClaimedBatchConfig, DrainedBatches, Outcome, SeenKey, build_claimed_batch_op
+from marshal_dagster.ops import BatchWork, ClaimedBatchConfig, DrainedBatches, Outcome, SeenKey, build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, Heartbeat, RevokingClaim
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
 from marshal_dagster.runs import announced, announcer, forwarded_logs
@@ -480,24 +480,51 @@ def test_a_retry_that_finds_nothing_done_before_says_that_there_is_nothing(
     assert stand.tags(result)["marshal/outcome"] == "drained"
 
 
-@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, ZeroDivisionError])
-def test_a_step_of_a_run_that_is_canceled_is_not_tried_again(stand: Stand, interrupt: type[BaseException]) -> None:
-    """Though a retry policy asks for it: nothing is claimed again, and the run ends as canceled."""
-    calls = []
+@pytest.mark.parametrize(
+    ("interrupt", "policy"),
+    [(KeyboardInterrupt(), RETRIES), (ZeroDivisionError(), RETRIES), (dg.RetryRequested(max_retries=3), None)],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_step_of_a_run_that_is_canceled_is_not_tried_again(
+    stand: Stand, interrupt: BaseException, policy: dg.RetryPolicy | None
+) -> None:
+    """Though a retry policy or the function asks for it: nothing is claimed again, and the run ends as canceled."""
+    calls = _cancel_in_the_work(stand, interrupt)
+    result = stand.run(retry_policy=policy)
+    assert calls == [0]
+    assert _status(stand, result) is dg.DagsterRunStatus.CANCELED
+    assert "is canceling" in _error(result)
+    assert (stand.scene.key().owner, stand.scene.key().offset) == (None, 0)
+
+
+def test_a_step_that_begins_in_a_canceled_run_claims_nothing(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cancellation came after the attempt had failed."""
+    monkeypatch.setattr(BatchWork, "_forbid_retries", lambda *_: None)
+    calls = _cancel_in_the_work(stand, ZeroDivisionError())
+    result = stand.run(retry_policy=RETRIES)
+    assert calls == [0]
+    assert _status(stand, result) is dg.DagsterRunStatus.CANCELED
+    assert "nothing is begun: Dagster says that run" in _error(result)
+    assert sum(value.startswith("ClaimingPartition/") for value in stand.scene.values()) == 3, "one for each partition"
+
+
+def _cancel_in_the_work(stand: Stand, error: BaseException) -> list[int]:
+    """Let Dagster be told in the user's function that the run is to be canceled; give the attempts that came there."""
+    calls: list[int] = []
 
     def cancel(context: dg.OpExecutionContext, *_: object) -> None:
         calls.append(context.retry_number)
         stand.instance.report_run_canceling(context.run)
-        raise interrupt
+        raise error
 
     stand.process = cancel
-    result = stand.run(retry_policy=RETRIES)
+    return calls
+
+
+def _status(stand: Stand, result: dg.ExecuteInProcessResult) -> dg.DagsterRunStatus:
     run = stand.instance.get_run_by_id(result.run_id)
-    assert calls == [0]
     assert run is not None
-    assert run.status is dg.DagsterRunStatus.CANCELED
-    assert "is canceling" in _error(result)
-    assert (stand.scene.key().owner, stand.scene.key().offset) == (None, 0)
+    return run.status
 
 
 # Trouble
