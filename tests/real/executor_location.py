@@ -215,6 +215,11 @@ class Worker:
     process: ForkServerProcess
     termination: Any
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the process has not ended."""
+        return self.process.exitcode is None
+
 
 @dataclass(slots=True)
 class _Told:
@@ -282,7 +287,7 @@ class RunWorkers(RunLauncher[Any], ConfigurableClass):
         """Report runs as failed whose process has ended without a word."""
         for run_id, worker in self.workers.items():
             run = self._instance.get_run_by_id(run_id)
-            if worker.process.exitcode is not None and run is not None and not run.is_finished:
+            if not worker.is_at_work and run is not None and not run.is_finished:
                 self._instance.report_run_failed(run, f"the process of the run ended: {worker.process.exitcode}")
 
     def dispose(self) -> None:

@@ -101,9 +101,11 @@ class Site:
         """Wait until runs are over and their processes have ended."""
 
         def is_over(run_id: str) -> bool:
-            self.workers.look()
             worker = self.workers.workers.get(run_id)
-            return self.run(run_id).is_finished and (worker is None or worker.process.exitcode is not None)
+            if worker is not None and worker.is_at_work:
+                return False
+            self.workers.look()
+            return self.run(run_id).is_finished
 
         for run_id in run_ids:
             until(lambda run_id=run_id: is_over(run_id), f"run {run_id} is over")  # type: ignore[misc]
@@ -116,8 +118,9 @@ class Site:
 
     def wait_until_halted(self, run_id: str) -> None:
         """Wait until a run has halted."""
-        until(lambda: halted(run_id).exists() or self.run(run_id).is_finished, "halted")
-        assert not self.run(run_id).is_finished, self.said(run_id)
+        worker = self.workers.workers[run_id]
+        until(lambda: halted(run_id).exists() or not worker.is_at_work, "halted")
+        assert worker.is_at_work, self.said(run_id)
 
     def said(self, run_id: str) -> str:
         """Give all that a run logged."""
@@ -447,18 +450,20 @@ def _scheduled(site: Site, at: datetime) -> dg.DagsterRun:
 
 def test_twenty_queued_runs_share_eight_partitions(make_site: MakeSite) -> None:
     """Each ends well, whether or not something was left for it, and together they do every message once."""
-    site = make_site(partitions=8, messages=160, concurrent=6)
+    at_once = 6
+    site = make_site(partitions=8, messages=160, concurrent=at_once)
     queued = [site.create("one_each", takes_s="0.3") for _ in range(20)]
     context = site.workspace.create_request_context()
     for run in queued:
         site.instance.submit_run(run.run_id, context)
 
-    def are_over() -> bool:
-        site.iterate(QueuedRunCoordinatorDaemon, interval_seconds=1)
-        site.workers.look()
-        return all(site.run(run.run_id).is_finished for run in queued)
+    def are_begun() -> bool:
+        workers = site.workers.workers.values()
+        if sum(worker.is_at_work for worker in workers) < at_once:
+            site.iterate(QueuedRunCoordinatorDaemon, interval_seconds=1)
+        return len(workers) == len(queued)
 
-    until(are_over, "all runs are over", 120)
+    until(are_begun, "all runs have begun", 120)
     runs = site.wait(*(run.run_id for run in queued))
     assert {run.status for run in runs} == {SUCCESS}
     outcomes = Counter(run.tags["marshal/outcome"] for run in runs)
