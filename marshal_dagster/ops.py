@@ -22,6 +22,7 @@ from dagster import (
     Out,
     Output,
     RetryPolicy,
+    RetryRequested,
     TableColumn,
     TableMetadataValue,
     TableRecord,
@@ -36,7 +37,14 @@ from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.positions import StartPolicy
 from marshal_dagster.resources import ClaimerResource, claimer_of, require_topic
-from marshal_dagster.runs import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, announcements_key
+from marshal_dagster.runs import (
+    GROUP_TAG,
+    OUTCOME_TAG,
+    TOPIC_TAG,
+    announcements_key,
+    recorded_before,
+    run_is_over,
+)
 from marshal_dagster.spark.session import SINGLE_EXECUTION, spark_settings, start_session
 from marshal_dagster.spark.sinks import Sink
 
@@ -124,7 +132,7 @@ class DoneBatch:
 
     batch_id: str
     delivery: DeliveryMode
-    reports: tuple[PartitionReport, ...]
+    ranges: TableMetadataValue
     numbers: Mapping[str, float]
     """Seconds of each phase, offsets, lag, and the rows written where the sink tells them."""
 
@@ -224,7 +232,8 @@ def build_claimed_batch_op(
     In effectively once `process` returns the rows for the sink, in the other modes it does its work itself and returns
     None. The claim comes first, then the Spark session. Each batch is recorded as a materialization of `asset_key`
     (default: the op's name). The one output, a `DrainedBatches`, is left out when there was nothing to do, so that what
-    depends on it is skipped.
+    depends on it is skipped. A step that is tried again, by `retry_policy` or by re-execution, gives what its failed
+    attempts did too.
 
     Raises `ConfigurationError` for settings that no batch could keep to.
     """
@@ -317,24 +326,60 @@ class BatchWork:
     ended: str = ""
     """Why there was nothing more to do; empty at a limit of this run."""
     done: list[DoneBatch] = field(default_factory=list)
+    before: list[DoneBatch] = field(default_factory=list)
+    """What earlier attempts of this step did, which failed and so handed nothing on."""
     spark: "SparkSession | None" = None
 
     def run(self) -> bool:
-        """Work until drained or at a limit; tell whether there was anything to do."""
+        """Work until drained or at a limit; tell whether this step did anything, in earlier attempts too."""
         self._tag({GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
+        if over := self._run_is_over():
+            raise Failure(f"nothing is begun: {over}", allow_retries=False)
         try:
+            self._recall()
             idle = self._drain()
-            outcome = Outcome.DONE if self.done or idle is None else idle.outcome
+            outcome = Outcome.DONE if self.all_done or idle is None else idle.outcome
             self._tag({OUTCOME_TAG: outcome.value})
-        except BaseException:
+        except BaseException as error:
             self._tell_last()
+            self._forbid_retries(error)
             raise
         self.ended = "" if idle is None else idle.text
         if idle is not None:
             self.context.log.info(idle.text)
-        if not self.done:
+        if not self.all_done:
             self._tell_idle(outcome, self.ended)
-        return bool(self.done)
+        return bool(self.all_done)
+
+    @property
+    def all_done(self) -> list[DoneBatch]:
+        """What this step did, in all of its attempts."""
+        return [*self.before, *self.done]
+
+    def _recall(self) -> None:
+        """Learn what earlier attempts of this step did."""
+        recorded = recorded_before(self.context, self.claimer.group, self.spec.topic)
+        self.before = [batch for metadata in recorded if (batch := _recalled(metadata)) is not None]
+        if self.before:
+            self.context.log.info(
+                "earlier attempts of this step did %d batches, which belong to what it gives: %s",
+                len(self.before),
+                ", ".join(each.batch_id for each in self.before),
+            )
+
+    def _forbid_retries(self, error: BaseException) -> None:
+        """Raise a `Failure` that is not tried again in place of `error`, if the run is over or being canceled.
+
+        Dagster follows a retry policy when a cancellation interrupts the step, too.
+        """
+        over = self._run_is_over()
+        if over is None:
+            return
+        if isinstance(error, RetryRequested) or self.context.get_step_execution_context().op_retry_policy is not None:
+            raise Failure(f"{over}: {type(error).__name__} {error}".rstrip(), allow_retries=False) from error
+
+    def _run_is_over(self) -> str | None:
+        return run_is_over(self.context.instance, self.context.run_id)()
 
     @property
     def claimer(self) -> ClaimerResource:
@@ -489,7 +534,7 @@ class BatchWork:
         }
         if batch.outcome is not None and len(batch.outcome.rows) == len(batch.outcome.taken):
             numbers["rows"] = sum(batch.outcome.rows.values())
-        done = DoneBatch(batch.batch_id, batch.mode, reports, numbers)
+        done = DoneBatch(batch.batch_id, batch.mode, _table(reports), numbers)
         self.done.append(done)
         self.last = AssetMaterialization(
             self.spec.asset_key,
@@ -497,7 +542,7 @@ class BatchWork:
             description=f"Batch {done.batch_id} of group {self.claimer.group!r}",
             metadata={
                 **numbers,
-                "ranges": _table(reports),
+                "ranges": done.ranges,
                 "delivery": done.delivery.value,
                 "batch_id": done.batch_id,
                 "group": self.claimer.group,
@@ -562,29 +607,43 @@ class BatchWork:
             topic=self.spec.topic,
             group=self.claimer.group,
             outcome=Outcome.DONE,
-            batch_ids=tuple(each.batch_id for each in self.done),
-            offsets=sum(int(each.numbers["offsets"]) for each in self.done),
-            lag=int(self.done[-1].numbers["lag"]),
+            batch_ids=tuple(each.batch_id for each in self.all_done),
+            offsets=sum(int(each.numbers["offsets"]) for each in self.all_done),
+            lag=int(self.all_done[-1].numbers["lag"]),
         )
 
     def sum(self) -> dict[str, Any]:
         """Give the metadata of all batches together."""
-        names = {name: None for each in self.done for name in each.numbers}
-        numbers = {name: sum(each.numbers.get(name, 0) for each in self.done) for name in names}
+        all_done = self.all_done
+        names = {name: None for each in all_done for name in each.numbers}
+        numbers = {name: sum(each.numbers.get(name, 0) for each in all_done) for name in names}
         numbers = {name: round(value, 3) if name.endswith("_s") else int(value) for name, value in numbers.items()}
         metadata: dict[str, Any] = {
-            "batches": len(self.done),
+            "batches": len(all_done),
             **numbers,
-            "lag": int(self.done[-1].numbers["lag"]),
-            "ranges": _table([report for each in self.done for report in each.reports]),
-            "delivery": self.done[-1].delivery.value,
-            "batch_ids": MetadataValue.json([each.batch_id for each in self.done]),
+            "lag": int(all_done[-1].numbers["lag"]),
+            "ranges": MetadataValue.table([row for each in all_done for row in each.ranges.records], _RANGES),
+            "delivery": all_done[-1].delivery.value,
+            "batch_ids": MetadataValue.json([each.batch_id for each in all_done]),
             "group": self.claimer.group,
             "ended": self.ended or "at a limit of this run",
         }
+        if self.before:
+            metadata["batches_of_earlier_attempts"] = len(self.before)
         if self.config.seen:
             metadata["seen"] = _seen_table(self.config.seen)
         return metadata
+
+
+def _recalled(metadata: Mapping[str, MetadataValue[Any]]) -> DoneBatch | None:
+    """Read what a batch was recorded with; None for what is of another form."""
+    batch_id, delivery, ranges = (metadata.get(name) for name in ("batch_id", "delivery", "ranges"))
+    numbers = {name: metadata[name].value for name in _NUMBERS if name in metadata}
+    if batch_id is None or delivery is None or not isinstance(ranges, TableMetadataValue):
+        return None
+    if not {"offsets", "lag"} <= numbers.keys():
+        return None
+    return DoneBatch(str(batch_id.value), DeliveryMode(delivery.value), ranges, numbers)
 
 
 def _outcome_of(idle: Idle) -> Outcome:
@@ -594,6 +653,18 @@ def _outcome_of(idle: Idle) -> Outcome:
 def _named(report: PartitionReport) -> str:
     return f"{report.range}{' (an open plan)' if report.is_replay else ''}"
 
+
+_NUMBERS: Final = (
+    "offsets",
+    "lag",
+    "waiting_s",
+    "starting_spark_s",
+    "reading_s",
+    "processing_s",
+    "committing_s",
+    "rows",
+)
+"""What a batch is recorded with that plots over time."""
 
 _RANGES: Final = TableSchema(
     [

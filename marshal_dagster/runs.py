@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from dagster import (
     AssetKey,
@@ -226,6 +226,39 @@ def processed(instance: DagsterInstance, run_id: str, group: str) -> set[tuple[s
         rows = [record.data for record in table.records if record.data.get("state") not in _NOT_PROCESSED]
         found |= {(str(row.get("topic")), row.get("partition"), row.get("epoch")) for row in rows}
     return found
+
+
+def recorded_before(context: "OpExecutionContext", group: str, topic: str) -> list[Mapping[str, MetadataValue[Any]]]:
+    """Give the metadata of each batch that earlier attempts of this step recorded, the oldest first.
+
+    These are the attempts in this run, and those in the runs that it re-executes, back to the last one in which the
+    step succeeded: what that did was handed on.
+    """
+    run_id = context.run.parent_run_id
+    if not context.retry_number and run_id is None:
+        return []
+    instance, step_key = context.instance, context.get_step_execution_context().step.key
+    found = _recorded(instance, context.run_id, step_key) if context.retry_number else []
+    while run_id is not None and not _has_succeeded(instance, run_id, step_key):
+        found = [*_recorded(instance, run_id, step_key), *found]
+        run = instance.get_run_by_id(run_id)
+        run_id = None if run is None else run.parent_run_id
+    wanted = {"group": group, "topic": topic}
+    return [one for one in found if {name: one[name].value for name in wanted if name in one} == wanted]
+
+
+def _recorded(instance: DagsterInstance, run_id: str, step_key: str) -> list[Mapping[str, MetadataValue[Any]]]:
+    events = (entry.dagster_event for entry in instance.all_logs(run_id, DagsterEventType.ASSET_MATERIALIZATION))
+    return [
+        event.step_materialization_data.materialization.metadata
+        for event in events
+        if event is not None and event.step_key == step_key
+    ]
+
+
+def _has_succeeded(instance: DagsterInstance, run_id: str, step_key: str) -> bool:
+    events = (entry.dagster_event for entry in instance.all_logs(run_id, DagsterEventType.STEP_SUCCESS))
+    return any(event is not None and event.step_key == step_key for event in events)
 
 
 def _announced(data: Mapping[str, object]) -> Announced | None:

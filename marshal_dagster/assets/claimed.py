@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from dagster import (
     AssetExecutionContext,
-    AssetMaterialization,
     AssetsDefinition,
     AssetSpec,
     BackfillPolicy,
@@ -111,8 +110,8 @@ def marshal_asset(
                 partition=_partition(context) if per_partition else None,
                 keeps_last=True,
             )
-            if work.run() and work.last is not None:
-                result = _result(work.last, work)
+            if work.run():
+                result = _result(work, context)
                 # Once more: it comes before what the function added itself, and checks and sensors read it.
                 context.add_asset_metadata(result.metadata or {}, asset_key=context.asset_key)
                 yield result
@@ -137,7 +136,17 @@ def _partition(context: AssetExecutionContext) -> int:
     return int(context.partition_key)
 
 
-def _result(last: AssetMaterialization, work: BatchWork) -> MaterializeResult[Any]:
-    """Give the last batch, with what the run did before it."""
-    earlier = {name: value for name, value in work.sum().items() if name in {"batches", "ended", "seen"}}
-    return MaterializeResult(asset_key=last.asset_key, metadata={**last.metadata, **earlier})
+def _result(work: BatchWork, context: AssetExecutionContext) -> MaterializeResult[Any]:
+    """Give the last batch, with what the run did before it.
+
+    Where this attempt found nothing to do, all batches have been recorded: then only which, without their numbers.
+    """
+    told = work.sum()
+    if work.last is None:
+        names = {"batches", "batches_of_earlier_attempts", "batch_ids", "delivery", "group", "ended", "seen"}
+        return MaterializeResult(
+            asset_key=context.asset_key, metadata={name: value for name, value in told.items() if name in names}
+        )
+    names = {"batches", "batches_of_earlier_attempts", "ended", "seen"}
+    earlier = {name: value for name, value in told.items() if name in names}
+    return MaterializeResult(asset_key=work.last.asset_key, metadata={**work.last.metadata, **earlier})

@@ -9,6 +9,7 @@ import dagster as dg
 import pytest
 from dagster._core.definitions.observe import observe
 
+from marshal_dagster.assets.checks import recorded_ranges
 from marshal_dagster.assets.claimed import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
 from marshal_dagster.assets.standing import PartitionStanding
 from marshal_dagster.assets.topics import build_topic_asset, build_topic_sensor
@@ -227,6 +228,30 @@ def test_a_batch_is_recorded_also_when_the_run_cannot_be_tagged_behind_it(
     result = shop.run()
     assert not result.success
     assert [metadata["offsets"] for _, metadata in shop.recorded(result)] == [30]
+
+
+def test_an_asset_that_is_tried_again_is_materialized_though_nothing_is_left(
+    stand: Stand, own_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt that failed had done all: the retry materializes the asset without recording a batch twice."""
+    stand.instance = own_instance
+    shop = Shop(stand, own_instance, retry_policy=dg.RetryPolicy(max_retries=1), max_records=12)
+    add_run_tags, left = own_instance.add_run_tags, [RuntimeError("the database is locked")]
+
+    def fail_once(run_id: str, tags: dict[str, str]) -> None:
+        if OUTCOME_TAG in tags and left:
+            raise left.pop()
+        add_run_tags(run_id, tags)
+
+    monkeypatch.setattr(own_instance, "add_run_tags", fail_once)
+    result = shop.run()
+    assert result.success
+    *batches, last = [metadata for _, metadata in shop.recorded(result)]
+    assert [metadata["offsets"] for metadata in batches] == [12, 12, 6]
+    assert (last["batches"], last["batches_of_earlier_attempts"]) == (3, 3)
+    assert last["batch_ids"] == [metadata["batch_id"] for metadata in batches]
+    assert not {"ranges", "offsets", "batch_id"} & last.keys()
+    assert len(recorded_ranges(own_instance, shop.key, GROUP, TOPIC, 9)) == 9
 
 
 def test_a_translator_says_how_it_looks(stand: Stand, own_instance: dg.DagsterInstance) -> None:

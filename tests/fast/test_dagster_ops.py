@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import dagster as dg
 import pytest
@@ -14,7 +14,7 @@ from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.delivery import batch as batch_module
 from marshal_dagster.errors import ClaimLost, ConfigurationError, TopicMissing
 from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
-from marshal_dagster.ops import ClaimedBatchConfig, DrainedBatches, Outcome, SeenKey, build_claimed_batch_op
+from marshal_dagster.ops import BatchWork, ClaimedBatchConfig, DrainedBatches, Outcome, SeenKey, build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, Heartbeat, RevokingClaim
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
 from marshal_dagster.runs import announced, announcer, forwarded_logs
@@ -103,12 +103,9 @@ class Stand:
         ]
 
     def materializations(self, result: dg.ExecuteInProcessResult) -> list[dg.AssetMaterialization]:
-        """Give what a run recorded of its batches."""
-        return [
-            event.step_materialization_data.materialization
-            for event in result.all_events
-            if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION
-        ]
+        """Give what a run recorded of its batches, in all attempts of its step."""
+        entries = self.instance.all_logs(result.run_id, of_type=dg.DagsterEventType.ASSET_MATERIALIZATION)
+        return [entry.asset_materialization for entry in entries if entry.asset_materialization is not None]
 
     def tags(self, result: dg.ExecuteInProcessResult) -> dict[str, str]:
         """Give a run's tags."""
@@ -206,12 +203,7 @@ def _claim(stand: Stand, partition: int) -> str:
 def test_the_output_has_the_sum_of_all_batches(stand: Stand) -> None:
     """The op's output carries the sums, the lag that is left, all ranges and why it ended."""
     result = stand.run(max_records=12, max_batches=2)
-    (output,) = (
-        event
-        for event in result.all_events
-        if event.event_type == dg.DagsterEventType.STEP_OUTPUT and event.step_key == "work"
-    )
-    metadata = output.step_output_data.metadata
+    metadata = _output(result).metadata
     assert {name: metadata[name].value for name in ("batches", "offsets", "lag", "ended")} == {
         "batches": 2,
         "offsets": 24,
@@ -399,6 +391,141 @@ def test_a_run_that_may_not_wait_for_its_own_claims_fails(stand: Stand) -> None:
     assert (result.success, stand.tags(result)["marshal/outcome"]) == (False, "held")
     assert "nothing was done: no partition" in _error(result)
     assert "Of this very run is instance 'run2." in _error(result)
+
+
+# Steps that are tried again
+
+RETRIES = dg.RetryPolicy(max_retries=3)
+
+
+def _fail_at(stand: Stand, *calls: int) -> None:
+    """Let the user's function fail when it is called for the so-manieth time, counted from 1."""
+    counted = iter(range(1, 10**6))
+
+    def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
+        if next(counted) in calls:
+            raise ZeroDivisionError
+        return frame
+
+    stand.process = process
+
+
+def test_a_step_that_is_tried_again_gives_what_all_of_its_attempts_did(stand: Stand) -> None:
+    """The first attempt does one batch and fails in the second: what depends on the step gets all three."""
+    _fail_at(stand, 2)
+    result = stand.run(max_records=12, retry_policy=RETRIES)
+    done = result.output_for_node("after")
+    recorded = stand.materializations(result)
+    assert (done.offsets, done.lag, len(done.batch_ids)) == (30, 0, 3)
+    assert list(done.batch_ids) == [each.metadata["batch_id"].value for each in recorded]
+    assert [each.metadata["offsets"].value for each in recorded] == [12, 12, 6]
+    assert stand.scene.sink.counts() == dict.fromkeys(stand.scene.data.all_messages(), 1)
+    metadata = _output(result).metadata
+    assert {name: metadata[name].value for name in ("batches", "batches_of_earlier_attempts", "offsets")} == {
+        "batches": 3,
+        "batches_of_earlier_attempts": 1,
+        "offsets": 30,
+    }
+    assert len(cast("dg.TableMetadataValue", metadata["ranges"]).records) == 9
+
+
+def _output(result: dg.ExecuteInProcessResult) -> Any:  # noqa: ANN401 - Dagster exports no name for it
+    (output,) = (
+        event
+        for event in result.all_events
+        if event.event_type == dg.DagsterEventType.STEP_OUTPUT and event.step_key == "work"
+    )
+    return output.step_output_data
+
+
+def _fail_behind_the_work(stand: Stand, times: int) -> None:
+    """Let the run's last tag fail, so that a step fails that has drained the topic."""
+    add_run_tags, left = stand.instance.add_run_tags, iter(range(times))
+
+    def fail(run_id: str, tags: dict[str, str]) -> None:
+        if "marshal/outcome" in tags and next(left, None) is not None:
+            raise RuntimeError("the database is locked")
+        add_run_tags(run_id, tags)
+
+    stand.instance.add_run_tags = fail  # type: ignore[method-assign,assignment]
+
+
+@pytest.mark.parametrize("on_idle", ["skip", "fail"])
+def test_a_step_that_failed_behind_its_work_hands_it_on_when_tried_again(
+    stand: Stand,
+    on_idle: Literal["skip", "fail"],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The retries find nothing left to do: what depends on the step gets what the first attempt did, once."""
+    monkeypatch.setattr(stand.instance, "add_run_tags", stand.instance.add_run_tags)
+    _fail_behind_the_work(stand, 2)
+    result = stand.run(ClaimedBatchConfig(on_idle=on_idle), retry_policy=RETRIES)
+    assert result.success
+    assert [each.asset_key for each in stand.observations(result)] == []
+    assert result.output_for_node("after").offsets == 30
+    assert len(result.output_for_node("after").batch_ids) == 1
+    assert "nothing to read" in str(_output(result).metadata["ended"].value)
+    assert stand.tags(result)["marshal/outcome"] == "done"
+    assert len(stand.materializations(result)) == 1
+
+
+def test_a_retry_that_finds_nothing_done_before_says_that_there_is_nothing(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What another run did is not this step's: what depends on it is skipped."""
+    assert stand.run().success
+    monkeypatch.setattr(stand.instance, "add_run_tags", stand.instance.add_run_tags)
+    _fail_behind_the_work(stand, 1)
+    result = stand.run(retry_policy=RETRIES)
+    assert [event.step_key for event in result.all_events if event.is_step_skipped] == ["after"]
+    assert stand.tags(result)["marshal/outcome"] == "drained"
+
+
+@pytest.mark.parametrize(
+    ("interrupt", "policy"),
+    [(KeyboardInterrupt(), RETRIES), (ZeroDivisionError(), RETRIES), (dg.RetryRequested(max_retries=3), None)],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_step_of_a_run_that_is_canceled_is_not_tried_again(
+    stand: Stand, interrupt: BaseException, policy: dg.RetryPolicy | None
+) -> None:
+    """Though a retry policy or the function asks for it: nothing is claimed again, and the run ends as canceled."""
+    calls = _cancel_in_the_work(stand, interrupt)
+    result = stand.run(retry_policy=policy)
+    assert calls == [0]
+    assert _status(stand, result) is dg.DagsterRunStatus.CANCELED
+    assert "is canceling" in _error(result)
+    assert (stand.scene.key().owner, stand.scene.key().offset) == (None, 0)
+
+
+def test_a_step_that_begins_in_a_canceled_run_claims_nothing(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cancellation came after the attempt had failed."""
+    monkeypatch.setattr(BatchWork, "_forbid_retries", lambda *_: None)
+    calls = _cancel_in_the_work(stand, ZeroDivisionError())
+    result = stand.run(retry_policy=RETRIES)
+    assert calls == [0]
+    assert _status(stand, result) is dg.DagsterRunStatus.CANCELED
+    assert "nothing is begun: Dagster says that run" in _error(result)
+    assert sum(value.startswith("ClaimingPartition/") for value in stand.scene.values()) == 3, "one for each partition"
+
+
+def _cancel_in_the_work(stand: Stand, error: BaseException) -> list[int]:
+    """Let Dagster be told in the user's function that the run is to be canceled; give the attempts that came there."""
+    calls: list[int] = []
+
+    def cancel(context: dg.OpExecutionContext, *_: object) -> None:
+        calls.append(context.retry_number)
+        stand.instance.report_run_canceling(context.run)
+        raise error
+
+    stand.process = cancel
+    return calls
+
+
+def _status(stand: Stand, result: dg.ExecuteInProcessResult) -> dg.DagsterRunStatus:
+    run = stand.instance.get_run_by_id(result.run_id)
+    assert run is not None
+    return run.status
 
 
 # Trouble

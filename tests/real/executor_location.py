@@ -1,0 +1,299 @@
+"""A code location for tests of executors and restarts: a claimed-batch op without Spark, and an op behind it.
+
+The environment says on what it works; tags of a run say where it halts until it is let go, or how its first attempt
+fails. Runs are run workers of their own, started as Dagster's code server starts them, but from a process that has
+everything imported already.
+"""
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self, cast
+from unittest.mock import MagicMock
+
+import dagster as dg
+from dagster._core.instance.ref import InstanceRef
+from dagster._core.launcher import LaunchRunContext, RunLauncher
+from dagster._grpc.impl import start_run_in_subprocess
+from dagster._grpc.types import ExecuteExternalJobArgs
+from dagster._serdes import ConfigurableClass, ConfigurableClassData, serialize_value
+from dagster._utils.hosted_user_process import recon_job_from_origin
+
+from marshal_dagster.coordination.log import Ack, Append
+from marshal_dagster.delivery import ClaimedBatch, Delivery
+from marshal_dagster.jobs import build_claimed_batch_schedule
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.ops import DrainedBatches, build_claimed_batch_op
+from marshal_dagster.protocol.messages import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    InvalidMessage,
+    Message,
+    parse,
+)
+from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
+from marshal_dagster.runs import TOPIC_TAG
+from marshal_dagster.sensors import build_dead_run_sensors
+from tests.real.killing import KillableLog, die, read_messages
+from tests.sink_outputs import StandInFileSink, StandInFrame, hook
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+HALT: Final = "test/halt"
+"""A tag: the phase in which the run halts, once."""
+FAIL: Final = "test/fail"
+"""A tag: `raise` or `kill`, in the second batch of the step's first attempt; or `after`, in the op behind it."""
+GOT: Final = "test/got"
+"""A tag that a run gets: the offsets that the op behind was told of."""
+TAKES: Final = "test/takes_s"
+"""A tag: how long a batch takes, in seconds."""
+POOL: Final = "kafka"
+_FORKSERVER: Final = {"start_method": {"forkserver": {"preload_modules": [__name__]}}}
+
+
+# The code location
+
+
+def _folder() -> Path:
+    return Path(os.environ["TEST_FOLDER"])
+
+
+def halted(run_id: str) -> Path:
+    """The file that tells that a run has halted."""
+    return _folder() / f"halted-{run_id}"
+
+
+def going_on() -> Path:
+    """The file that lets all go on that have halted."""
+    return _folder() / "go"
+
+
+def _reach(run: dg.DagsterRun, phase: str) -> None:
+    mark = halted(run.run_id)
+    if run.tags.get(HALT) != phase or mark.exists():
+        return
+    mark.touch()
+    while not going_on().exists():
+        time.sleep(0.02)
+
+
+class PhasedLog(KillableLog):
+    """A log that tells behind an append which phase of a batch that was; nothing is read back by then."""
+
+    def __init__(self, delivery: Delivery, run: dg.DagsterRun) -> None:
+        super().__init__(delivery.log, None)
+        self._run = run
+        self._ends: dict[int, int] = {}
+
+    def append(self, records: Sequence[Append]) -> Sequence[Ack]:
+        """Append, then tell."""
+        acks = super().append(records)
+        for message in map(parse, [record.value for record in records]):
+            _reach(self._run, self._phase(message))
+        return acks
+
+    def _phase(self, message: Message | InvalidMessage) -> str:
+        if isinstance(message, ClaimingPartition):
+            return "claiming"
+        if isinstance(message, ClaimingMessages):
+            self._ends[message.partition] = message.plan_end
+            return "planning"
+        is_commit = isinstance(message, Heartbeat) and message.offset == self._ends.get(message.partition)
+        return "committing" if is_commit else ""
+
+
+class PhasedClaimer(ClaimerResource):
+    """A claimer whose log tells of its phases."""
+
+    def open_delivery(self, context: Any) -> Delivery:  # noqa: ANN401 - of an op or an asset
+        """Open with that log."""
+        opened = super().open_delivery(context)
+        if not isinstance(opened.log, PhasedLog):
+            opened.log = PhasedLog(opened, context.run)
+        return opened
+
+
+def _sink(context: dg.OpExecutionContext) -> StandInFileSink:
+    sink = StandInFileSink(_folder() / "out")
+    hook(sink, lambda step: _reach(context.run, "writing") if step == "rows written" else None)
+    return sink
+
+
+def _work(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":  # noqa: ARG001 - a stand-in
+    _reach(context.run, "processing")
+    _fail_if_asked(context, batch)
+    connection = KafkaConnection(bootstrap_servers=os.environ["TEST_SERVERS"])
+    rows = [(*place, context.run_id) for place in read_messages(connection, batch.ranges)]
+    time.sleep(float(context.run.tags.get(TAKES, 0)))
+    return cast("DataFrame", StandInFrame(["partition", "offset", "value"], tuple(rows)))
+
+
+def _fail_if_asked(context: dg.OpExecutionContext, batch: ClaimedBatch) -> None:
+    if context.retry_number or context.run.parent_run_id or not all(one.start for one in batch.ranges):
+        return
+    if context.run.tags.get(FAIL) == "raise":
+        raise ZeroDivisionError
+    if context.run.tags.get(FAIL) == "kill":
+        die()
+
+
+@dg.op
+def after(context: dg.OpExecutionContext, done: DrainedBatches) -> None:
+    """Note what it was told of."""
+    if context.run.tags.get(FAIL) == "after" and context.run.parent_run_id is None:
+        raise ZeroDivisionError
+    context.instance.add_run_tags(context.run_id, {GOT: str(done.offsets)})
+
+
+def _job(name: str, executor: dg.ExecutorDefinition, **settings: Any) -> dg.JobDefinition:  # noqa: ANN401 - the op's
+    topic = os.environ["TEST_TOPIC"]
+    work = build_claimed_batch_op(_work, name=f"{name}_work", topic=topic, sink=_sink, spark_key="spark", **settings)
+
+    @dg.job(name=name, executor_def=executor, tags={TOPIC_TAG: topic})
+    def both() -> None:
+        after(work())
+
+    return both
+
+
+@dg.definitions
+def defs() -> dg.Definitions:
+    """What is deployed, in each of two code locations."""
+    retries = dg.RetryPolicy(max_retries=2)
+    few: dict[str, Any] = {"max_records": int(os.environ["TEST_MAX_RECORDS"])}
+    plain = _job("plain", dg.in_process_executor, **few)
+    servers, group = os.environ["TEST_SERVERS"], os.environ["TEST_GROUP"]
+    claimer = PhasedClaimer(
+        connection=KafkaConnectionConfig(bootstrap_servers=servers),
+        coordination_topic=os.environ["TEST_COORDINATION_TOPIC"],
+        group=group,
+        heartbeat_interval_s=float(os.environ["TEST_HEARTBEAT_INTERVAL_S"]),
+        delivery="effectively_once",
+    )
+    return dg.Definitions(
+        jobs=[
+            plain,
+            _job("retrying", dg.in_process_executor, retry_policy=retries, **few),
+            _job("multiprocess", dg.multiprocess_executor, retry_policy=retries, **few),
+            _job("forkserver", dg.multiprocess_executor.configured(_FORKSERVER), retry_policy=retries, **few),
+            _job("pooled", dg.in_process_executor, pool=POOL, **few),
+            _job("one_each", dg.in_process_executor, max_claims=1, max_batches=1, **few),
+        ],
+        schedules=[build_claimed_batch_schedule(plain, name="each_minute")],
+        sensors=build_dead_run_sensors(group=group, monitor_all_code_locations=True, minimum_interval_s=1),
+        resources={"claimer": claimer, "spark": dg.ResourceDefinition.hardcoded_resource(_Session())},
+    )
+
+
+class _Session:
+    spark_session = MagicMock(version="4.0.0")
+
+
+# Run workers
+
+FORKED: Final = multiprocessing.get_context("forkserver")
+
+
+def run_worker(environment: Mapping[str, str], told: Any, arguments: tuple[Any, ...]) -> None:  # noqa: ANN401 - a queue
+    """Be the process of a run."""
+    os.environ.update(environment)
+    serialized, job_code_origin, termination = arguments
+    start_run_in_subprocess(serialized, recon_job_from_origin(job_code_origin), told, termination)  # type: ignore[no-untyped-call] # Dagster's
+
+
+@dataclass(slots=True)
+class Worker:
+    """The process of a run, and the event that asks it to end."""
+
+    process: ForkServerProcess
+    termination: Any
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether the process has not ended."""
+        return self.process.exitcode is None
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a run worker tells of its start; nobody listens."""
+
+    heard: list[Any] = field(default_factory=list)
+
+    def put(self, event: Any) -> None:  # noqa: ANN401 - Dagster's
+        self.heard.append(event)
+
+
+class RunWorkers(RunLauncher[Any], ConfigurableClass):
+    """Starts, ends and watches run workers as Dagster's code server does."""
+
+    def __init__(self, inst_data: ConfigurableClassData | None = None) -> None:
+        self._inst_data = inst_data
+        self.workers: dict[str, Worker] = {}
+        super().__init__()  # type: ignore[no-untyped-call] # Dagster's
+
+    @property
+    def inst_data(self) -> ConfigurableClassData | None:
+        """How the instance was configured."""
+        return self._inst_data
+
+    @classmethod
+    def config_type(cls) -> dict[str, Any]:
+        """Nothing to configure."""
+        return {}
+
+    @classmethod
+    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Self:
+        """Make one."""
+        return cls(inst_data=inst_data, **config_value)
+
+    def launch_run(self, context: LaunchRunContext) -> None:
+        """Start the process of a run."""
+        run, ref = context.dagster_run, self._instance.get_ref()
+        assert isinstance(ref, InstanceRef)
+        assert run.remote_job_origin is not None
+        arguments = ExecuteExternalJobArgs(job_origin=run.remote_job_origin, run_id=run.run_id, instance_ref=ref)
+        termination = FORKED.Event()
+        environment = {name: value for name, value in os.environ.items() if name.startswith("TEST_")}
+        process = FORKED.Process(
+            target=run_worker,
+            args=(environment, _Told(), (serialize_value(arguments), context.job_code_origin, termination)),
+        )
+        process.start()
+        self.workers[run.run_id] = Worker(process, termination)
+
+    def terminate(self, run_id: str) -> bool:
+        """Ask a run to end, as the button in the UI does."""
+        run = self._instance.get_run_by_id(run_id)
+        assert run is not None
+        self._instance.report_run_canceling(run)
+        self.workers[run_id].termination.set()
+        return True
+
+    def kill(self, run_id: str) -> None:
+        """Kill the process of a run."""
+        pid = self.workers[run_id].process.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+
+    def look(self) -> None:
+        """Report runs as failed whose process has ended without a word."""
+        for run_id, worker in self.workers.items():
+            run = self._instance.get_run_by_id(run_id)
+            if not worker.is_at_work and run is not None and not run.is_finished:
+                self._instance.report_run_failed(run, f"the process of the run ended: {worker.process.exitcode}")
+
+    def dispose(self) -> None:
+        """Kill what is left."""
+        for worker in self.workers.values():
+            worker.process.kill()
+            worker.process.join(10)
+            worker.process.close()
+        self.workers.clear()
