@@ -182,28 +182,26 @@ def _set(  # noqa: PLR0917 - by name
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import position_set
+    from marshal_dagster.cli.moving import Moving
     from marshal_dagster.operations.targets import Where
 
     where = Where(offsets, timestamp, earliest, latest, back)
     if where.given != 1:
         raise typer.BadParameter("give one of --offsets, --timestamp, --earliest, --latest and --back")
-    return position_set.run(
-        position_set.SetRequest(
-            ConnectionOptions(bootstrap_servers, connection, timeout),
-            coordination_topic,
-            data_connection,
-            group,
-            topic,
-            where,
-            partitions=partitions,
-            wait=wait,
-            outside_the_log=outside_the_log,
-            new_group=new_group,
-            dry_run=dry_run,
-            yes=yes,
-            as_json=as_json,
-        )
+    moving = Moving(
+        connection=ConnectionOptions(bootstrap_servers, connection, timeout),
+        coordination_topic=coordination_topic,
+        data_connection=data_connection,
+        group=group,
+        topic=topic,
+        partitions=partitions,
+        wait=wait,
+        outside_the_log=outside_the_log,
+        dry_run=dry_run,
+        yes=yes,
+        as_json=as_json,
     )
+    return position_set.run(moving, where, new_group=new_group)
 
 
 @app.command(
@@ -257,27 +255,26 @@ def _adopt(  # noqa: PLR0917 - by name
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import adopt
+    from marshal_dagster.cli.moving import Moving
     from marshal_dagster.operations.adopting import Given
 
     given = Given(consumer_group, checkpoint, others)
     if not given.is_one:
         raise typer.BadParameter("give one of --consumer-group and --checkpoint")
-    return adopt.run(
-        adopt.AdoptRequest(
-            ConnectionOptions(bootstrap_servers, connection, timeout),
-            coordination_topic,
-            data_connection,
-            group,
-            topic,
-            given,
-            partitions=partitions,
-            wait=wait,
-            outside_the_log=outside_the_log,
-            dry_run=dry_run,
-            yes=yes,
-            as_json=as_json,
-        )
+    moving = Moving(
+        connection=ConnectionOptions(bootstrap_servers, connection, timeout),
+        coordination_topic=coordination_topic,
+        data_connection=data_connection,
+        group=group,
+        topic=topic,
+        partitions=partitions,
+        wait=wait,
+        outside_the_log=outside_the_log,
+        dry_run=dry_run,
+        yes=yes,
+        as_json=as_json,
     )
+    return adopt.run(moving, given)
 
 
 @app.command(
