@@ -3,12 +3,16 @@
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Final
 
 from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord, TableSchema
 
 from marshal_dagster.protocol.state import Key, Phase
 from marshal_dagster.resources import ClaimerResource
 from marshal_dagster.telemetry.metrics import record_lag
+
+MOST_SHOWN: Final = 100
+"""How many partitions a table has at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +61,11 @@ class Standing:
         return {each.partition: each.end for each in self.partitions}
 
     def table(self) -> TableMetadataValue:
-        """Show it."""
+        """Show the partitions; of more than 100 those with the most lag, for Dagster keeps each observation."""
         names = ("partition", "start", "end", "offset", "lag")
-        rows = [TableRecord({name: getattr(each, name) for name in names}) for each in self.partitions]
+        shown = sorted(self.partitions, key=lambda each: -each.lag)[:MOST_SHOWN]
+        ordered = sorted(shown, key=lambda each: each.partition)
+        rows = [TableRecord({name: getattr(each, name) for name in names}) for each in ordered]
         return MetadataValue.table(rows, _COLUMNS)
 
 

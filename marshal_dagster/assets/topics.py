@@ -28,6 +28,7 @@ from dagster import (
 
 from marshal_dagster.assets.claimed import MarshalTranslator, kafka_partitions
 from marshal_dagster.assets.standing import Standing, standing
+from marshal_dagster.errors import TopicMissing
 from marshal_dagster.resources import claimer_of, require_topic
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S
 from marshal_dagster.sensors.names import as_name, own_name
@@ -148,14 +149,17 @@ def build_topic_sensor(
 ) -> SensorDefinition:
     """Build the sensor that observes the asset of `build_topic_asset` without a run.
 
-    A tick that finds ends and lag as they were, and no growth since, tells nothing. Give both the same `translator` and
-    `per_partition`. Default name: `<topic>_messages`. Raises `ConfigurationError`.
+    A tick that finds ends and lag as they were, and no growth since, tells nothing, nor does one that finds no topic.
+    Give both the same `translator` and `per_partition`. Default name: `<topic>_messages`. Raises `ConfigurationError`.
     """
     observed = _Topic(topic, _spec(topic, translator).key, per_partition, claimer_key)
 
     # Dagster hands over resources by keyword too when a test calls the sensor directly.
     def tick(context: SensorEvaluationContext, **_resources: object) -> SensorResult:
-        seen = observed.look(context.resources, context.instance)
+        try:
+            seen = observed.look(context.resources, context.instance)
+        except TopicMissing as missing:
+            return SensorResult(skip_reason=str(missing))
         observations = [each for before, each in seen.observations if _is_new(before, each)]
         partitions = kafka_partitions(topic)
         known = set(context.instance.get_dynamic_partitions(str(partitions.name))) if per_partition else set()

@@ -11,7 +11,7 @@ from dagster._core.definitions.observe import observe
 
 from marshal_dagster.assets.checks import recorded_ranges
 from marshal_dagster.assets.claimed import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
-from marshal_dagster.assets.standing import PartitionStanding
+from marshal_dagster.assets.standing import MOST_SHOWN, PartitionStanding, Standing
 from marshal_dagster.assets.topics import build_topic_asset, build_topic_sensor
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
@@ -560,6 +560,25 @@ def test_a_tick_of_a_topic_whose_cluster_is_down_fails_with_one_line(shop: Shop)
     shop.stand.scene.data.is_down = True
     with pytest.raises(UnavailableError, match="does not answer"):
         shop.tick()
+
+
+def test_a_tick_of_a_topic_that_is_not_there_says_so(shop: Shop) -> None:
+    """It may be made yet: that is no failure, tick after tick."""
+    shop.stand.scene.data.delete()
+    skipped = shop.tick()
+    assert (skipped.skip_reason.skip_message if skipped.skip_reason else "", skipped.asset_events) == (
+        f"topic {TOPIC!r} does not exist",
+        [],
+    )
+
+
+def test_of_many_partitions_those_with_the_most_lag_are_shown() -> None:
+    """In their order; all count."""
+    some = tuple(PartitionStanding(number, 0, number % 7, None) for number in range(1_000))
+    found = Standing("id", some)
+    rows = [record.data for record in found.table().records]
+    assert [(row["partition"], row["lag"]) for row in rows] == [(6 + 7 * place, 6) for place in range(MOST_SHOWN)]
+    assert found.lag == sum(number % 7 for number in range(1_000))
 
 
 def test_partitions_are_named_by_their_topic() -> None:
