@@ -60,11 +60,13 @@ class Lines:
         """Write what waits, as far as the handlers are done with it in `timeout_s` seconds; take no more."""
         if self._thread is None:
             return
-        self.flush(timeout_s)
-        is_empty = self._waiting.empty()
-        self._is_over.set()
-        with suppress(Full):  # then the thread does not wait for a line either
-            self._waiting.put_nowait(threading.Event())
+        try:
+            self.flush(timeout_s)
+        finally:
+            is_empty = self._waiting.empty()
+            self._is_over.set()
+            with suppress(Full):  # then the thread does not wait for a line either
+                self._waiting.put_nowait(threading.Event())
         if is_empty:
             self._thread.join(timeout_s)
 
