@@ -62,8 +62,14 @@ def pause_table(changes: Sequence[PauseChange]) -> TableMetadataValue:
 def _told(pause: Pause) -> str:
     if not pause.is_in_force or pause.until_s is None:
         return "not paused"
-    until = datetime.fromtimestamp(pause.until_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    return f"paused until {until}" + (f" by {pause.by}" if pause.by else "")
+    return f"paused until {_utc(pause.until_s)}" + (f" by {pause.by}" if pause.by else "")
+
+
+def _utc(at_s: int) -> str:
+    try:
+        return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (OverflowError, OSError, ValueError):
+        return f"{at_s} s after 1970"  # where no calendar goes
 
 
 def claim_table(claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> TableMetadataValue:

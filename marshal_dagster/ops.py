@@ -5,7 +5,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, Unpack
@@ -341,7 +341,8 @@ class BatchWork:
             outcome = Outcome.DONE if self.all_done or idle is None else idle.outcome
             self._tag({OUTCOME_TAG: outcome.value})
         except BaseException as error:
-            self._tell_last()
+            with suppress(Exception):  # the error of the work is the one to tell
+                self._tell_last()
             self._forbid_retries(error)
             raise
         self.ended = "" if idle is None else idle.text

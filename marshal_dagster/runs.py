@@ -48,6 +48,7 @@ DROPPED: Final = "possibly_dropped"
 """Names of tables of ranges in observations of a data topic."""
 _NOT_PROCESSED: Final = frozenset({"dropped", "possibly dropped"})
 _ASK_AGAIN_AFTER_S: Final = 1.0
+_EVENTS_AT_ONCE: Final = 4
 
 logger = logging.getLogger(__name__)
 
@@ -174,9 +175,7 @@ def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]
                 metadata={ANNOUNCED: announcement_table(rows)},
             )
         )
-        if context.instance.has_run(context.run_id) and not set(rows) <= set(
-            announced(context.instance, context.run_id)
-        ):
+        if context.instance.has_run(context.run_id) and not _is_announced(context.instance, context.run_id, rows):
             raise BatchAborted(
                 "the ranges of this at-most-once batch were written into the run's events but cannot be read back, so "
                 "nobody could say afterwards what was dropped; nothing was committed. Is Dagster's event storage "
@@ -184,6 +183,20 @@ def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]
             )
 
     return announce
+
+
+def _is_announced(instance: DagsterInstance, run_id: str, rows: Sequence[Announced]) -> bool:
+    """Tell whether the run's events have all of `rows`; the newest are read first, of a long run those alone."""
+    missing, cursor = set(rows), None
+    while missing:
+        page = instance.get_records_for_run(
+            run_id, cursor, DagsterEventType.ASSET_OBSERVATION, limit=_EVENTS_AT_ONCE, ascending=False
+        )
+        missing -= {row for record in page.records for row in rows_in(record.event_log_entry)}
+        if not page.has_more:
+            break
+        cursor = page.cursor
+    return not missing
 
 
 def announcement_table(rows: Sequence[Announced]) -> TableMetadataValue:

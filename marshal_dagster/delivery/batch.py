@@ -437,7 +437,7 @@ class ClaimedBatch:
 
     def _tell_left(self) -> None:
         observer = self._delivery.observer
-        if observer is None:
+        if observer is None or self._only_positions:  # a part of another batch, which is told of
             return
         try:
             observer.left(self)

@@ -6,6 +6,7 @@ nobody who claims waits for one.
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from queue import Full, Queue
@@ -51,20 +52,23 @@ class Lines:
         """Wait until what was taken so far is written, for `timeout_s` seconds at most."""
         if self._thread is None or self._is_over.is_set():
             return
+        deadline_s = time.monotonic() + timeout_s
         written = threading.Event()
         with suppress(Full):
             self._waiting.put(written, timeout=timeout_s)
-            written.wait(timeout_s)
+            written.wait(max(0.0, deadline_s - time.monotonic()))
 
     def close(self, timeout_s: float = TIMEOUT_S) -> None:
         """Write what waits, as far as the handlers are done with it in `timeout_s` seconds; take no more."""
         if self._thread is None:
             return
-        self.flush(timeout_s)
-        is_empty = self._waiting.empty()
-        self._is_over.set()
-        with suppress(Full):  # then the thread does not wait for a line either
-            self._waiting.put_nowait(threading.Event())
+        try:
+            self.flush(timeout_s)
+        finally:
+            is_empty = self._waiting.empty()
+            self._is_over.set()
+            with suppress(Full):  # then the thread does not wait for a line either
+                self._waiting.put_nowait(threading.Event())
         if is_empty:
             self._thread.join(timeout_s)
 

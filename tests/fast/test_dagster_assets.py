@@ -254,6 +254,31 @@ def test_an_asset_that_is_tried_again_is_materialized_though_nothing_is_left(
     assert len(recorded_ranges(own_instance, shop.key, GROUP, TOPIC, 9)) == 9
 
 
+def test_an_interrupt_stays_one_though_dagsters_storage_fails(
+    stand: Stand, own_instance: dg.DagsterInstance, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends the run, whose last batch cannot be recorded; an error would only fail the step, and others go on."""
+    stand.instance = own_instance
+    shop = Shop(stand, own_instance)
+    add_run_tags, log_event = own_instance.add_run_tags, dg.OpExecutionContext.log_event
+
+    def interrupt(run_id: str, tags: dict[str, str]) -> None:
+        if OUTCOME_TAG in tags:
+            raise KeyboardInterrupt
+        add_run_tags(run_id, tags)
+
+    def fail(context: dg.OpExecutionContext, event: Any) -> None:  # noqa: ANN401 - Dagster's
+        if type(event) is dg.AssetMaterialization:
+            raise RuntimeError("the database is locked")
+        log_event(context, event)
+
+    monkeypatch.setattr(own_instance, "add_run_tags", interrupt)
+    monkeypatch.setattr(dg.OpExecutionContext, "log_event", fail)
+    result = shop.run()
+    (failure,) = (event.step_failure_data for event in result.all_events if event.is_step_failure)
+    assert (failure.error_source.value, failure.error.cls_name) == ("INTERRUPT", "KeyboardInterrupt")
+
+
 def test_a_translator_says_how_it_looks(stand: Stand, own_instance: dg.DagsterInstance) -> None:
     """Keys, group and owners are its; so is the key of the topic on which the asset depends."""
     stand.instance = own_instance

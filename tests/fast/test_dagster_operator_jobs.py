@@ -160,6 +160,16 @@ def test_a_pause_of_some_coordination_partitions_is_told_as_such(stand: Stand) -
     assert (second["before"], second["coordination_partitions"]) == ("paused until 2100-01-01T00:00:00Z by x.1", "1")
 
 
+@pytest.mark.parametrize("until_s", [10**12, 10**18])
+def test_a_pause_beyond_the_calendar_is_ended(stand: Stand, until_s: int) -> None:
+    """Its end is shown as the number that stands in the log."""
+    records = [Append(number, f"ReleaseGroup/0/1/x.1/x/{GROUP}//0/{until_s}".encode()) for number in range(4)]
+    stand.site.log().append(records)
+    (row,) = shown(stand.run("resume_group"))
+    assert (row["before"], row["after"]) == (f"paused until {until_s} s after 1970 by x.1", "not paused")
+    assert stand.is_paused() == {False}
+
+
 def test_the_launchpad_of_a_pause_opens_with_its_length() -> None:
     """Launched as it opens it does what it says."""
     assert build_pause_job(name="pause").run_config == {

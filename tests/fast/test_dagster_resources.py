@@ -2,7 +2,7 @@
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ from marshal_dagster.runs import (
     announced,
     announcer,
     forwarded_logs,
+    rows_in,
     run_is_over,
     run_of,
     run_worker_ended,
@@ -351,11 +352,17 @@ def test_an_announcement_can_be_read_from_the_run() -> None:
 
 def test_an_announcement_that_is_not_stored_stops_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """When the event cannot be read back the batch is aborted before anything is committed."""
-    monkeypatch.setattr("marshal_dagster.runs.announced", lambda *_: [])
+    log_event = dg.OpExecutionContext.log_event
 
     @dg.op
     def announce(context: dg.OpExecutionContext) -> None:
-        announcer(context)([_range(0)])
+        for partition in range(9):
+            announcer(context)([_range(partition)])
+        monkeypatch.setattr(dg.OpExecutionContext, "log_event", lambda *_: None)
+        try:
+            announcer(context)([_range(8), _range(9)])
+        finally:
+            monkeypatch.setattr(dg.OpExecutionContext, "log_event", log_event)
 
     @dg.job
     def work() -> None:
@@ -363,6 +370,38 @@ def test_an_announcement_that_is_not_stored_stops_the_batch(monkeypatch: pytest.
 
     with pytest.raises(BatchAborted, match="nothing was committed"):
         work.execute_in_process()
+
+
+def test_an_announcement_is_read_back_without_all_that_were_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of thousands of batches takes no longer for its last one; what other steps write meanwhile is passed."""
+    read = 0
+
+    @dg.op
+    def announce(context: dg.OpExecutionContext) -> None:
+        for partition in range(30):
+            announcer(context)([_range(partition)])
+        monkeypatch.setattr("marshal_dagster.runs.rows_in", count)
+        log_event = context.log_event
+
+        def log_among_others(event: Any) -> None:  # noqa: ANN401 - Dagster's
+            log_event(event)
+            for _ in range(5):
+                log_event(dg.AssetObservation("another"))
+
+        monkeypatch.setattr(context, "log_event", log_among_others)
+        announcer(context)([_range(30)])
+
+    def count(entry: dg.EventLogEntry) -> Iterator[Announced]:
+        nonlocal read
+        read += 1
+        return rows_in(entry)
+
+    @dg.job
+    def work() -> None:
+        announce()
+
+    assert work.execute_in_process().success
+    assert 6 <= read <= 10
 
 
 # Log lines

