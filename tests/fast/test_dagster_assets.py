@@ -276,6 +276,7 @@ def test_an_interrupt_stays_one_though_dagsters_storage_fails(
     monkeypatch.setattr(dg.OpExecutionContext, "log_event", fail)
     result = shop.run()
     (failure,) = (event.step_failure_data for event in result.all_events if event.is_step_failure)
+    assert failure.error is not None
     assert (failure.error_source.value, failure.error.cls_name) == ("INTERRUPT", "KeyboardInterrupt")
 
 
