@@ -244,14 +244,11 @@ def processed(instance: DagsterInstance, run_id: str, group: str) -> set[tuple[s
 def recorded_before(context: "OpExecutionContext", group: str, topic: str) -> list[Mapping[str, MetadataValue[Any]]]:
     """Give the metadata of each batch that earlier attempts of this step recorded, the oldest first.
 
-    These are the attempts in this run, and those in the runs that it re-executes, back to the last one in which the
-    step succeeded: what that did was handed on.
+    These are the attempts in this run, those of an earlier run worker of it too, and those in the runs that it
+    re-executes, back to the last one in which the step succeeded: what that did was handed on.
     """
-    run_id = context.run.parent_run_id
-    if not context.retry_number and run_id is None:
-        return []
     instance, step_key = context.instance, context.get_step_execution_context().step.key
-    found = _recorded(instance, context.run_id, step_key) if context.retry_number else []
+    found, run_id = _recorded(instance, context.run_id, step_key), context.run.parent_run_id
     while run_id is not None and not _has_succeeded(instance, run_id, step_key):
         found = [*_recorded(instance, run_id, step_key), *found]
         run = instance.get_run_by_id(run_id)

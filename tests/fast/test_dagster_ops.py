@@ -8,6 +8,8 @@ from typing import Any, Literal, cast
 
 import dagster as dg
 import pytest
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run_iterator
 from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
 from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
@@ -74,6 +76,13 @@ class Stand:
 
     def run(self, config: ClaimedBatchConfig | None = None, **settings: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - the op's
         """Run the op, with an op behind it that takes its output."""
+        run_config = dg.RunConfig(ops={"work": config} if config else {})
+        return self.job(**settings).execute_in_process(
+            run_config=run_config, instance=self.instance, raise_on_error=False
+        )
+
+    def job(self, **settings: Any) -> dg.JobDefinition:  # noqa: ANN401 - the op's
+        """Give the job of both."""
 
         def process(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
             self.seen.append(frame)
@@ -88,12 +97,13 @@ class Stand:
         def after(done: DrainedBatches) -> DrainedBatches:
             return done
 
-        @dg.job(resource_defs={"claimer": self.claimer().get_resource_definition(), "spark": self.spark()})
+        resources = {"claimer": self.claimer().get_resource_definition(), "spark": self.spark()}
+
+        @dg.job(resource_defs=resources, executor_def=dg.in_process_executor)
         def both() -> None:
             after(first())
 
-        run_config = dg.RunConfig(ops={"work": config} if config else {})
-        return both.execute_in_process(run_config=run_config, instance=self.instance, raise_on_error=False)
+        return both
 
     def observations(self, result: dg.ExecuteInProcessResult) -> list[dg.AssetObservation]:
         """Give what a run observed."""
@@ -398,13 +408,13 @@ def test_a_run_that_may_not_wait_for_its_own_claims_fails(stand: Stand) -> None:
 RETRIES = dg.RetryPolicy(max_retries=3)
 
 
-def _fail_at(stand: Stand, *calls: int) -> None:
+def _fail_at(stand: Stand, *calls: int, error: type[BaseException] = ZeroDivisionError) -> None:
     """Let the user's function fail when it is called for the so-manieth time, counted from 1."""
     counted = iter(range(1, 10**6))
 
     def process(_context: object, _batch: object, frame: Any) -> Any:  # noqa: ANN401 - a stand-in
         if next(counted) in calls:
-            raise ZeroDivisionError
+            raise error
         return frame
 
     stand.process = process
@@ -479,6 +489,26 @@ def test_a_retry_that_finds_nothing_done_before_says_that_there_is_nothing(
     result = stand.run(retry_policy=RETRIES)
     assert [event.step_key for event in result.all_events if event.is_step_skipped] == ["after"]
     assert stand.tags(result)["marshal/outcome"] == "drained"
+
+
+def test_a_run_whose_worker_is_started_anew_gives_what_its_first_one_did(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dagster's run monitoring resumes the same run, in which the step begins as if for the first time."""
+    monkeypatch.setattr(stand.instance, "run_will_resume", lambda _: True)
+    _fail_at(stand, 2, error=KeyboardInterrupt)
+    run = stand.instance.get_run_by_id(stand.run(max_records=12).run_id)
+    assert run is not None
+    assert run.status is dg.DagsterRunStatus.STARTED
+    again = stand.job(max_records=12)
+    events = list(execute_run_iterator(InMemoryJob(again), run, stand.instance, resume_from_failure=True))
+    (output,) = (each for each in events if each.event_type_value == "STEP_OUTPUT" and each.step_key == "work")
+    metadata = output.step_output_data.metadata
+    assert {name: metadata[name].value for name in ("batches", "batches_of_earlier_attempts", "offsets")} == {
+        "batches": 3,
+        "batches_of_earlier_attempts": 1,
+        "offsets": 30,
+    }
 
 
 @pytest.mark.parametrize(
