@@ -122,10 +122,10 @@ class Heartbeats:
             except MarshalError as error:
                 self._give_up(error)
             except Exception as error:
-                logger.exception("heartbeats failed")
                 self._give_up(
                     BatchAborted(f"heartbeats of {self._claimer.topic!r} failed, so the work ends: {error!r}")
                 )
+                logger.exception("heartbeats failed")
 
     def _beat(self, now_ms: float) -> float:
         """Send heartbeats; give when the next are due: at once, nearly, should these have failed."""
@@ -158,11 +158,12 @@ class Heartbeats:
                 return
             self.error = error
             self._stopped.set()
-        logger.error("heartbeats end: %s", error)
+        # The log may be slow to take a line: the work ends first.
         try:
             self._on_lost(error)
         except Exception:
             logger.exception("the work could not be stopped; its commit will be refused")
+        logger.error("heartbeats end: %s", error)
 
     def _first_due_ms(self) -> float:
         """Count from the oldest claim: it may have been won a while ago."""

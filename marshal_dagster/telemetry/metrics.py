@@ -85,7 +85,7 @@ def metrics() -> Metrics | None:
 
         return _of(get_meter_provider())
     except Exception as error:  # noqa: BLE001 - whatever it is, batches go on without metrics
-        _tell_off(repr(error))
+        _tell_off(type(error).__name__)
         return None
 
 
@@ -108,7 +108,7 @@ def flush(timeout_s: float = FLUSH_TIMEOUT_S) -> None:
 
         force = getattr(get_meter_provider(), "force_flush", None)
     except Exception as error:  # noqa: BLE001 - as above
-        _tell_off(repr(error))
+        _tell_off(type(error).__name__)
         return
     if force is None:
         return

@@ -292,6 +292,35 @@ def test_a_fault_in_the_heartbeats_ends_the_work() -> None:
     assert "a client that broke" in str(told[0])
 
 
+@pytest.mark.parametrize("how", ["a reason to stop", "a fault"])
+def test_the_work_ends_before_a_line_is_logged(how: str) -> None:
+    """A handler of log lines may hang; the work must not go on until it is through."""
+    member, log = running_member(200)
+    told = threading.Event()
+    told_first: list[bool] = []
+
+    class Slow(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno >= logging.ERROR:
+                told_first.append(told.is_set())
+
+    def broken() -> None:
+        raise ValueError("a client that broke")
+
+    handler, logger = Slow(), logging.getLogger("marshal_dagster")
+    logger.addHandler(handler)
+    try:
+        if how == "a fault":
+            log.before_append = broken
+        reasons = [lambda: "enough"] if how == "a reason to stop" else []
+        with Heartbeats(member, lambda _: told.set(), reasons_to_stop=reasons):
+            eventually(told.is_set)
+    finally:
+        logger.removeHandler(handler)
+    assert told_first
+    assert all(told_first)
+
+
 def test_work_that_cannot_be_stopped_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     """A callback that fails leaves the error for the block's owner, and a line in the log."""
     member, _ = running_member(100)

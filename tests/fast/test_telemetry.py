@@ -328,7 +328,7 @@ def test_what_opentelemetry_raises_stops_no_run(
 
     class Failing:
         def get_meter(self, *_: object) -> None:
-            raise TypeError("of another version")
+            raise TypeError(f"of another version: {SECRET}")
 
         def force_flush(self, **_: object) -> None:
             raise ConnectionError(SECRET)
@@ -338,7 +338,7 @@ def test_what_opentelemetry_raises_stops_no_run(
     assert stand.run(max_records=12).success
     assert stand.run().success
 
-    assert caplog.text.count("of another version") == 1
+    assert caplog.text.count("there are no metrics of claims: TypeError") == 1
     assert "could not be handed over: ConnectionError" in caplog.text
     assert SECRET not in caplog.text
 
