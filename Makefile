@@ -70,7 +70,7 @@ test: java $(READY) ## all tests: the fast ones, then those on a real Kafka, Spa
 	$(BIN)/pytest -n auto tests/fast
 	$(BIN)/python -m tests.simulator --seeds 10000
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
-	$(BIN)/pytest tests/real
+	$(BIN)/pytest --durations 15 tests/real
 
 .PHONY: test-fast
 test-fast: $(READY) ## the tests that need no Java and no service, but for a few that take seconds each
@@ -78,7 +78,7 @@ test-fast: $(READY) ## the tests that need no Java and no service, but for a few
 
 .PHONY: test-real
 test-real: java $(READY) ## the tests on real services, which they start and stop themselves
-	$(BIN)/pytest tests/real
+	$(BIN)/pytest --durations 15 tests/real
 
 .PHONY: test-ui
 test-ui: java chromium $(READY) ## Dagster's pages in a real Chromium; what they showed is in build/ui
