@@ -1,30 +1,16 @@
 """Positions that are set: shown before and after, asked about, set, and told of."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import typer
 
 from marshal_dagster.cli import output, survey
-from marshal_dagster.cli.connecting import (
-    READING,
-    WRITING,
-    check_topic,
-    connection_of,
-    data_connection_of,
-    open_reader,
-    person,
-)
 from marshal_dagster.cli.exits import ExitCode
-from marshal_dagster.cli.options import ConnectionOptions
-from marshal_dagster.cli.telling import telling_warnings
-from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, MarshalError
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.operations.positions import Move, Repositioning
+from marshal_dagster.cli.opening import Opening
+from marshal_dagster.errors import MarshalError
+from marshal_dagster.operations.positions import Move
 from marshal_dagster.operations.targets import partitions_of
 from marshal_dagster.operations.times import duration_s
 
@@ -44,49 +30,15 @@ class Movable(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moving:
-    """Whose positions are set, and how; `wait` is how long others have to leave."""
+class Moving(Opening):
+    """Which positions are set, and how."""
 
-    connection: ConnectionOptions
-    coordination_topic: str
-    data_connection: Path | None
-    group: str
-    topic: str
     partitions: str | None
-    wait: str
     outside_the_log: bool
-    dry_run: bool
-    yes: bool
-    as_json: bool
-
-    def check(self) -> None:
-        """Raise `ConfigurationError` where nobody can be asked, the wait is none, or the topic cannot be."""
-        duration_s(self.wait, "--wait")
-        if self.as_json and not (self.yes or self.dry_run):
-            raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
-        check_topic("TOPIC", self.topic)
 
     def named(self) -> Sequence[range] | None:
         """Give the partitions that were named; None for all. Raises `ConfigurationError`."""
         return None if self.partitions is None else partitions_of(self.partitions, "--partitions")
-
-    @contextmanager
-    def opened(self, command: str) -> Iterator[tuple[Topics, Repositioning]]:
-        """Connect, in the name of a command, as long as the block lasts. Raises `MarshalError`."""
-        connection = connection_of(self.connection)
-        rights = READING if self.dry_run else WRITING
-
-        def open_log(interval_ms: int) -> Rationalizer:
-            return open_reader(connection, self.coordination_topic, interval_ms=interval_ms, rights=rights)
-
-        with (
-            telling_warnings(),
-            Topics(
-                data_connection_of(self.data_connection, connection), client_id=f"marshal-dagster-{command}"
-            ) as topics,
-            closing(Repositioning(open_log, topics, self.group, self.topic, person())) as positions,
-        ):
-            yield topics, positions
 
     def carry_through(self, work: Movable, moves: Sequence[Move], question: str) -> ExitCode:
         """Show what was and what is to be, ask `question`, set it, and tell. Raises `MarshalError`."""

@@ -320,14 +320,14 @@ def _reprocess(  # noqa: PLR0917 - by name
 
     return reprocess.run(
         reprocess.ReprocessRequest(
-            ConnectionOptions(bootstrap_servers, connection, timeout),
-            coordination_topic,
-            data_connection,
-            group,
-            topic,
-            partition,
-            start,
-            end,
+            connection=ConnectionOptions(bootstrap_servers, connection, timeout),
+            coordination_topic=coordination_topic,
+            data_connection=data_connection,
+            group=group,
+            topic=topic,
+            partition=partition,
+            start=start,
+            end=end,
             within=within,
             wait=wait,
             dry_run=dry_run,

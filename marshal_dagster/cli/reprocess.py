@@ -1,71 +1,35 @@
 """`reprocess`: the group's own members do a range of offsets again, then go on where they stood."""
 
-from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 import typer
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.connecting import (
-    READING,
-    WRITING,
-    check_topic,
-    connection_of,
-    data_connection_of,
-    open_reader,
-    person,
-)
 from marshal_dagster.cli.exits import ExitCode
-from marshal_dagster.cli.options import ConnectionOptions
-from marshal_dagster.cli.telling import telling_warnings
-from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.operations.positions import Repositioning
+from marshal_dagster.cli.opening import Opening
 from marshal_dagster.operations.reprocessing import Redo, Redone, Reprocessing
 from marshal_dagster.operations.times import duration_s
 
 _COLUMNS: Final = ("partition", "#log start", "#log end", "#position", "#again from", "#up to", "note")
 
 
-@dataclass(frozen=True, slots=True)
-class ReprocessRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReprocessRequest(Opening):
     """What is done again: the offsets from `start` up to `end` (exclusive)."""
 
-    connection: ConnectionOptions
-    coordination_topic: str
-    data_connection: Path | None
-    group: str
-    topic: str
     partition: int
     start: int
     end: int
-    within: str = "1h"
-    wait: str = "5m"
-    dry_run: bool = False
-    yes: bool = False
-    as_json: bool = False
+    within: str
 
 
 def run(request: ReprocessRequest) -> ExitCode:
     """Show what is to be, ask, and stay until it is done. Raises `MarshalError`."""
-    if request.as_json and not (request.yes or request.dry_run):
-        raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
-    check_topic("TOPIC", request.topic)
+    request.check()
     wait_s, within_s = duration_s(request.wait, "--wait"), duration_s(request.within, "--within")
-    connection = connection_of(request.connection)
-    rights = READING if request.dry_run else WRITING
-
-    def open_log(interval_ms: int) -> Rationalizer:
-        return open_reader(connection, request.coordination_topic, interval_ms=interval_ms, rights=rights)
-
-    with (
-        telling_warnings(),
-        Topics(data_connection_of(request.data_connection, connection), client_id="marshal-dagster-redo") as topics,
-        closing(Reprocessing(Repositioning(open_log, topics, request.group, request.topic, person()))) as work,
-    ):
+    with request.opened("redo") as (_, positions):
+        work = Reprocessing(positions)
         redo = work.look(request.partition, request.start, request.end)
         for warning in work.warnings():
             output.note(warning)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.cli import moving
+from marshal_dagster.cli import opening
 from marshal_dagster.operations.positions import Repositioning
 from tests.checkpoints import write_batch
 from tests.members import GROUP, TOPIC, Site
@@ -25,8 +25,8 @@ def topics() -> FakeTopics:
 def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     """A coordination topic without records."""
     site = site_now()
-    at_work_on(site, monkeypatch, moving, topics=topics)
-    monkeypatch.setattr(moving, "Repositioning", partial(Repositioning, clock=site.clock))
+    at_work_on(site, monkeypatch, opening, topics=topics)
+    monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
     return site
 
 

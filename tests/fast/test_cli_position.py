@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from marshal_dagster.cli import moving, position_get
+from marshal_dagster.cli import opening, position_get
 from marshal_dagster.cli.connecting import WRITING
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -32,8 +32,8 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     """A group that stands at 50 in two of the three partitions, and waits as long as its clock is told to."""
     site = site_now()
     site.owner_of(0, 1, at=50).release()
-    at_work_on(site, monkeypatch, position_get, moving, topics=topics)
-    monkeypatch.setattr(moving, "Repositioning", partial(Repositioning, clock=site.clock))
+    at_work_on(site, monkeypatch, position_get, opening, topics=topics)
+    monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
     return site
 
 
@@ -216,8 +216,8 @@ def test_what_ends_and_who_is_at_work_stand_in_the_table(site: Site, capsys: pyt
 def test_ranges_ahead_are_warned_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is planned or done ahead of the offset will be done again, or never."""
     site = site_now()
-    at_work_on(site, monkeypatch, moving, topics=FakeTopics())
-    monkeypatch.setattr(moving, "Repositioning", partial(Repositioning, clock=site.clock))
+    at_work_on(site, monkeypatch, opening, topics=FakeTopics())
+    monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
     site.begin(0, at=50)
     site.holder_of({0: (60, 70)}, settings=RANGES, plans=True).release()
     answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
@@ -298,7 +298,7 @@ def test_that_the_group_stays_paused_is_told(
             breaking.is_down = True
 
     breaking.before_append = breaks_down
-    monkeypatch.setattr(moving, "open_reader", lambda *_, **__: Rationalizer(logs.pop(), clock=site.clock))
+    monkeypatch.setattr(opening, "open_reader", lambda *_, **__: Rationalizer(logs.pop(), clock=site.clock))
     answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
     assert answer.code == 3
     assert "stays paused for 3600 s or a little longer, resume it" in answer.err
@@ -373,7 +373,7 @@ def test_the_log_is_written_as_the_groups_members_do(
         assert (connection.bootstrap_servers, topic, rights) == ("somewhere:1", "__marshal", WRITING)
         return Rationalizer(site.log(), clock=site.clock)
 
-    monkeypatch.setattr(moving, "open_reader", open_reader)
+    monkeypatch.setattr(opening, "open_reader", open_reader)
     assert act(capsys, *SET, "--offsets", "0=30", "--yes").code == 0
     assert asked[-1] == site.world().group_of(GROUP, TOPIC).settings.heartbeat_interval_ms == HI_MS
 
@@ -399,6 +399,6 @@ def test_what_a_group_is_like_is_warned_of(
 ) -> None:
     """Go consumers that still run, and outputs that have what will be read again."""
     site = site_now()
-    at_work_on(site, monkeypatch, moving, topics=FakeTopics())
+    at_work_on(site, monkeypatch, opening, topics=FakeTopics())
     site.owner_of(0, at=50, settings=settings).release()
     assert warning in act(capsys, *SET, "--offsets", "0=30", "--dry-run").error

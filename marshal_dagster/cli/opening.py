@@ -1,0 +1,63 @@
+"""What `position set`, `adopt` and `reprocess` begin with: a group's log and a data topic, opened."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from marshal_dagster.cli.connecting import (
+    READING,
+    WRITING,
+    check_topic,
+    connection_of,
+    data_connection_of,
+    open_reader,
+    person,
+)
+from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.telling import telling_warnings
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.operations.positions import Repositioning
+from marshal_dagster.operations.times import duration_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """Whose positions are set; `wait` is how long others have to leave."""
+
+    connection: ConnectionOptions
+    coordination_topic: str
+    data_connection: Path | None
+    group: str
+    topic: str
+    wait: str
+    dry_run: bool
+    yes: bool
+    as_json: bool
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` where nobody can be asked, the wait is none, or the topic cannot be."""
+        duration_s(self.wait, "--wait")
+        if self.as_json and not (self.yes or self.dry_run):
+            raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
+        check_topic("TOPIC", self.topic)
+
+    @contextmanager
+    def opened(self, command: str) -> Iterator[tuple[Topics, Repositioning]]:
+        """Connect, in the name of a command, as long as the block lasts. Raises `MarshalError`."""
+        connection = connection_of(self.connection)
+        rights = READING if self.dry_run else WRITING
+
+        def open_log(interval_ms: int) -> Rationalizer:
+            return open_reader(connection, self.coordination_topic, interval_ms=interval_ms, rights=rights)
+
+        with (
+            telling_warnings(),
+            Topics(
+                data_connection_of(self.data_connection, connection), client_id=f"marshal-dagster-{command}"
+            ) as topics,
+            closing(Repositioning(open_log, topics, self.group, self.topic, person())) as positions,
+        ):
+            yield topics, positions
