@@ -135,11 +135,8 @@ def instance() -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-@pytest.fixture
-def stand(monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> Stand:
-    """A topic of three partitions with ten messages each, and an op that hands on what it was given."""
-    scene = Scene()
-    scene.data.make(messages=10)
+def do_without_spark(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
+    """Have batches read lists of the scene's messages."""
 
     def read_ranges(_spark: object, _options: object, topic: str, ranges: dict[int, tuple[int, int]]) -> list[Any]:
         at = scene.data._topics[topic].partitions
@@ -152,6 +149,15 @@ def stand(monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> Stan
     monkeypatch.setattr(spark_jobs, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(spark_jobs, "cancel", lambda *_: None)
     monkeypatch.setattr(spark_jobs, "progress", lambda *_: "1 of 2 tasks done")
+
+
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch, instance: dg.DagsterInstance) -> Stand:
+    """A topic of three partitions with ten messages each, and an op that hands on what it was given."""
+    scene = Scene()
+    scene.data.make(messages=10)
+
+    do_without_spark(monkeypatch, scene)
     return Stand(scene, instance, lambda _context, _batch, frame: frame)
 
 

@@ -23,7 +23,6 @@ from marshal_dagster.coordination.claimer import Member
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.delivery import Delivery
-from marshal_dagster.delivery import batch as batch_module
 from marshal_dagster.jobs import build_claimed_batch_job
 from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RevokingClaim
@@ -32,11 +31,10 @@ from marshal_dagster.protocol.world import World
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.runs import announcer
 from marshal_dagster.sensors.lag import build_lag_sensor
-from marshal_dagster.spark import jobs as spark_jobs
-from marshal_dagster.spark import reading
 from marshal_dagster.telemetry import lines, metrics
 from marshal_dagster.telemetry.observing import Telemetry
 from tests.delivering import GROUP, HI_MS, TOPIC, Scene
+from tests.fast.test_dagster_ops import do_without_spark
 from tests.faulty_log import Fault, FaultyLog, of_type
 from tests.members import RANGES, Site
 from tests.real.killing import Side
@@ -98,17 +96,7 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
     """A topic of three partitions with ten messages each; what stands for Spark hands over a list."""
     scene = Scene()
     scene.data.make(messages=10)
-
-    def read_ranges(_spark: object, _options: object, _topic: str, ranges: dict[int, tuple[int, int]]) -> list[Any]:
-        return [(n, offset) for n, (start, end) in ranges.items() for offset in range(start, end)]
-
-    monkeypatch.setattr(batch_module, "check_session", lambda _: None)
-    monkeypatch.setattr(batch_module, "check_single_execution", lambda _: None)
-    monkeypatch.setattr(reading, "read_ranges", read_ranges)
-    monkeypatch.setattr(reading, "offsets_read", lambda _: dict.fromkeys(range(3), ()))
-    monkeypatch.setattr(spark_jobs, "batch_jobs", lambda *_: nullcontext())
-    monkeypatch.setattr(spark_jobs, "cancel", lambda *_: None)
-    monkeypatch.setattr(spark_jobs, "progress", lambda *_: None)
+    do_without_spark(monkeypatch, scene)
     return Stand(scene)
 
 
