@@ -34,7 +34,7 @@ from marshal_dagster.operations.targets import Where, partitions_of
 from marshal_dagster.operations.times import duration_s, instant_ms
 from marshal_dagster.operator_tables import claim_table, move_table, pause_table, redo_table
 from marshal_dagster.resources import ClaimerResource, claimer_of, require_topic
-from marshal_dagster.runs import GROUP_TAG, DeadRuns, forwarded_logs
+from marshal_dagster.runs import GROUP_TAG, DeadRuns, forwarded_logs, tag_run
 
 DEFAULT_WAIT_S: Final = 300.0
 _SHOWN_PAUSE: Final = "1h"
@@ -276,8 +276,7 @@ def _job(
 def _claimer(context: OpExecutionContext, claimer_key: str) -> ClaimerResource:
     """Give the claimer, and have the run show whose group it acts on."""
     claimer = claimer_of(context.resources, claimer_key)
-    if context.instance.has_run(context.run_id):
-        context.instance.add_run_tags(context.run_id, {GROUP_TAG: claimer.group})
+    tag_run(context, {GROUP_TAG: claimer.group})
     return claimer
 
 

@@ -44,6 +44,7 @@ from marshal_dagster.runs import (
     announcements_key,
     recorded_before,
     run_is_over,
+    tag_run,
 )
 from marshal_dagster.spark.session import SINGLE_EXECUTION, spark_settings, start_session
 from marshal_dagster.spark.sinks import Sink
@@ -332,14 +333,14 @@ class BatchWork:
 
     def run(self) -> bool:
         """Work until drained or at a limit; tell whether this step did anything, in earlier attempts too."""
-        self._tag({GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
+        tag_run(self.context, {GROUP_TAG: self.claimer.group, TOPIC_TAG: self.spec.topic})
         if over := self._run_is_over():
             raise Failure(f"nothing is begun: {over}", allow_retries=False)
         try:
             self._recall()
             idle = self._drain()
             outcome = Outcome.DONE if self.all_done or idle is None else idle.outcome
-            self._tag({OUTCOME_TAG: outcome.value})
+            tag_run(self.context, {OUTCOME_TAG: outcome.value})
         except BaseException as error:
             with suppress(Exception):  # the error of the work is the one to tell
                 self._tell_last()
@@ -409,7 +410,7 @@ class BatchWork:
         longest_s = min(_LONGEST_WAIT_INTERVALS * interval_s, self.config.time_budget_s or math.inf)
         wait_s = (idle.stale_in_s or 0.0) + _SLACK_INTERVALS * interval_s
         if waited_s + wait_s > longest_s:
-            self._tag({OUTCOME_TAG: idle.outcome.value})
+            tag_run(self.context, {OUTCOME_TAG: idle.outcome.value})
             raise Failure(f"nothing was done: {idle.text}", metadata=self._idle_metadata(idle.outcome, idle.text))
         self.context.log.info("waiting for %.1f s: %s", wait_s, idle.text)
         clock = self.claimer.open_delivery(self.context).clock or SystemClock()
@@ -516,10 +517,6 @@ class BatchWork:
         return self.spark
 
     # Telling
-
-    def _tag(self, tags: Mapping[str, str]) -> None:
-        if self.context.instance.has_run(self.context.run_id):
-            self.context.instance.add_run_tags(self.context.run_id, dict(tags))
 
     def _record(self, batch: ClaimedBatch) -> None:
         """Note a batch that is over, as a materialization: its numbers plot over time."""

@@ -71,6 +71,12 @@ def announcements_key(topic: str) -> AssetKey:
     return AssetKey(["kafka", topic, "announcements"])
 
 
+def tag_run(context: "RunContext", tags: Mapping[str, str]) -> None:
+    """Tag the run of an op, where Dagster's storage knows it."""
+    if context.instance.has_run(context.run_id):
+        context.instance.add_run_tags(context.run_id, dict(tags))
+
+
 class DeadRuns:
     """Says of an owner that it is dead when this Dagster instance knows its run and the run is over.
 
