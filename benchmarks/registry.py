@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from benchmarks import alternatives, batch, claim, growth, snapshot, start_up, tick, world_state
+from benchmarks import alternatives, batch, claim, growth, scale, snapshot, start_up, tick, world_state
 from benchmarks.harness import Benchmark
 
 BENCHMARKS: Final[tuple[Benchmark[Any], ...]] = (
@@ -12,6 +12,7 @@ BENCHMARKS: Final[tuple[Benchmark[Any], ...]] = (
     batch.BENCHMARK,
     alternatives.BENCHMARK,
     growth.BENCHMARK,
+    scale.BENCHMARK,
     tick.BENCHMARK,
     start_up.BENCHMARK,
 )

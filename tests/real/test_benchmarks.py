@@ -24,6 +24,7 @@ SHORT = {
     "batch": ["--records=4000", "--alternations=1", "--warm-up=1", "--long-batches=1"],
     "alternatives": ["--fewest=400", "--most=400", "--alternations=1", "--warm-up=1"],
     "growth": ["--partitions=8", "--runs=2", "--alternations=1"],
+    "scale": ["--runs=200", "--alternations=2", "--readings=1"],
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
     "start_up": ["--processes=1"],
 }
@@ -48,6 +49,11 @@ CASES = {
         "batch of 8 partitions",
         "1 run(s) at once, 4 partitions each",
         "2 run(s) at once, 4 partitions each",
+    ],
+    "scale": [
+        "claim 10 partitions, 200 runs at once",
+        "heartbeats of 10 partitions, 200 runs at once",
+        "a new reader, each record, 200 runs at once",
     ],
     "tick": [
         "stale-claim tick, 200 live claims",
