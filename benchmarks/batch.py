@@ -122,14 +122,14 @@ def _require_work(batch: ClaimedBatch) -> None:
 
 def run(sizes: Sizes) -> Measured:
     """Measure counting, writing Parquet, and how much of a longer batch is coordination."""
-    with services.broker() as connection, _scratch() as scratch, _session() as spark:
+    with services.broker() as connection, scratch() as folder, local_session() as spark:
         _load(connection, sizes)
         services.create_coordination_topic(connection, COORDINATION_TOPIC)
         with Topics(connection) as data:
             log = KafkaLog(connection, COORDINATION_TOPIC)
             batches = Batches(spark, connection, log, data, sizes.partitions)
             counted = _throughput(batches, sizes, _count)
-            to_parquet = _parquet_into(spark, scratch)
+            to_parquet = _parquet_into(spark, folder)
             counted_alike = _throughput(batches, sizes, _count, OUR_CONSUMER)
             written = _throughput(batches, sizes, to_parquet)
             coordination, whole = _share(batches, sizes, to_parquet)
@@ -202,13 +202,15 @@ def _load(connection: KafkaConnection, sizes: Sizes) -> None:
 
 
 @contextmanager
-def _scratch() -> Iterator[Path]:
+def scratch() -> Iterator[Path]:
+    """Give a folder that is gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="marshal-benchmark-") as folder:
         yield Path(folder)
 
 
 @contextmanager
-def _session() -> Iterator["SparkSession"]:
+def local_session() -> Iterator["SparkSession"]:
+    """Start a session on two cores, and stop it."""
     session = start_session(spark_settings(app_name="benchmark", extra={"spark.master": "local[2]"}))
     session.sparkContext.setLogLevel("ERROR")
     yield session

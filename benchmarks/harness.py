@@ -114,12 +114,18 @@ class Benchmark(Generic[SizesT]):
 def alternate(
     rounds: int, ours: Callable[[], float], beside: Callable[[], float], *, warm_up: int = 1
 ) -> tuple[list[float], list[float]]:
-    """Measure in turn: ours, beside, ours, beside, ...; the first `warm_up` rounds do not count.
+    """Measure two sides in turn (`take_turns`)."""
+    first, second = take_turns(rounds, [ours, beside], warm_up=warm_up)
+    return first, second
+
+
+def take_turns(rounds: int, sides: Sequence[Callable[[], float]], *, warm_up: int = 1) -> list[list[float]]:
+    """Measure all sides in turn, round by round; the first `warm_up` rounds do not count. Give the samples of each.
 
     Each callable gives what it measured, so that preparing and clearing away can stay out of it.
     """
-    pairs = [(ours(), beside()) for _ in range(warm_up + rounds)][warm_up:]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    taken = [[side() for side in sides] for _ in range(warm_up + rounds)][warm_up:]
+    return [list(samples) for samples in zip(*taken, strict=True)]
 
 
 def result(name: str, measured: Measured, conditions: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from benchmarks import batch, claim, snapshot, start_up, tick, world_state
+from benchmarks import alternatives, batch, claim, growth, scale, snapshot, start_up, tick, world_state
 from benchmarks.harness import Benchmark
 
 BENCHMARKS: Final[tuple[Benchmark[Any], ...]] = (
@@ -10,6 +10,9 @@ BENCHMARKS: Final[tuple[Benchmark[Any], ...]] = (
     world_state.BENCHMARK,
     snapshot.BENCHMARK,
     batch.BENCHMARK,
+    alternatives.BENCHMARK,
+    growth.BENCHMARK,
+    scale.BENCHMARK,
     tick.BENCHMARK,
     start_up.BENCHMARK,
 )

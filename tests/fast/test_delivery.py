@@ -4,6 +4,7 @@
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import cast
 
 import pytest
@@ -68,6 +69,27 @@ def die_planned(scene: Scene, mode: DeliveryMode = AT_LEAST_ONCE, **limits: obje
     with pytest.raises(Killed):
         scene.work(scene.delivery(mode, log=log), **limits)
     scene.wait_until_stale()
+
+
+# What it costs
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_a_batch_appends_as_often_for_many_partitions_as_for_one(mode: DeliveryMode) -> None:
+    """Claims, plans, commits, releases: each kind is one append, however many partitions it has."""
+
+    def appends(partitions: int) -> list[int]:
+        """Give how many records the appends of a group's second batch have."""
+        scene = Scene()
+        scene.data.make(partitions=partitions, messages=5)
+        scene.work(scene.delivery(mode), max_records=partitions)
+        log = FaultyLog(scene.log())
+        sizes: list[int] = []
+        log.before_append = lambda: sizes.append(len(log.seen))
+        assert scene.work(scene.delivery(mode, log=log)).committed
+        return [after - before for before, after in pairwise([0, *sizes])]
+
+    assert appends(64) == [64 * records for records in appends(1)]
 
 
 # Pauses

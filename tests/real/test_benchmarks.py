@@ -22,6 +22,9 @@ SHORT = {
     "world_state": ["--records=20000", "--keys=500", "--alternations=2"],
     "snapshot": ["--records=160000", "--keys=500", "--alternations=1"],
     "batch": ["--records=4000", "--alternations=1", "--warm-up=1", "--long-batches=1"],
+    "alternatives": ["--fewest=400", "--most=400", "--alternations=1", "--warm-up=1"],
+    "growth": ["--partitions=8", "--runs=2", "--alternations=1"],
+    "scale": ["--runs=200", "--alternations=2", "--readings=1"],
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
     "start_up": ["--processes=1"],
 }
@@ -34,6 +37,23 @@ CASES = {
         "read and count, connector tuned as ours",
         "read and write Parquet",
         "coordination in a batch of some ten seconds",
+    ],
+    "alternatives": [
+        "400 messages, beside bare connector",
+        "400 messages, beside Structured Streaming",
+        "400 messages, beside Structured Streaming, ours effectively once",
+        "400 messages, beside a consumer loop in Python",
+    ],
+    "growth": [
+        "batch of 1 partitions",
+        "batch of 8 partitions",
+        "1 run(s) at once, 4 partitions each",
+        "2 run(s) at once, 4 partitions each",
+    ],
+    "scale": [
+        "claim 10 partitions, 200 runs at once",
+        "heartbeats of 10 partitions, 200 runs at once",
+        "a new reader, each record, 200 runs at once",
     ],
     "tick": [
         "stale-claim tick, 200 live claims",

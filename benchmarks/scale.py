@@ -1,0 +1,173 @@
+"""What one step of a run costs in a large deployment, beside a hundredth of it: real members on a virtual clock.
+
+The coordination log is in memory, so what is measured is this library's own work; the members stand on one world state,
+as if each had just read it. What the log comes to (records, bytes, memory, snapshots) is told in the conditions.
+"""
+
+import sys
+import time
+import tracemalloc
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from benchmarks.claim import MS_PER_S
+from benchmarks.harness import Benchmark, Case, Goal, Measured, alternate, rounded
+from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.protocol import snapshots
+from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.world import PartitionWorld
+from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
+
+SMALLER: Final = 100
+_RUN_ID: Final = "3b0e6b5c-6f64-4a4e-9d1b-0c8f6a2d7e11"
+_TARGET: Final = 2
+_MIB: Final = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """The deployment: runs at once, partitions of each, coordination partitions; heartbeats of each, samples."""
+
+    runs: int = 10_000
+    partitions_of_a_run: int = 10
+    runs_of_a_topic: int = 10
+    coordination_partitions: int = 64
+    heartbeats: int = 3
+    alternations: int = 200
+    readings: int = 3
+
+
+class Deployment:
+    """Runs that each hold their share of a topic, and send heartbeats."""
+
+    def __init__(self, sizes: Sizes, runs: int) -> None:
+        """Start all runs: each claims its partitions and gives them a position."""
+        self.sizes = sizes
+        self.clock = ManualClock()
+        self.broker = MemoryBroker(sizes.coordination_partitions, now_ms=self.clock.wall_ms)
+        self.rationalizer = Rationalizer(MemoryLog(self.broker), clock=self.clock)
+        self.claimers = [self._started(run) for run in range(runs)]
+
+    def _started(self, run: int) -> Claimer:
+        claimer = self._claimer(run)
+        claimer.agree_on_settings()
+        partitions = self._partitions(run)
+        claimer.claim(partitions)
+        claimer.name_data_topic("0123456789012345678901")
+        claimer.beat(dict.fromkeys(partitions, 0))
+        return claimer
+
+    def _claimer(self, run: int) -> Claimer:
+        topic = run // self.sizes.runs_of_a_topic
+        member = Member(f"group-{topic % 10}", "scheduled", new_instance_id(_RUN_ID))
+        return Claimer(self.rationalizer, member, f"topic-{topic}", Settings(), clock=self.clock)
+
+    def _partitions(self, run: int) -> range:
+        width = self.sizes.partitions_of_a_run
+        first = run % self.sizes.runs_of_a_topic * width
+        return range(first, first + width)
+
+    def beat_all(self) -> None:
+        """Let an interval pass in which each run sends its heartbeats."""
+        for claimer in self.claimers:
+            claimer.beat()
+        self.clock.advance(Settings().heartbeat_interval_ms)
+
+    def claim_ms(self) -> float:
+        """Have the first run end, and another one claim what it held; give the milliseconds of the claim."""
+        self.claimers[0].release()
+        claimer = self._claimer(0)
+        began_s = time.perf_counter()
+        won = claimer.claim(self._partitions(0))
+        took_s = time.perf_counter() - began_s
+        if len(won) != self.sizes.partitions_of_a_run:
+            raise RuntimeError(f"{len(won)} of {self.sizes.partitions_of_a_run} partitions were won")
+        self.claimers[0] = claimer
+        return took_s * MS_PER_S
+
+    def beat_ms(self) -> float:
+        """Have one run send its heartbeats; give the milliseconds."""
+        began_s = time.perf_counter()
+        self.claimers[0].beat()
+        return (time.perf_counter() - began_s) * MS_PER_S
+
+    def read_us(self) -> float:
+        """Have a new reader read the whole log; give the microseconds of each record."""
+        began_s = time.perf_counter()
+        reader = self._read()
+        return (time.perf_counter() - began_s) / reader.records_read * MS_PER_S**2
+
+    def _read(self) -> Rationalizer:
+        reader = Rationalizer(MemoryLog(self.broker), clock=self.clock)
+        reader.catch_up()
+        return reader
+
+    def figures(self) -> dict[str, float | int]:
+        """Tell what its log and its world state come to."""
+        tracemalloc.start()
+        worlds = self._read().world.partitions.values()
+        memory = tracemalloc.get_traced_memory()[0]
+        tracemalloc.stop()
+        keys = Counter({world.number: sum(len(group.keys) for group in world.groups.values()) for world in worlds})
+        before = self._records()
+        self.beat_all()
+        values = [value or b"" for number in keys for _, _, value in self.broker.records(number)]
+        busiest = next(world for world in worlds if world.number == keys.most_common(1)[0][0])
+        return {
+            "runs": len(self.claimers),
+            "partitions": keys.total(),
+            "records": before,
+            "records_an_interval": self._records() - before,
+            "bytes_a_record": round(sum(map(len, values)) / len(values)),
+            "most_partitions_in_a_coordination_partition": keys[busiest.number],
+            "world_state_mib": round(memory / _MIB),
+            **_snapshot_figures(busiest),
+        }
+
+    def _records(self) -> int:
+        return sum(self.broker.bounds(number).end for number in range(self.sizes.coordination_partitions))
+
+
+def _snapshot_figures(world: PartitionWorld) -> dict[str, float | int]:
+    """Tell what a snapshot of one coordination partition comes to."""
+    began_s = time.perf_counter()
+    records = snapshots.render(world, "0123456789012345678901", "snapshot")
+    rendered_s = time.perf_counter() - began_s
+    (stored,), _ = snapshots.collect((record.key, record.value) for record in records)
+    began_s = time.perf_counter()
+    if not isinstance(snapshots.load(stored, Settings()), PartitionWorld):
+        sys.exit("the snapshot could not be read back")
+    loaded_s = time.perf_counter() - began_s
+    return {
+        "snapshot_bytes": sum(len(record.value or b"") for record in records),
+        "snapshot_rendered_ms": rounded(rendered_s * MS_PER_S),
+        "snapshot_loaded_ms": rounded(loaded_s * MS_PER_S),
+    }
+
+
+def run(sizes: Sizes) -> Measured:
+    """Build both deployments, then take the same step in each in turn."""
+    large, small = Deployment(sizes, sizes.runs), Deployment(sizes, max(1, sizes.runs // SMALLER))
+    for deployment in (large, small):
+        for _ in range(sizes.heartbeats):
+            deployment.beat_all()
+    width = sizes.partitions_of_a_run
+
+    def case(step: str, ours: Callable[[], float], beside: Callable[[], float], unit: str, rounds: int) -> Case:
+        name = f"{step}, {sizes.runs:,} runs at once"
+        return Case(name, *alternate(rounds, ours, beside), unit, Goal.RATIO_AT_MOST, _TARGET)
+
+    return Measured(
+        [
+            case(f"claim {width} partitions", large.claim_ms, small.claim_ms, "ms", sizes.alternations),
+            case(f"heartbeats of {width} partitions", large.beat_ms, small.beat_ms, "ms", sizes.alternations),
+            case("a new reader, each record", large.read_us, small.read_us, "µs", sizes.readings),
+        ],
+        {"large": large.figures(), "small": small.figures()},
+    )
+
+
+BENCHMARK: Final = Benchmark("scale", "a run's steps in a large deployment, beside a hundredth of it", Sizes(), run)
