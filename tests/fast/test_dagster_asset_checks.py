@@ -154,9 +154,11 @@ def test_a_position_set_back_is_told(shop: Shop) -> None:
 
 def _record(shop: Shop, generation: int, start: int, end: int) -> None:
     """Record a batch of partition 0 by hand."""
-    row = {"topic": TOPIC, "partition": 0, "generation": generation, "start": start, "end": end, "state": "done"}
-    table = dg.MetadataValue.table([dg.TableRecord(row)], _table([]).schema)
-    metadata = {"group": GROUP, "batch_id": f"b{end}", "ranges": table}
+    row = dg.TableRecord(
+        {"topic": TOPIC, "partition": 0, "generation": generation, "start": start, "end": end, "state": "done"}
+    )
+    table = dg.MetadataValue.table([row], _table([]).schema)
+    metadata: dict[str, Any] = {"group": GROUP, "batch_id": f"b{end}", "ranges": table}
     shop.instance.report_runless_asset_event(dg.AssetMaterialization(shop.key, metadata=metadata))
 
 

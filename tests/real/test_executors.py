@@ -163,7 +163,8 @@ class Site:
 
     def plan_ends(self) -> set[int | None]:
         """Give where the plans of the partitions or of their ranges end."""
-        return {end for key in self.states() for end in ([each.end for each in key.ranges] or [key.plan_end])}
+        keys = self.states()
+        return {key.plan_end for key in keys if not key.ranges} | {each.end for key in keys for each in key.ranges}
 
     def check_all_done(self, messages: int = MESSAGES) -> None:
         """Each message is in the output once, all is committed, nothing is held or planned."""
