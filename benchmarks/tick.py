@@ -39,6 +39,8 @@ DEAD: Final = "dead"
 """Groups: of one all claims are live as long as this runs, of the other all are stale."""
 _INTERVALS_MS: Final = {LIVE: 3_600_000, DEAD: 1}
 _TARGET_S: Final = 1
+_AT_ONCE: Final = 5_000
+"""Partitions that are made in one request: a controller refuses one that comes to more than 10,000 records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def run(sizes: Sizes) -> Measured:
     with services.broker() as connection, tempfile.TemporaryDirectory() as folder:
         services.create_coordination_topic(connection, COORDINATION_TOPIC)
         with Topics(connection) as topics:
-            topics.create(TOPIC, sizes.lagging, 1)
+            _create(topics, sizes.lagging)
         for group in (LIVE, DEAD):
             services.load(connection, COORDINATION_TOPIC, _claims(group, sizes.partitions))
         services.load(connection, TOPIC, ((number, b"unread") for number in range(sizes.lagging)))
@@ -106,6 +108,12 @@ def _cases(
     asking = _admin(connection)
     wanted = [TopicPartition(TOPIC, number) for number in range(sizes.lagging)]
     yield case(f"lag tick, {sizes.lagging:,} partitions", ticks(lagging, 0), lambda: _list_offsets_s(asking, wanted))
+
+
+def _create(topics: Topics, partitions: int) -> None:
+    topics.create(TOPIC, min(partitions, _AT_ONCE), 1)
+    for made in range(_AT_ONCE, partitions, _AT_ONCE):
+        topics.grow(TOPIC, min(partitions, made + _AT_ONCE))
 
 
 def _claims(group: str, partitions: int) -> Iterator[tuple[int, bytes]]:

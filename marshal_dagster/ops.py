@@ -102,7 +102,10 @@ class ClaimedBatchConfig(Config):
         default=None, ge=1, description="The most offsets of a batch, all its partitions together; default: no limit."
     )
     max_batches: int | None = Field(
-        default=None, ge=1, description="End after so many batches; default: when the topic is drained."
+        default=None,
+        ge=1,
+        description="End after so many batches, those of earlier attempts in this run counted in; default: when the "
+        "topic is drained.",
     )
     time_budget_s: float | None = Field(
         default=None, gt=0, description="Begin no batch after so many seconds; default: when the topic is drained."
@@ -329,6 +332,8 @@ class BatchWork:
     done: list[DoneBatch] = field(default_factory=list)
     before: list[DoneBatch] = field(default_factory=list)
     """What earlier attempts of this step did, which failed and so handed nothing on."""
+    before_in_run: int = 0
+    """How many of them are of this very run."""
     spark: "SparkSession | None" = None
 
     def run(self) -> bool:
@@ -361,7 +366,8 @@ class BatchWork:
     def _recall(self) -> None:
         """Learn what earlier attempts of this step did."""
         recorded = recorded_before(self.context, self.claimer.group, self.spec.topic)
-        self.before = [batch for metadata in recorded if (batch := _recalled(metadata)) is not None]
+        self.before = [batch for each in recorded if (batch := _recalled(each.metadata)) is not None]
+        self.before_in_run = sum(each.run_id == self.context.run_id for each in recorded)
         if self.before:
             self.context.log.info(
                 "earlier attempts of this step did %d batches, which belong to what it gives: %s",
@@ -420,10 +426,13 @@ class BatchWork:
     def _work_through(self, sink: Sink | None) -> _Nothing | None:
         """Work batch after batch; say why there was nothing more, or None at a limit."""
         config = self.config
+        left = None if config.max_batches is None else config.max_batches - self.before_in_run
+        if left is not None and left < 1:
+            return None
         batches = self.claimer.batches(
             self.context,
             sink=sink,
-            max_batches=config.max_batches,
+            max_batches=left,
             time_budget_s=config.time_budget_s,
             topic=self.spec.topic,
             partitions=self._partitions(),

@@ -247,8 +247,16 @@ def processed(instance: DagsterInstance, run_id: str, group: str) -> set[tuple[s
     return found
 
 
-def recorded_before(context: "OpExecutionContext", group: str, topic: str) -> list[Mapping[str, MetadataValue[Any]]]:
-    """Give the metadata of each batch that earlier attempts of this step recorded, the oldest first.
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What an attempt of a step recorded of a batch: in which run, and the metadata."""
+
+    run_id: str
+    metadata: Mapping[str, MetadataValue[Any]]
+
+
+def recorded_before(context: "OpExecutionContext", group: str, topic: str) -> list[Recorded]:
+    """Give each batch that earlier attempts of this step recorded, the oldest first.
 
     These are the attempts in this run, those of an earlier run worker of it too, and those in the runs that it
     re-executes, back to the last one in which the step succeeded: what that did was handed on.
@@ -260,13 +268,15 @@ def recorded_before(context: "OpExecutionContext", group: str, topic: str) -> li
         run = instance.get_run_by_id(run_id)
         run_id = None if run is None else run.parent_run_id
     wanted = {"group": group, "topic": topic}
-    return [one for one in found if {name: one[name].value for name in wanted if name in one} == wanted]
+    return [
+        one for one in found if {name: one.metadata[name].value for name in wanted if name in one.metadata} == wanted
+    ]
 
 
-def _recorded(instance: DagsterInstance, run_id: str, step_key: str) -> list[Mapping[str, MetadataValue[Any]]]:
+def _recorded(instance: DagsterInstance, run_id: str, step_key: str) -> list[Recorded]:
     events = (entry.dagster_event for entry in instance.all_logs(run_id, DagsterEventType.ASSET_MATERIALIZATION))
     return [
-        event.step_materialization_data.materialization.metadata
+        Recorded(run_id, event.step_materialization_data.materialization.metadata)
         for event in events
         if event is not None and event.step_key == step_key
     ]

@@ -250,10 +250,10 @@ def _recorded(row: Mapping[str, Any], batch_id: str, *, is_recent: bool) -> Reco
     return RecordedRange(partition, generation, start, end, batch_id, is_recent, is_certain)
 
 
-# Judgements
+# Judgements, of what was recorded, the newest first
 
 
-def gaps(recorded: Collection[RecordedRange], keys: Mapping[int, Key] = MappingProxyType({})) -> list[Oddity]:
+def gaps(recorded: Sequence[RecordedRange], keys: Mapping[int, Key] = MappingProxyType({})) -> list[Oddity]:
     """Give what lies between recorded ranges of one generation, and what a new position left out.
 
     Not what lies beyond the position of a partition's key: it is not committed, a member that claims ranges may be at
@@ -282,7 +282,7 @@ def _committed(one: RecordedRange, key: Key | None) -> int:
     return min(one.start, key.offset)
 
 
-def rewinds(recorded: Collection[RecordedRange]) -> list[Oddity]:
+def rewinds(recorded: Sequence[RecordedRange]) -> list[Oddity]:
     """Give what a new position made to be read again."""
     found = []
     for partition, generations in _by_generation(recorded).items():
@@ -293,7 +293,7 @@ def rewinds(recorded: Collection[RecordedRange]) -> list[Oddity]:
     return found
 
 
-def double_commits(recorded: Collection[RecordedRange]) -> list[Oddity]:
+def double_commits(recorded: Sequence[RecordedRange]) -> list[Oddity]:
     """Give what two batches of one generation both say that they committed."""
     found = []
     for partition, generations in _by_generation([one for one in recorded if one.is_certain]).items():
@@ -307,13 +307,17 @@ def double_commits(recorded: Collection[RecordedRange]) -> list[Oddity]:
     return found
 
 
-def _by_generation(recorded: Collection[RecordedRange]) -> dict[int, list[list[RecordedRange]]]:
-    """Give the ranges of each partition, those of each generation by themselves, in the order of their offsets."""
+def _by_generation(recorded: Sequence[RecordedRange]) -> dict[int, list[list[RecordedRange]]]:
+    """Give the ranges of each partition, those of each generation by themselves, in the order of their offsets.
+
+    The generations as they were recorded first, not by their numbers: of a log that was made anew, or made certain
+    again without the key (`recover`), a group begins with generation 0.
+    """
     found: defaultdict[int, defaultdict[int, list[RecordedRange]]] = defaultdict(lambda: defaultdict(list))
-    for one in recorded:
+    for one in reversed(recorded):
         found[one.partition][one.generation].append(one)
     return {
-        partition: [sorted(ranges, key=lambda one: (one.start, one.end)) for _, ranges in sorted(generations.items())]
+        partition: [sorted(ranges, key=lambda one: (one.start, one.end)) for ranges in generations.values()]
         for partition, generations in sorted(found.items())
     }
 

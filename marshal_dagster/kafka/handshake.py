@@ -1,10 +1,12 @@
-"""Looks at a server once, by a TLS handshake of its own, for what Kafka's client cannot say of a failed connection.
+"""Looks for what Kafka's client cannot say of a failed connection: at the server, and at one's own certificate.
 
 The client says of every certificate only that it was not verified, and of a server that wants TLS only that it closes
-the connection. Nothing is sent but the handshake.
+the connection. At a server is looked once, by a TLS handshake of its own; nothing is sent but that. A server does not
+say why it refuses a client's certificate.
 """
 
 import socket
+import time
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -22,10 +24,12 @@ _HOST_IS_NOT_CHECKED: Final = "none"
 
 
 def looked_into(reason: Reason, connection: KafkaConnection) -> Reason:
-    """Give a reason that says more, where a look at the server tells more."""
+    """Give a reason that says more, where a look at the server or at one's own certificate tells more."""
     server = reason.server or connection.bootstrap_servers.split(",", 1)[0]
     if reason.cause is Cause.CERTIFICATE and connection.uses_tls:
         return _of_certificate(reason, server, connection)
+    if reason.cause is Cause.OWN_CERTIFICATE:
+        return _of_own_certificate(reason, server, connection.ssl_certificate_location)
     if reason.cause in _MAY_WANT_TLS and not connection.uses_tls and _speaks_tls(server):
         return Reason(
             Cause.PROTOCOL,
@@ -49,6 +53,48 @@ def _of_certificate(reason: Reason, server: str, connection: KafkaConnection) ->
     except (OSError, ValueError):
         pass
     return reason
+
+
+def _of_own_certificate(reason: Reason, server: str, location: str | None) -> Reason:
+    if location is None:
+        return Reason(
+            reason.cause,
+            server,
+            "the server wants a certificate of this client, which has none",
+            "check ssl_certificate_location and ssl_key_location: they are to name one that the server trusts",
+        )
+    found = _dates(location)
+    if found is None:
+        return reason
+    (begins_s, begins), (ends_s, ends) = found
+    now_s = time.time()
+    if begins_s <= now_s <= ends_s:
+        return reason
+    dated = f"expired on {ends}" if ends_s < now_s else f"begins on {begins}"
+    return Reason(
+        reason.cause,
+        server,
+        f"the server does not accept the certificate of this client, which {dated}",
+        f"check ssl_certificate_location: {location} needs one that is valid now (or this machine's clock is wrong)",
+    )
+
+
+def _dates(location: str) -> tuple[tuple[float, str], tuple[float, str]] | None:
+    """Give from when to when all certificates of a PEM file are valid, as unix seconds and as it stands there."""
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(cafile=location)
+    except (OSError, ValueError):
+        return None
+    moments = [(str(each["notBefore"]), str(each["notAfter"])) for each in context.get_ca_certs()]
+    if not moments:
+        return None
+    begins, ends = (
+        [(float(ssl.cert_time_to_seconds(one)), one) for one in each] for each in zip(*moments, strict=True)
+    )
+    return max(begins), min(ends)
 
 
 def _told(reason: Reason, code: int, words: str) -> Reason:

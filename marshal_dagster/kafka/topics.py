@@ -37,6 +37,8 @@ _PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 0.5
 _PER_PARTITION_S: Final = 0.05
 _SHOWN: Final = 10
+_AT_ONCE: Final = 500
+"""Partitions whose offsets are asked for in one request: a request costs the client the square of their number."""
 _NONE_AT: Final = -1
 """The broker's answer where no record is as young as asked for."""
 _CLOSED: Final = "these Topics are closed"
@@ -161,7 +163,7 @@ class Topics:
         )
 
     def offsets(self, topic: str, partitions: Iterable[int], *, committed_only: bool = True) -> dict[int, OffsetBounds]:
-        """Look up the first and the next offset of all `partitions`, with two requests to each of their brokers.
+        """Look up the first and the next offset of all `partitions`, with two requests for each 500 of a broker's.
 
         With `committed_only` the end is the last stable offset: no open transaction holds anything before it.
         Else it is the offset of the next record.
@@ -422,19 +424,10 @@ def _await(condition: Callable[[], bool], otherwise: str, within_s: float) -> No
 def _bounds(
     client: AdminClient, topic: str, partitions: Sequence[int], level: IsolationLevel, left_s: float
 ) -> dict[int, OffsetBounds]:
-    wanted = [TopicPartition(topic, each) for each in partitions]
-    starts, ends = (
-        client.list_offsets(dict.fromkeys(wanted, spec), isolation_level=level, request_timeout=left_s)
-        for spec in (_API.OffsetSpec.earliest(), _API.OffsetSpec.latest())
-    )
-    try:
-        bounds = {each.partition: (_offset(starts[each], left_s), _offset(ends[each], left_s)) for each in wanted}
-    except KafkaException as raised:
-        if error_in(raised).code() in LEADER_MOVED | MISSING:
-            _look_up_leaders(client, topic, partitions, left_s)
-        raise
+    asking = _Asking(client, topic, level, left_s)
+    starts, ends = asking.offsets(partitions, _API.OffsetSpec.earliest(), _API.OffsetSpec.latest())
     # Retention may run between the two answers.
-    return {partition: OffsetBounds(start, max(start, end)) for partition, (start, end) in bounds.items()}
+    return {number: OffsetBounds(start, max(start, ends[number])) for number, start in starts.items()}
 
 
 def _first_at(client: AdminClient, topic: str, partitions: Sequence[int], at_ms: int, left_s: float) -> dict[int, int]:
@@ -443,27 +436,47 @@ def _first_at(client: AdminClient, topic: str, partitions: Sequence[int], at_ms:
     That there is none counts when it is answered twice, with the partition's leader heard of in between: an answer
     while a leader is elected may look the same.
     """
-    found = _asked_at(client, topic, partitions, at_ms, left_s)
+    asking = _Asking(client, topic, IsolationLevel.READ_COMMITTED, left_s)
+
+    def asked(wanted: Sequence[int]) -> dict[int, int]:
+        (found,) = asking.offsets(wanted, _API.OffsetSpec.for_timestamp(at_ms), least=_NONE_AT)
+        return {number: offset for number, offset in found.items() if offset != _NONE_AT}
+
+    found = asked(partitions)
     if missing := [each for each in partitions if each not in found]:
-        _bounds(client, topic, missing, IsolationLevel.READ_COMMITTED, left_s)
-        found |= _asked_at(client, topic, missing, at_ms, left_s)
+        asking.offsets(missing, _API.OffsetSpec.latest())
+        found |= asked(missing)
     return found
 
 
-def _asked_at(client: AdminClient, topic: str, partitions: Sequence[int], at_ms: int, left_s: float) -> dict[int, int]:
-    wanted = [TopicPartition(topic, each) for each in partitions]
-    found = client.list_offsets(
-        dict.fromkeys(wanted, _API.OffsetSpec.for_timestamp(at_ms)),
-        isolation_level=IsolationLevel.READ_COMMITTED,
-        request_timeout=left_s,
-    )
-    try:
-        offsets = {each.partition: _offset(found[each], left_s, least=_NONE_AT) for each in wanted}
-    except KafkaException as raised:
-        if error_in(raised).code() in LEADER_MOVED | MISSING:
-            _look_up_leaders(client, topic, partitions, left_s)
-        raise
-    return {number: offset for number, offset in offsets.items() if offset != _NONE_AT}
+@dataclass(frozen=True, slots=True)
+class _Asking:
+    """Asks for offsets of one topic."""
+
+    client: AdminClient
+    topic: str
+    level: IsolationLevel
+    left_s: float
+
+    def offsets(self, partitions: Sequence[int], *specs: Any, least: int = 0) -> list[dict[int, int]]:  # noqa: ANN401 - the client library's
+        """Give the offsets of `partitions` by each of `specs`; one below `least` is none that is known."""
+        answers = [self._ask(partitions, spec) for spec in specs]
+        try:
+            return [
+                {place.partition: _offset(future, self.left_s, least) for place, future in answer.items()}
+                for answer in answers
+            ]
+        except KafkaException as raised:
+            if error_in(raised).code() in LEADER_MOVED | MISSING:
+                _look_up_leaders(self.client, self.topic, partitions, self.left_s)
+            raise
+
+    def _ask(self, partitions: Sequence[int], spec: Any) -> "dict[TopicPartition, Future[Any]]":  # noqa: ANN401 - as above
+        asked: dict[TopicPartition, Future[Any]] = {}
+        for at in range(0, len(partitions), _AT_ONCE):
+            wanted = {TopicPartition(self.topic, each): spec for each in partitions[at : at + _AT_ONCE]}
+            asked |= self.client.list_offsets(wanted, isolation_level=self.level, request_timeout=self.left_s)
+        return asked
 
 
 def result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library does not say
@@ -493,7 +506,7 @@ def _look_up_leaders(client: AdminClient, topic: str, partitions: Iterable[int],
         )
 
 
-def _offset(future: "Future[Any]", left_s: float, least: int = 0) -> int:
+def _offset(future: "Future[Any]", left_s: float, least: int) -> int:
     """Wait for an offset; while a leader is elected the answer may have none, and no error that says so."""
     offset = int(result(future, left_s).offset)
     if offset < least:

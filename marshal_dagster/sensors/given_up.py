@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from dagster import (
     AssetCheckEvaluation,
@@ -29,7 +29,10 @@ from marshal_dagster.resources import require_topic
 from marshal_dagster.runs import topic_asset_key
 from marshal_dagster.sensors.asked import place_of
 from marshal_dagster.sensors.left import MOST_TOLD, Left
-from marshal_dagster.sensors.names import as_name, own_name
+from marshal_dagster.sensors.names import own_name
+
+if TYPE_CHECKING:
+    from marshal_dagster.assets.claimed import MarshalTranslator
 
 MOST_REMEMBERED: Final = 1_000
 _MOST_SHOWN: Final = 100
@@ -81,9 +84,10 @@ class AlertHook(Protocol):
         ...
 
 
-def given_up_check_key(group: str, topic: str) -> AssetCheckKey:
+def given_up_check_key(group: str, topic: str, translator: "MarshalTranslator | None" = None) -> AssetCheckKey:
     """Name the check: each group has its own of a topic, for what one gave up another may have read."""
-    return AssetCheckKey(topic_asset_key(topic), f"nothing_given_up_{as_name(group)}")
+    asset_key = topic_asset_key(topic) if translator is None else translator.topic_spec(topic).key
+    return AssetCheckKey(asset_key, f"nothing_given_up_{own_name(group)}")
 
 
 def given_up(one: Left, attempts: int, run_ids: Sequence[str], reason: str) -> GivenUpPartition:
@@ -98,13 +102,13 @@ def named(each: GivenUpPartition) -> str:
     return place_of(each.partition, each.generation, each.offset)
 
 
-def digest(found: Sequence[GivenUpPartition]) -> str:
-    """Name a state of the check; empty: nothing is given up."""
-    places = ",".join(sorted(map(named, found)))
-    return hashlib.sha256(places.encode()).hexdigest()[:16] if found else ""
+def digest(key: AssetCheckKey, found: Sequence[GivenUpPartition]) -> str:
+    """Name a state of the check; one that gets another key has said nothing yet."""
+    told = [*key.asset_key.path, key.name, *sorted(map(named, found))]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
 
 
-def evaluation(group: str, topic: str, found: Sequence[GivenUpPartition]) -> AssetCheckEvaluation:
+def evaluation(key: AssetCheckKey, group: str, found: Sequence[GivenUpPartition]) -> AssetCheckEvaluation:
     """Give what the check says: failed while anything is given up, with up to 100 of them."""
     metadata: dict[str, Any] = {"group": group, "partitions_given_up": len(found)}
     if found:
@@ -114,7 +118,6 @@ def evaluation(group: str, topic: str, found: Sequence[GivenUpPartition]) -> Ass
         if found
         else "Nothing is given up."
     )
-    key = given_up_check_key(group, topic)
     return AssetCheckEvaluation(
         asset_key=key.asset_key,
         check_name=key.name,
@@ -125,16 +128,20 @@ def evaluation(group: str, topic: str, found: Sequence[GivenUpPartition]) -> Ass
     )
 
 
-def build_given_up_check(topic: str, *, group: str) -> AssetChecksDefinition:
+def build_given_up_check(
+    topic: str, *, group: str, translator: "MarshalTranslator | None" = None
+) -> AssetChecksDefinition:
     """Define the check that the group's stale-claim sensor evaluates, so that Dagster shows it.
 
-    It is `nothing_given_up_<group>` of asset `kafka/<topic>`, with `_` for what Dagster does not allow in a name. Run
-    by hand it repeats what the sensor said last, and passes where it has said nothing. Raises `ConfigurationError`.
+    It is `nothing_given_up_<group>` of the topic's asset: `kafka/<topic>`, unless `translator` gives that another key;
+    then give the sensor the same one. Of a group whose name Dagster does not allow there, what is not allowed becomes
+    `_`, and a digest comes behind. Run by hand it repeats what the sensor said last, and passes where it has said
+    nothing. Raises `ConfigurationError`.
     """
     if not is_name(group):
         raise ConfigurationError(f"group {group!r} cannot be a name: use 1 to 255 characters, no '/', no control ones")
     require_topic(topic)
-    key = given_up_check_key(group, topic)
+    key = given_up_check_key(group, topic, translator)
 
     description = f"Fails while runs of group {group!r} left something undone that no more runs are asked for."
 

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from dagster import (
     AssetCheckEvaluation,
@@ -51,10 +51,14 @@ from marshal_dagster.sensors.given_up import (
     digest,
     evaluation,
     given_up,
+    given_up_check_key,
     named,
 )
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, MOST_TOLD, Left, listed, partitions_left
 from marshal_dagster.sensors.names import as_name
+
+if TYPE_CHECKING:
+    from marshal_dagster.assets.claimed import MarshalTranslator
 
 _MOST_REPORTED: Final = 1_000
 _MOST_LOGGED: Final = 1_000
@@ -109,6 +113,7 @@ class _Spec:
     max_attempts: int
     retry_wait_s: float
     on_given_up: AlertHook | None
+    translator: "MarshalTranslator | None"
     rationalizer_key: str
 
 
@@ -122,6 +127,7 @@ def build_stale_claim_sensor(
     max_attempts: int = DEFAULT_MAX_ATTEMPTS,
     retry_wait_s: float = FIRST_WAIT_S,
     on_given_up: AlertHook | None = None,
+    translator: "MarshalTranslator | None" = None,
     minimum_interval_s: int = DEFAULT_INTERVAL_S,
     rationalizer_key: str = "rationalizer",
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
@@ -134,7 +140,8 @@ def build_stale_claim_sensor(
     offset and is never asked for twice; after a failure it asks again, now for each partition alone, `retry_wait_s`
     seconds after the run ended, then after twice as long, up to an hour, until a plan has been tried `max_attempts`
     times or as many runs for it have failed. Such ones are given up: named in the tick, by the failed asset check
-    `nothing_given_up_<group>` of asset `kafka/<topic>`, and to `on_given_up` (see `AlertHook`).
+    `nothing_given_up_<group>` (`build_given_up_check`) of the topic's asset, `kafka/<topic>` unless `translator` gives
+    it another key, and to `on_given_up` (see `AlertHook`).
     In at most once nothing that was committed is redone: what a run that is over, or has vanished, possibly dropped is
     reported instead, in the tick's log and as an observation of the topic. Default name: `<group>_stale_claims`, with
     `_` for what Dagster does not allow in a name. Raises `ConfigurationError`.
@@ -155,6 +162,7 @@ def build_stale_claim_sensor(
         max_attempts=max_attempts,
         retry_wait_s=retry_wait_s,
         on_given_up=on_given_up,
+        translator=translator,
         rationalizer_key=rationalizer_key,
     )
 
@@ -370,9 +378,11 @@ class _Tick:
     def _tell_given_up(self, cursor: StaleClaimCursor, topic: str) -> None:
         """Evaluate the check when its state has changed, and call the hook for what it has not been told of."""
         found = self.given_up[topic]
-        if cursor.checked.get(topic) != digest(found):
-            self.events.append(evaluation(self.spec.group, topic, found))
-            cursor.checked[topic] = digest(found)
+        key = given_up_check_key(self.spec.group, topic, self.spec.translator)
+        state = digest(key, found)
+        if cursor.checked.get(topic) != state:
+            self.events.append(evaluation(key, self.spec.group, found))
+            cursor.checked[topic] = state
         if self.spec.on_given_up is None:
             cursor.alerted.pop(topic, None)
             return

@@ -152,6 +152,25 @@ def test_a_position_set_back_is_told(shop: Shop) -> None:
     assert told["rewinds"].startswith("6 offsets in 1 ranges: set back in generation")
 
 
+def _record(shop: Shop, generation: int, start: int, end: int) -> None:
+    """Record a batch of partition 0 by hand."""
+    row = dg.TableRecord(
+        {"topic": TOPIC, "partition": 0, "generation": generation, "start": start, "end": end, "state": "done"}
+    )
+    table = dg.MetadataValue.table([row], _table([]).schema)
+    metadata: dict[str, Any] = {"group": GROUP, "batch_id": f"b{end}", "ranges": table}
+    shop.instance.report_runless_asset_event(dg.AssetMaterialization(shop.key, metadata=metadata))
+
+
+def test_a_log_that_knows_the_group_no_more_is_no_rewind(shop: Shop) -> None:
+    """Its first generation there has a lower number than the one before; what is really read again is told."""
+    _record(shop, 57, 0, 6)
+    _record(shop, 0, 6, 8)
+    assert failed(shop, max_lag=100) == {}
+    _record(shop, 12, 7, 9)
+    assert failed(shop, max_lag=100) == {"rewinds": "1 offsets in 1 ranges: set back in generation 12"}
+
+
 def test_a_double_commit_is_an_error(shop: Shop) -> None:
     """Two batches of one generation say that they committed the same offsets; older batches do not count any more."""
     shop.run(partitions=[0])

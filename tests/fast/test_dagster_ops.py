@@ -445,6 +445,24 @@ def test_a_step_that_is_tried_again_gives_what_all_of_its_attempts_did(stand: St
     assert len(cast("dg.TableMetadataValue", metadata["ranges"]).records) == 9
 
 
+def test_what_earlier_attempts_in_a_run_did_counts_for_its_number_of_batches(stand: Stand) -> None:
+    """A retry does what is left of it."""
+    _fail_at(stand, 2)
+    result = stand.run(max_records=5, max_batches=3, retry_policy=RETRIES)
+    assert len(result.output_for_node("after").batch_ids) == len(stand.materializations(result)) == 3
+
+
+def test_a_run_that_failed_behind_its_last_batch_is_not_given_another(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its retry hands on what was done, and claims nothing."""
+    monkeypatch.setattr(stand.instance, "add_run_tags", stand.instance.add_run_tags)
+    _fail_behind_the_work(stand, 1)
+    result = stand.run(max_records=5, max_batches=1, retry_policy=RETRIES)
+    assert result.output_for_node("after").offsets == 5
+    assert stand.tags(result)["marshal/outcome"] == "done"
+
+
 def _output(result: dg.ExecuteInProcessResult) -> Any:  # noqa: ANN401 - Dagster exports no name for it
     (output,) = (
         event

@@ -17,6 +17,7 @@ from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOr
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster_shared.serdes import deserialize_value, serialize_value
 
+from marshal_dagster.assets import MarshalTranslator
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.log import Ack, Append
 from marshal_dagster.coordination.range_claimer import RangeClaimer
@@ -32,7 +33,7 @@ from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, Ra
 from marshal_dagster.runs import Announced, announced, announcement_table, announcements_key, topic_asset_key
 from marshal_dagster.sensors import Grouping, StaleClaimCursor, build_dead_run_sensors, build_stale_claim_sensor
 from marshal_dagster.sensors.asked import growing_wait_s
-from marshal_dagster.sensors.given_up import GivenUp, build_given_up_check, given_up_check_key
+from marshal_dagster.sensors.given_up import GivenUp, build_given_up_check, digest, given_up_check_key
 from marshal_dagster.spark import jobs as spark_jobs
 from marshal_dagster.spark import reading
 from marshal_dagster.testing import ManualClock, MemoryLog
@@ -567,9 +568,9 @@ def test_the_check_reaches_dagsters_storage(watch: Watch) -> None:
     assert not record.event.asset_check_evaluation.passed
 
 
-def _run_check(instance: dg.DagsterInstance) -> dg.AssetCheckEvaluation:
+def _run_check(instance: dg.DagsterInstance, translator: MarshalTranslator | None = None) -> dg.AssetCheckEvaluation:
     """Run the check by hand and give what it said."""
-    check = build_given_up_check(TOPIC, group=GROUP)
+    check = build_given_up_check(TOPIC, group=GROUP, translator=translator)
     job = dg.define_asset_job("by_hand", selection=dg.AssetSelection.checks(check))
     defs = dg.Definitions(asset_checks=[check], jobs=[job])
     (evaluation,) = defs.resolve_job_def("by_hand").execute_in_process(instance=instance).get_asset_check_evaluations()
@@ -594,6 +595,35 @@ def test_the_check_that_a_user_defines_repeats_what_the_sensor_said(watch: Watch
         build_given_up_check(TOPIC, group="a/b")
     with pytest.raises(ConfigurationError, match="topic 'a/b' is no name"):
         build_given_up_check("a/b", group=GROUP)
+
+
+class Renamed(MarshalTranslator):
+    """Gives the topic another asset key."""
+
+    def topic_spec(self, topic: str) -> dg.AssetSpec:
+        """Put it elsewhere."""
+        return super().topic_spec(topic).replace_attributes(key=["events", topic])
+
+
+def test_the_check_belongs_to_the_asset_that_a_translator_makes_of_the_topic(watch: Watch) -> None:
+    """What was told under another key is told again under this one."""
+    _wear_out(watch)
+    assert [one.asset_key for one in _checks(watch.tick())] == [topic_asset_key(TOPIC)]
+    watch.settings = {**watch.settings, "translator": Renamed()}
+    (check,) = _checks(watch.tick())
+    assert (check.asset_key, check.passed) == (dg.AssetKey(["events", TOPIC]), False)
+    watch.instance.report_runless_asset_event(check)
+    assert not _run_check(watch.instance, Renamed()).passed
+    assert _checks(watch.tick()) == []
+
+
+def test_groups_whose_names_differ_in_dots_and_dashes_have_checks_of_their_own() -> None:
+    """In one asset, and in one deployment; a name that Dagster allows stays as it is."""
+    groups = ("a.b", "a-b", "a_b", "ä b")
+    checks = [build_given_up_check(TOPIC, group=each) for each in groups]
+    assert len({key for check in checks for key in check.check_keys}) == len(groups)
+    assert given_up_check_key("a_b", TOPIC).name == "nothing_given_up_a_b"
+    dg.Definitions.validate_loadable(dg.Definitions(asset_checks=checks))
 
 
 def test_the_hook_is_told_once_of_each_place_that_is_given_up(watch: Watch) -> None:
@@ -1174,7 +1204,7 @@ def test_drops_that_cannot_be_told_now_do_not_hide_what_was_revoked(
 # Cursor
 
 
-FRESH = StaleClaimCursor(checked={TOPIC: ""})
+FRESH = StaleClaimCursor(checked={TOPIC: digest(given_up_check_key(GROUP, TOPIC), ())})
 """What is remembered after a tick in which nothing was given up."""
 
 

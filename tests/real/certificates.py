@@ -1,4 +1,4 @@
-"""Self-signed certificates for tests, made here: a machine that runs the suite needs no openssl.
+"""Certificates for tests, made here: a machine that runs the suite needs no openssl.
 
 Elliptic-curve keys (P-256) signed with SHA-256, written as X.509 version 3 and PKCS#8. Slow and not hardened: good for
 tests alone.
@@ -27,34 +27,49 @@ _COMMON_NAME, _SUBJECT_ALT_NAME, _BASIC_CONSTRAINTS = "2.5.4.3", "2.5.29.17", "2
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """A certificate that vouches for itself, and its key, both as PEM text."""
+    """A certificate and its key, both as PEM text."""
 
+    name: str
     certificate: str
     key: str
+    private: int
 
 
 def self_signed(name: str, addresses: tuple[str, ...] = (), *, until_days: int = 9) -> Identity:
     """Make a certificate for a common name and for some IP addresses, valid for ten days that end `until_days` on."""
+    return _made(name, addresses, until_days, None)
+
+
+def signed_by(authority: Identity, name: str, *, until_days: int = 9) -> Identity:
+    """Make one that another vouches for; Java takes one that it trusts itself whatever its dates are."""
+    return _made(name, (), until_days, authority)
+
+
+def _made(name: str, addresses: tuple[str, ...], until_days: int, authority: Identity | None) -> Identity:
     private = secrets.randbelow(_N - 1) + 1
     public = _multiplied(private)
     end = datetime.now(UTC) + timedelta(days=until_days)
-    subject = _der(_SEQUENCE, _der(_SET, _der(_SEQUENCE, _oid(_COMMON_NAME), _der(_UTF8, name.encode()))))
+    issuer = authority or Identity(name, "", "", private)
     algorithm = _der(_SEQUENCE, _oid(_ECDSA_SHA256))
     body = _der(
         _SEQUENCE,
         _der(0xA0, _integer(2)),
         _integer(secrets.randbits(64) | 1),
         algorithm,
-        subject,
+        _named(issuer.name),
         _der(_SEQUENCE, _moment(end - timedelta(days=10)), _moment(end)),
-        subject,
+        _named(name),
         _der(_SEQUENCE, _der(_SEQUENCE, _oid(_EC_KEY), _oid(_P256)), _der(_BITS, b"\0" + public)),
         _der(0xA3, _der(_SEQUENCE, *_extensions(addresses))),
     )
-    certificate = _der(_SEQUENCE, body, algorithm, _der(_BITS, b"\0" + _signed(private, body)))
+    certificate = _der(_SEQUENCE, body, algorithm, _der(_BITS, b"\0" + _signed(issuer.private, body)))
     key = _der(_SEQUENCE, _integer(1), _der(_OCTETS, private.to_bytes(32)), _der(0xA1, _der(_BITS, b"\0" + public)))
     wrapped = _der(_SEQUENCE, _integer(0), _der(_SEQUENCE, _oid(_EC_KEY), _oid(_P256)), _der(_OCTETS, key))
-    return Identity(_pem("CERTIFICATE", certificate), _pem("PRIVATE KEY", wrapped))
+    return Identity(name, _pem("CERTIFICATE", certificate), _pem("PRIVATE KEY", wrapped), private)
+
+
+def _named(name: str) -> bytes:
+    return _der(_SEQUENCE, _der(_SET, _der(_SEQUENCE, _oid(_COMMON_NAME), _der(_UTF8, name.encode()))))
 
 
 def _extensions(addresses: tuple[str, ...]) -> list[bytes]:

@@ -25,7 +25,7 @@ from dagster._serdes import ConfigurableClass, ConfigurableClassData, serialize_
 from dagster._utils.hosted_user_process import recon_job_from_origin
 
 from marshal_dagster.coordination.log import Ack, Append
-from marshal_dagster.delivery import ClaimedBatch, Delivery
+from marshal_dagster.delivery import ClaimedBatch, Delivery, RangeOptions
 from marshal_dagster.jobs import build_claimed_batch_schedule
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops import DrainedBatches, build_claimed_batch_op
@@ -168,6 +168,9 @@ def defs() -> dg.Definitions:
     """What is deployed, in each of two code locations."""
     retries = dg.RetryPolicy(max_retries=2)
     few: dict[str, Any] = {"max_records": int(os.environ["TEST_MAX_RECORDS"])}
+    size = int(os.environ["TEST_RANGE_SIZE"])
+    if size:
+        few["ranges"] = RangeOptions(size=size)
     plain = _job("plain", dg.in_process_executor, **few)
     servers, group = os.environ["TEST_SERVERS"], os.environ["TEST_GROUP"]
     claimer = PhasedClaimer(
@@ -176,6 +179,7 @@ def defs() -> dg.Definitions:
         group=group,
         heartbeat_interval_s=float(os.environ["TEST_HEARTBEAT_INTERVAL_S"]),
         delivery="effectively_once",
+        claim_ranges=bool(size),
     )
     return dg.Definitions(
         jobs=[

@@ -25,7 +25,7 @@ from marshal_dagster.devkafka.probe import brokers_known_to
 from marshal_dagster.devkafka.properties import Node
 from marshal_dagster.devkafka.state import new_cluster_id
 from marshal_dagster.java import find_java
-from tests.real.certificates import self_signed
+from tests.real.certificates import self_signed, signed_by
 
 PLAIN_USER, PLAIN_PASSWORD = "paula", "plain-password"
 SCRAM_USER = "sam"
@@ -48,7 +48,8 @@ _MODULES = "org.apache.kafka.common.security"
 class SecuredKafka:
     """A broker that is up: its servers by listener, and the PEM files that a client needs.
 
-    `unknown` is a client's certificate that the broker does not trust, with its key.
+    `unknown` is a client's certificate that the broker does not trust, with its key; `outdated` and `early` are of an
+    authority that it trusts, and not valid any more or not yet.
     """
 
     servers: dict[str, str]
@@ -56,6 +57,8 @@ class SecuredKafka:
     certificate: Path
     key: Path
     unknown: Path
+    outdated: Path
+    early: Path
 
     def grant(self, user: str, operation: str, kind: str, name: str) -> None:
         """Give a user one right on a topic or a group, of which the broker learns in a moment."""
@@ -112,6 +115,8 @@ def secured_kafka(directory: Path) -> Iterator[SecuredKafka]:
             files["client.pem"],
             files["client-key.pem"],
             files["client-unknown.pem"],
+            files["client-outdated.pem"],
+            files["client-early.pem"],
         )
         secured.make_user()
         yield secured
@@ -123,7 +128,8 @@ def _files(directory: Path) -> dict[str, Path]:
     """Write the PEM files, and give them by name."""
     broker, expired = self_signed("broker", (HOST,)), self_signed("expired", (HOST,), until_days=-2)
     elsewhere, client = self_signed("elsewhere", ("192.0.2.1",)), self_signed("client")
-    unknown = self_signed("unknown client")
+    unknown, clients = self_signed("unknown client"), self_signed("authority of clients")
+    outdated, early = (signed_by(clients, "client", until_days=days) for days in (-2, 12))
     contents = {
         "authority.pem": broker.certificate + expired.certificate + elsewhere.certificate,
         "broker.pem": broker.key + broker.certificate,
@@ -132,6 +138,9 @@ def _files(directory: Path) -> dict[str, Path]:
         "client.pem": client.certificate,
         "client-key.pem": client.key,
         "client-unknown.pem": unknown.key + unknown.certificate,
+        "client-outdated.pem": outdated.key + outdated.certificate,
+        "client-early.pem": early.key + early.certificate,
+        "clients.pem": client.certificate + clients.certificate,
     }
     files = {name: directory / name for name in contents}
     for name, text in contents.items():
@@ -153,7 +162,7 @@ def _settings(ports: dict[str, int], files: dict[str, Path]) -> dict[str, str]:
         "ssl.keystore.type": "PEM",
         "ssl.keystore.location": str(files["broker.pem"]),
         "ssl.truststore.type": "PEM",
-        "ssl.truststore.location": str(files["client.pem"]),
+        "ssl.truststore.location": str(files["clients.pem"]),
         "listener.name.ssl.ssl.client.auth": "required",
         "listener.name.expired.ssl.keystore.location": str(files["expired.pem"]),
         "listener.name.elsewhere.ssl.keystore.location": str(files["elsewhere.pem"]),

@@ -20,7 +20,12 @@ def spark() -> Iterator["SparkSession"]:
     session = start_session(
         spark_settings(
             app_name="marshal-dagster tests",
-            extra={"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"},
+            extra={
+                "spark.master": "local[2]",
+                "spark.sql.shuffle.partitions": "2",
+                "spark.driver.memory": "1g",
+                "spark.stage.maxConsecutiveAttempts": "1",  # without which at most once refuses it
+            },
         )
     )
     session.sparkContext.setLogLevel("FATAL")  # failing jobs are part of the tests

@@ -4,9 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +23,7 @@ from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_i
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.delivery import RangeOptions
+from marshal_dagster.delivery import ClaimedBatch, RangeOptions
 from marshal_dagster.errors import UnavailableError, UnsafeTopic
 from marshal_dagster.jobs import build_claimed_batch_job, build_reprocess_job
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -37,7 +39,7 @@ from tests.real.conftest import MakeTopic
 from tests.real.test_cli_log import delete_up_to
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 LOCATION = Path(__file__).parent / "dagster_location.py"
 ROOT = LOCATION.parents[2]
@@ -330,6 +332,95 @@ def test_a_broker_that_is_down_fails_the_run_in_one_line(site: Site, capfd: pyte
     assert time.monotonic() - began_s < 15
     assert f"{UnavailableError.__name__}: Kafka at 127.0.0.1:9 cannot be reached" in _error(result, "work")
     assert "%3|" not in capfd.readouterr().err
+
+
+# Canceled while Spark is at work
+
+
+@dataclass(slots=True)
+class Slow:
+    """A function whose rows Spark takes a while for, in the first run that it is called in."""
+
+    is_at_work: threading.Event = field(default_factory=threading.Event)
+    seen: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    def rows(self, _: dg.OpExecutionContext, __: ClaimedBatch, frame: "DataFrame") -> "DataFrame":
+        """Give them: one in a quarter of a second, on each task."""
+        rows = frame.select("partition", "offset")
+        if self.is_at_work.is_set():
+            return rows
+        self.is_at_work.set()
+        return rows.where("reflect('java.lang.Thread', 'sleep', 250L) is not null")
+
+    def read(self, context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> None:
+        """Read them, and note which."""
+        self.seen.update((row.partition, row.offset) for row in self.rows(context, batch, frame).collect())
+
+
+def _cancel_at_work(site: Site, slow: Slow, spark: "SparkSession") -> None:
+    """Terminate the run of this process as the button in the UI does, once a task of Spark's is at work."""
+    tracker = spark.sparkContext.statusTracker()
+
+    def is_at_work() -> bool:
+        stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+        return slow.is_at_work.is_set() and any(each and each.numActiveTasks for each in stages)
+
+    until(is_at_work, "Spark is at work")
+    site.instance.report_run_canceling(site.run())
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize("phase", ["reading", "writing", "processing at most once"])
+def test_a_run_canceled_while_spark_works_commits_nothing_more(site: Site, spark: "SparkSession", phase: str) -> None:
+    """It ends as canceled and lets go, Spark stops; the next run does the work, or what was dropped has been told."""
+    slow, sink = Slow(), FileSink(site.folder / "out")
+    delivery = {"reading": "at_least_once", "writing": "effectively_once"}.get(phase, "at_most_once")
+    is_writing, is_dropping = phase == "writing", delivery == "at_most_once"
+    op = build_claimed_batch_op(
+        slow.rows if is_writing else slow.read,
+        name="work",
+        topic=site.topic,
+        sink=sink if is_writing else None,
+        spark_key="spark",
+    )
+    job, resources = (
+        build_claimed_batch_job(op),
+        {
+            "claimer": site.claimer(delivery=delivery),
+            "spark": _with_session(spark),
+        },
+    )
+    with ThreadPoolExecutor(1) as pool:
+        cancel = pool.submit(_cancel_at_work, site, slow, spark)
+        job.execute_in_process(instance=site.instance, resources=resources, raise_on_error=False)
+        cancel.result()
+    canceled = site.run()
+    assert canceled.status is dg.DagsterRunStatus.CANCELED
+    until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), "Spark has stopped", 10)
+    position = (20, None) if is_dropping else (0, 20)
+    assert [(key.owner, key.offset, key.plan_end) for key in map(site.key, range(PARTITIONS))] == [
+        (None, *position)
+    ] * PARTITIONS
+    assert not slow.seen
+    assert _told_dropped(site, canceled) == ({(0, 0, 20), (1, 0, 20)} if is_dropping else set())
+
+    assert job.execute_in_process(instance=site.instance, resources=resources).success
+    rows = [(row.partition, row.offset) for row in sink.read(spark).collect()] if is_writing else []
+    all_once = Counter({(number, offset): 1 for number in range(PARTITIONS) for offset in range(20)})
+    assert slow.seen + Counter(rows) == (Counter() if is_dropping else all_once)
+    assert [site.key(number).offset for number in range(PARTITIONS)] == [20, 20]
+
+
+def _told_dropped(site: Site, run: dg.DagsterRun) -> set[tuple[Any, Any, Any]]:
+    """Give the ranges that a run itself said were possibly dropped."""
+    found = set()
+    for entry in site.instance.all_logs(run.run_id, of_type=dg.DagsterEventType.ASSET_OBSERVATION):
+        assert entry.asset_observation is not None
+        table = entry.asset_observation.metadata.get("dropped")
+        for row in table.records if isinstance(table, dg.TableMetadataValue) else ():
+            assert row.data["state"] == "possibly dropped"
+            found.add((row.data["partition"], row.data["start"], row.data["end"]))
+    return found
 
 
 # In processes that end

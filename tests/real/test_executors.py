@@ -157,16 +157,22 @@ class Site:
         return [world.key(self.group, self.topic, number) for number in range(self.partitions)]
 
     def owners(self) -> set[str]:
-        """Give the runs that hold a partition."""
-        return {key.owner.instance.rpartition(".")[0] for key in self.states() if key.owner is not None}
+        """Give the runs that hold a partition, or a range of one."""
+        owners = [owner for key in self.states() for owner in (key.owner, *(each.owner for each in key.ranges))]
+        return {owner.instance.rpartition(".")[0] for owner in owners if owner is not None}
+
+    def plan_ends(self) -> set[int | None]:
+        """Give where the plans of the partitions or of their ranges end."""
+        keys = self.states()
+        return {key.plan_end for key in keys if not key.ranges} | {each.end for key in keys for each in key.ranges}
 
     def check_all_done(self, messages: int = MESSAGES) -> None:
         """Each message is in the output once, all is committed, nothing is held or planned."""
         rows = Counter((partition, offset) for partition, offset, _ in FileOutput(self.folder / "out").rows())
         each = messages // self.partitions
         assert rows == Counter({(number, offset): 1 for number in range(self.partitions) for offset in range(each)})
-        assert [(key.owner, key.offset, key.plan_end) for key in self.states()] == [
-            (None, each, None)
+        assert [(key.owner, key.offset, key.plan_end, key.ranges) for key in self.states()] == [
+            (None, each, None, ())
         ] * self.partitions
 
     def close(self) -> None:
@@ -202,7 +208,12 @@ def make_site(
     stack = ExitStack()
 
     def make(
-        *, partitions: int = PARTITIONS, messages: int = MESSAGES, heartbeat_interval_s: float = 30, concurrent: int = 4
+        *,
+        partitions: int = PARTITIONS,
+        messages: int = MESSAGES,
+        heartbeat_interval_s: float = 30,
+        concurrent: int = 4,
+        range_size: int = 0,
     ) -> Site:
         coordination_topic = topic(4, {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"})
         name, group = topic(partitions), new_instance_id("group")
@@ -214,6 +225,7 @@ def make_site(
             "GROUP": group,
             "HEARTBEAT_INTERVAL_S": str(heartbeat_interval_s),
             "MAX_RECORDS": str(messages // 2),
+            "RANGE_SIZE": str(range_size),
             "FOLDER": str(tmp_path),
         }
         for each, value in environment.items():
@@ -290,12 +302,13 @@ def _re_execute(site: Site, parent: dg.DagsterRun) -> dg.DagsterRun:
     return run
 
 
-def test_a_run_re_executed_from_failure_goes_on_where_its_parent_failed(make_site: MakeSite) -> None:
+@pytest.mark.parametrize("range_size", [0, 5], ids=["partitions", "ranges"])
+def test_a_run_re_executed_from_failure_goes_on_where_its_parent_failed(make_site: MakeSite, range_size: int) -> None:
     """The failed step's plan is taken over at once; what depends on it gets what the parent's step did, too."""
-    site = make_site()
+    site = make_site(range_size=range_size)
     parent = site.work("plain", fail="raise")
     assert parent.status is FAILURE
-    assert (site.owners(), {key.plan_end for key in site.states()}) == (set(), {10})
+    assert (site.owners(), site.plan_ends()) == (set(), {10})
     run = _re_execute(site, parent)
     assert run.status is SUCCESS, site.said(run.run_id)
     assert "(an open plan)" in site.said(run.run_id)
@@ -315,9 +328,10 @@ def test_a_run_re_executed_behind_its_batches_claims_nothing(make_site: MakeSite
     site.check_all_done()
 
 
-def test_a_killed_run_is_tried_again_by_dagsters_run_retries(make_site: MakeSite) -> None:
+@pytest.mark.parametrize("range_size", [0, 5], ids=["partitions", "ranges"])
+def test_a_killed_run_is_tried_again_by_dagsters_run_retries(make_site: MakeSite, range_size: int) -> None:
     """Once Dagster has seen that the run is dead, the retry revokes what it held and goes on without waiting."""
-    site = make_site()
+    site = make_site(range_size=range_size)
     site.iterate(EventLogConsumerDaemon)
     (failed,) = site.wait(site.start("plain", fail="kill", **{"dagster/max_retries": "1"}))
     assert failed.status is FAILURE

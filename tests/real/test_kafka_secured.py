@@ -95,7 +95,7 @@ WRONG_WAYS: dict[str, tuple[str, str, dict[str, str], str]] = {
     ),
     "a wrong password, SCRAM": ("SASL_SSL", "SASL_SSL", {**WITH_SCRAM, "password": "wrong"}, "Authentication failed"),
     "an unknown user": ("SASL_SSL", "SASL_SSL", {**WITH_SCRAM, "username": "nobody"}, "Authentication failed"),
-    "no certificate of one's own": ("SSL", "SSL", {}, "certificate of this client, or its lack of one"),
+    "no certificate of one's own": ("SSL", "SSL", {}, "wants a certificate of this client, which has none"),
     "a server's certificate that is out of date": ("SSL", "EXPIRED", {}, "the server's certificate has expired"),
     "another host's certificate": ("SSL", "ELSEWHERE", {}, "certificate is not for the host 127.0.0.1"),
     "TLS where there is none": ("SSL", "PLAINTEXT", {}, "SSL"),
@@ -137,6 +137,17 @@ def test_a_certificate_of_ones_own_that_is_not_trusted_is_told(secured: SecuredK
     assert "check ssl_certificate_location and ssl_key_location" in refused(
         connect(secured, "SSL", **trusting(secured), **own)
     )
+
+
+@pytest.mark.parametrize(("which", "words"), [("outdated", "expired on "), ("early", "begins on ")])
+def test_a_certificate_of_ones_own_that_is_not_in_date_is_told(secured: SecuredKafka, which: str, words: str) -> None:
+    """The server does not say why it refuses it; one's own look at it does, with the date and the file."""
+    own = getattr(secured, which)
+    (said,) = refused(
+        connect(secured, "SSL", **trusting(secured), ssl_certificate_location=str(own), ssl_key_location=str(own))
+    ).splitlines()
+    assert f"does not accept the certificate of this client, which {words}" in said
+    assert f"check ssl_certificate_location: {own} needs " in said
 
 
 @pytest.mark.parametrize("way", ["a wrong password, SCRAM", "a server's certificate that is out of date"])
