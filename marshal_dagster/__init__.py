@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     )
     from marshal_dagster.spark.session import spark_settings, start_session
     from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink, WriteOutcome
+    from marshal_dagster.spark_resources import SparkConnectResource
 
 __all__ = [
     "AdoptConfig",
@@ -123,6 +124,7 @@ __all__ = [
     "SettingsDiffer",
     "Sink",
     "SinkRefused",
+    "SparkConnectResource",
     "StartPolicy",
     "StartUnknown",
     "TooManyAttempts",
@@ -198,6 +200,7 @@ _ELSEWHERE: Final = {
     ),
     "spark.session": ("spark_settings", "start_session"),
     "spark.sinks": ("FileSink", "PostgresSink", "Sink", "WriteOutcome"),
+    "spark_resources": ("SparkConnectResource",),
 }
 """Where a name is defined; those that are not listed are errors."""
 _MODULES: Final = {name: module for module, names in _ELSEWHERE.items() for name in names}
