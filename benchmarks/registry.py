@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from benchmarks import batch, claim, snapshot, start_up, tick, world_state
+from benchmarks import batch, claim, connect, snapshot, start_up, tick, world_state
 from benchmarks.harness import Benchmark
 
 BENCHMARKS: Final[tuple[Benchmark[Any], ...]] = (
@@ -10,6 +10,7 @@ BENCHMARKS: Final[tuple[Benchmark[Any], ...]] = (
     world_state.BENCHMARK,
     snapshot.BENCHMARK,
     batch.BENCHMARK,
+    connect.BENCHMARK,
     tick.BENCHMARK,
     start_up.BENCHMARK,
 )

@@ -62,7 +62,7 @@ def connect(url: str, *, token: str | None = None) -> "SparkSession":
     from pyspark.sql import SparkSession
 
     whole = url if token is None else f"{url.rstrip('/')}{'' if ';' in url else '/'};token={quote(token, safe='')}"
-    session = SparkSession.builder.remote(whole).create()
+    session: SparkSession = SparkSession.builder.remote(whole).create()
     give_up_early(session)
     try:
         check_session(session)
@@ -145,7 +145,7 @@ def tagged(spark: "SparkSession", tag: str) -> Iterator[None]:
     """Mark the operations of this thread, and keep what the server tells of them."""
     session = _of(spark)
 
-    def note(*, stages: Any, inflight_tasks: int, done: bool, **_: object) -> None:  # noqa: ANN401 - PySpark's
+    def note(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:  # noqa: ANN401, ARG001, FBT001 - PySpark's
         if tag not in session.getTags():  # it is called in the thread that waits
             return
         with _lock:
@@ -155,11 +155,11 @@ def tagged(spark: "SparkSession", tag: str) -> Iterator[None]:
                 del at_work[threading.get_ident()]
 
     session.addTag(tag)
-    session.client.register_progress_handler(note)
+    session.client.register_progress_handler(cast("Any", note))
     try:
         yield
     finally:
-        session.client.remove_progress_handler(note)
+        session.client.remove_progress_handler(cast("Any", note))
         session.getTags().discard(tag)
         with _lock:
             _at_work.pop(tag, None)
@@ -192,9 +192,10 @@ def is_alive(spark: "SparkSession") -> bool:
     if session.is_stopped:
         return False
     try:
-        return bool(session.version)
+        session.conf.get("spark.app.name", "")  # the version it has asked for before
     except Exception:  # noqa: BLE001 - of PySpark and gRPC, many kinds
         return False
+    return True
 
 
 def _of(spark: "SparkSession") -> "ConnectSession":

@@ -6,15 +6,13 @@ that it was started with, and what it prints.
 
 import contextlib
 import fcntl
-import importlib.util
 import json
 import os
 import secrets
 import socket
-import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,9 +20,10 @@ from typing import Final
 
 import psutil
 
-from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.errors import UnavailableError
 from marshal_dagster.java import find_java, java_environment
 from marshal_dagster.spark.connector import cache_folder
+from marshal_dagster.spark.launching import rendered, spark_home, write_private
 from marshal_dagster.spark.session import SINGLE_EXECUTION, is_local, spark_settings, with_connector
 
 DEFAULT_FOLDER_NAME: Final = "spark-connect"
@@ -104,8 +103,8 @@ class ConnectServer:
         java = find_java()
         port, token = _free_port(), secrets.token_urlsafe(32)
         properties = self.folder / "server.conf"
-        _write_private(properties, "".join(map(_property, _settings(settings, port).items())))
-        home = _spark_home()
+        write_private(properties, rendered(_settings(settings, port)))
+        home = spark_home()
         environment = {
             "PYSPARK_PYTHON": sys.executable,
             **java_environment(),
@@ -116,29 +115,23 @@ class ConnectServer:
         }
         for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
             environment.pop(name, None)
-        command = [home / "bin" / "spark-submit", "--properties-file", properties, "--class", _CLASS, "spark-internal"]
-        with (self.folder / "server.log").open("wb") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
-            )
+        submit = str(home / "bin" / "spark-submit")
+        command = [submit, "--properties-file", str(properties), "--class", _CLASS, "spark-internal"]
+        process = _spawn(command, environment, self.folder / "server.log")
         try:
             self._wait_until_ready(process, port)
-            found = Server(process.pid, psutil.Process(process.pid).create_time(), port, token)
-            _write_private(self._state, json.dumps(asdict(found)))
+            found = Server(process.pid, process.create_time(), port, token)
+            write_private(self._state, json.dumps(asdict(found)))
         except BaseException:
-            process.kill()
-            process.wait()
+            _end(process)
             raise
         return found
 
-    def _wait_until_ready(self, process: "subprocess.Popen[bytes]", port: int) -> None:
+    def _wait_until_ready(self, process: psutil.Process, port: int) -> None:
         deadline = time.monotonic() + _READY_WITHIN_S
         while not _answers(port):
-            if process.poll() is not None:
-                raise UnavailableError(
-                    f"the Spark Connect server ended at its start (exit code {process.returncode}): see "
-                    f"{self.folder / 'server.log'}"
-                )
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+                raise UnavailableError(f"the Spark Connect server ended at its start: see {self.folder / 'server.log'}")
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"the Spark Connect server did not answer within {_READY_WITHIN_S:g} s: see "
@@ -156,26 +149,14 @@ def _settings(wanted: Mapping[str, str], port: int) -> dict[str, str]:
     return ours | settings | dict(wanted) | where
 
 
-def _property(setting: tuple[str, str]) -> str:
-    """Write a setting as a line of Java's properties."""
-    name, value = setting
-    if "\n" in name + value:
-        raise ConfigurationError(f"{name}: a setting of the Spark Connect server is one line")
-    escaped = value.replace("\\", "\\\\")
-    return f"{name} {escaped}\n"
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
-        file.write(text)
-
-
-def _spark_home() -> Path:
-    spec = importlib.util.find_spec("pyspark")
-    if spec is None or spec.origin is None:
-        raise ConfigurationError("pyspark is not installed")
-    return Path(spec.origin).parent
+def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> psutil.Process:
+    """Start the server in a session of its own, so that it outlives this process and its signals."""
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    return psutil.Process(os.posix_spawn(command[0], command, environment, file_actions=actions, setsid=True))
 
 
 def _free_port() -> int:

@@ -128,8 +128,15 @@ def test_a_server_that_has_ended_is_told_apart_from_an_error() -> None:
     """One that answers has not ended, whatever the error was."""
     fake = session()
     assert jobs.session_ended(fake, ValueError("the function's own")) is None
-    fake.is_stopped = True
+
+    def unanswered(*_: str) -> str:
+        raise ConnectionError("reset")
+
+    fake.conf.get = unanswered
     assert "has ended" in str(jobs.session_ended(fake, ValueError("reset")))
+    with jobs.batch_jobs(fake, "b"):
+        fake.interruptTag = unanswered
+        jobs.cancel(fake, "b")
 
 
 PLAN = """options {
@@ -181,9 +188,9 @@ def test_a_server_is_known_by_its_process_and_not_by_its_number(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("fields", [{"token": "plain"}, {"url": "sc://h/;token=plain"}])
-def test_a_token_written_down_is_refused(fields: dict[str, str]) -> None:
+def test_a_token_written_down_is_refused(fields: dict[str, Any]) -> None:
     """Dagster would store and show it; a variable's name it may."""
-    url = {"url": "sc://h"}
+    url: dict[str, Any] = {"url": "sc://h"}
     with pytest.raises(ConfigurationError, match=r"token=EnvVar\(.ITS_NAME.\)"):
         dg.Definitions(resources={"spark": SparkConnectResource(**url | fields)}).get_repository_def()
     dg.Definitions(resources={"spark": SparkConnectResource(**url, token=dg.EnvVar("T"))}).get_repository_def()

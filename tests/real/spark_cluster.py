@@ -112,7 +112,7 @@ class SparkCluster:
         return "\n".join(each.read_text(errors="replace")[-1500:] for each in self.folder.glob("*.log"))
 
     def _spawn(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
-        command = [SPARK_HOME / "bin" / "spark-class", f"org.apache.spark.deploy.{name}", *arguments]
+        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
         environment = spark_environment() | {"SPARK_DAEMON_MEMORY": "256m"}
         path = self.folder / f"{name} {self._added}.log"
         with path.open("wb") as console:

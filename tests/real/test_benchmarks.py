@@ -22,6 +22,7 @@ SHORT = {
     "world_state": ["--records=20000", "--keys=500", "--alternations=2"],
     "snapshot": ["--records=160000", "--keys=500", "--alternations=1"],
     "batch": ["--records=4000", "--alternations=1", "--warm-up=1", "--long-batches=1"],
+    "connect": ["--alternations=1", "--warm-up=1"],
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
     "start_up": ["--processes=1"],
 }
@@ -35,6 +36,7 @@ CASES = {
         "read and write Parquet",
         "coordination in a batch of some ten seconds",
     ],
+    "connect": ["batch of 1,000 records, from the start of the run to the commit"],
     "tick": [
         "stale-claim tick, 200 live claims",
         "stale-claim tick, 200 stale claims",
