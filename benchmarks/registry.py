@@ -2,7 +2,7 @@
 
 from typing import Any, Final
 
-from benchmarks import batch, claim, connect, snapshot, start_up, tick, world_state
+from benchmarks import batch, claim, connect, heartbeat_under_load, snapshot, start_up, tick, world_state
 from benchmarks.harness import Benchmark
 
 BENCHMARKS: Final[tuple[Benchmark[Any], ...]] = (
@@ -11,6 +11,7 @@ BENCHMARKS: Final[tuple[Benchmark[Any], ...]] = (
     snapshot.BENCHMARK,
     batch.BENCHMARK,
     connect.BENCHMARK,
+    heartbeat_under_load.BENCHMARK,
     tick.BENCHMARK,
     start_up.BENCHMARK,
 )

@@ -156,7 +156,7 @@ def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) ->
         (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
         (os.POSIX_SPAWN_DUP2, 1, 2),
     ]
-    return psutil.Process(os.posix_spawn(command[0], command, environment, file_actions=actions, setsid=True))
+    return psutil.Process(os.posix_spawn(command[0], list(command), environment, file_actions=actions, setsid=True))
 
 
 def _free_port() -> int:

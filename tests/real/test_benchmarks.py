@@ -23,6 +23,7 @@ SHORT = {
     "snapshot": ["--records=160000", "--keys=500", "--alternations=1"],
     "batch": ["--records=4000", "--alternations=1", "--warm-up=1", "--long-batches=1"],
     "connect": ["--alternations=1", "--warm-up=1"],
+    "heartbeat_under_load": ["--seconds=3", "--heartbeat-interval-ms=500"],
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
     "start_up": ["--processes=1"],
 }
@@ -37,6 +38,9 @@ CASES = {
         "coordination in a batch of some ten seconds",
     ],
     "connect": ["batch of 1,000 records, from the start of the run to the commit"],
+    "heartbeat_under_load": [
+        "longest time between two heartbeats of a batch that loads all cores, beside the interval"
+    ],
     "tick": [
         "stale-claim tick, 200 live claims",
         "stale-claim tick, 200 stale claims",
