@@ -130,7 +130,7 @@ class ConnectServer:
     def _wait_until_ready(self, process: psutil.Process, port: int) -> None:
         deadline = time.monotonic() + _READY_WITHIN_S
         while not _answers(port):
-            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            if _is_over(process):
                 raise UnavailableError(f"the Spark Connect server ended at its start: see {self.folder / 'server.log'}")
             if time.monotonic() > deadline:
                 raise UnavailableError(
@@ -177,17 +177,30 @@ def _process(server: Server) -> psutil.Process | None:
     """Give the server's process, not another one that has its pid by now."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(server.pid)
-        if abs(process.create_time() - server.born_s) < 1 and process.status() != psutil.STATUS_ZOMBIE:
+        if abs(process.create_time() - server.born_s) < 1 and not _is_over(process):
             return process
     return None
 
 
 def _end(process: psutil.Process) -> None:
     """End the process with SIGTERM, then with SIGKILL."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process.terminate()
-        try:
-            process.wait(_STOPPED_WITHIN_S)
-        except psutil.TimeoutExpired:
-            process.kill()
-            process.wait(_STOPPED_WITHIN_S)
+    for signal_it in (process.terminate, process.kill):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            signal_it()
+        deadline = time.monotonic() + _STOPPED_WITHIN_S
+        while time.monotonic() < deadline:
+            if _is_over(process):
+                return
+            time.sleep(_POLL_S)
+
+
+def _is_over(process: psutil.Process) -> bool:
+    """Say whether it has ended; the run that started it may live and not have asked how, so that its pid stays."""
+    try:
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return False
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
+    except psutil.NoSuchProcess:
+        return True
+    return True
