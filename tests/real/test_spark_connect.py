@@ -1,5 +1,9 @@
 """Claimed batches on a Spark Connect server of this machine, and what becomes of them when it dies."""
 
+import json
+import signal
+import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -121,6 +125,40 @@ def fail_to_read(work: Work, hidden: bool) -> None:
     stop_session()
 
 
+class Interrupted(BaseException):
+    """As Dagster raises when a run is canceled."""
+
+
+def interrupt_a_batch(work: Work) -> float:
+    """One batch that would take minutes, interrupted by a signal; gives the seconds until its block was left."""
+    spark = session(work.where)
+
+    def interrupt(*_: object) -> None:
+        interrupted_s.append(time.monotonic())
+        raise Interrupted
+
+    interrupted_s: list[float] = []
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with claimed(work) as batch:
+            mark_when_at_work(spark, batch.batch_id, work.mark)
+            threading.Thread(target=alarm_when_at_work, args=(work.mark,), daemon=True).start()
+            values(batch.read(spark), 10_000).write.format("noop").mode("append").save()
+    except Interrupted:
+        left_s = time.monotonic() - interrupted_s[0]
+        assert session(work.where).range(10).count() == 10
+        return left_s
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    raise AssertionError("it was not interrupted")
+
+
+def alarm_when_at_work(mark: Path) -> None:
+    """Send this process a signal."""
+    until(mark.exists)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
+
 def run_job(work: Work, folder: str, slow_ms: int) -> tuple[bool, str]:
     """One run of a job with the resource; gives whether it succeeded, and its error."""
     stop_session()
@@ -186,6 +224,21 @@ def test_cancelling_ends_the_operations_on_the_server(driver: Driver, work: Work
     error, took_s = driver.call(cancel_a_batch, replace(work, mode=DeliveryMode.AT_LEAST_ONCE))
     assert "OPERATION_CANCELED" in error
     assert took_s < 9
+
+
+def test_an_interrupt_leaves_the_batch_at_once(driver: Driver, work: Work) -> None:
+    """A signal's exception ends the wait for the server, whose tasks end too; the session can be used on."""
+    work = replace(work, mode=DeliveryMode.AT_LEAST_ONCE)
+    assert driver.call(interrupt_a_batch, work) < 9
+    with urllib.request.urlopen(f"http://127.0.0.1:{PAGE}/api/v1/applications", timeout=20) as answer:
+        application = json.load(answer)[0]["id"]
+
+    def running() -> int:
+        jobs = f"http://127.0.0.1:{PAGE}/api/v1/applications/{application}/jobs?status=running"
+        with urllib.request.urlopen(jobs, timeout=20) as answer:
+            return len(json.load(answer))
+
+    until(lambda: not running(), 8)
 
 
 def test_the_servers_page_shows_no_secret(driver: Driver, work: Work) -> None:

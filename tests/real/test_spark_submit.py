@@ -28,8 +28,8 @@ def example(
     monkeypatch.setenv("ORDERS_OUTPUT", str(tmp_path / "output"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(EXAMPLE.parents[1]), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.syspath_prepend(EXAMPLE)
-    yield importlib.import_module("orders")
-    del sys.modules["orders"]
+    yield importlib.import_module("submitting")
+    del sys.modules["submitting"]
 
 
 @pytest.mark.filterwarnings("ignore::dagster.PreviewWarning")  # Pipes' own, of its readers
