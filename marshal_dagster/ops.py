@@ -183,7 +183,9 @@ class WorkOptions(TypedDict, total=False):
     claimer_key: str
     """The resource that is the `ClaimerResource`; by default `claimer`."""
     spark_key: str | None
-    """A resource that has a `spark_session` (a `LazyPySparkResource`); by default one on this machine is started."""
+    """A resource that has a `spark_session` (a `LazyPySparkResource`, a `SparkConnectResource`).
+
+    By default a session on this machine is started."""
     spark_config: Mapping[str, str] | None
     """Changes the settings (`spark_settings`) of a session that is started here."""
 

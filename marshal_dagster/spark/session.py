@@ -155,10 +155,10 @@ def check_session(spark: "SparkSession") -> None:
         )
     try:
         # Resolved by the connector alone; no broker is asked.
-        frame = spark.read.format("kafka").options(
+        reader = spark.read.format("kafka").options(
             **{"kafka.bootstrap.servers": f"{_LOOPBACK}:1", "assign": '{"none":[0]}'}
         )
-        frame.load().schema  # noqa: B018 - a Connect server is not asked before
+        reader.load().schema  # noqa: B018 - a Connect server is not asked before
     except Exception as error:  # a JVM's linkage errors too
         how = "the server" if is_remote else "it"
         where = "" if is_remote else ", as `spark_settings` does, in a process that has no session yet"

@@ -9,6 +9,7 @@ user alone can read, named in the script's environment. The script needs no Dags
 
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -102,6 +103,7 @@ class SubmittedBatch:
     def check(self) -> None:
         """Raise `BatchAborted` when the claim is lost or the run has died: call it before touching an output."""
         if not self._handed.has_launcher:
+            shutil.rmtree(self._folder, ignore_errors=True)  # it holds secrets, and nobody else is left to do it
             raise BatchAborted(f"the run that submitted batch {self.batch_id} has died: its claim goes stale")
         HandedOver.read(self._folder)
 

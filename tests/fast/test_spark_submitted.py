@@ -99,16 +99,22 @@ def test_a_lost_claim_is_taken_back_from_the_script(scene: Scene, monkeypatch: p
 
 
 def test_a_script_stops_without_its_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its claim gets no heartbeats any more."""
-    with (
-        scene.batch(scene.delivery()) as batch,
-        handed_over(batch, CONNECTION) as submission,
-        submitted_batch(submission.environment) as theirs,
-    ):
-        monkeypatch.setattr(submitted.HandedOver, "has_launcher", False)
-        with pytest.raises(BatchAborted, match="has died"):
+    """Its claim gets no heartbeats any more, and nobody else removes the secrets."""
+
+    def script() -> None:
+        with (
+            scene.batch(scene.delivery()) as batch,
+            handed_over(batch, CONNECTION) as submission,
+            submitted_batch(submission.environment) as theirs,
+        ):
+            folders.append(submission.folder)
+            monkeypatch.setattr(submitted.HandedOver, "has_launcher", False)
             theirs.check()
-        monkeypatch.undo()
+
+    folders: list[Path] = []
+    with pytest.raises(BatchAborted, match="has died"):
+        script()
+    assert not folders[0].exists()
 
 
 def test_what_the_scripts_sink_took_is_committed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
