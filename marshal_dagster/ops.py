@@ -185,7 +185,8 @@ class WorkOptions(TypedDict, total=False):
     spark_key: str | None
     """A resource that has a `spark_session` (a `LazyPySparkResource`, a `SparkConnectResource`).
 
-    By default a session on this machine is started."""
+    By default a session on this machine is started.
+    """
     spark_config: Mapping[str, str] | None
     """Changes the settings (`spark_settings`) of a session that is started here."""
 

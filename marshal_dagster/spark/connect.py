@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 CONNECT_RETRIES: Final = 3
 """How often a call is repeated that the server does not answer: given up after a second. Spark's own is 10 minutes."""
 
+ENDED: Final = "the Spark Connect server has ended, or knows this session no more"
+"""What is said of a session whose server has died."""
+
 _CONNECT_WITHIN_S: Final = 5.0
 _CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
 _REDACTION: Final = "spark.sql.redaction.string.regex"

@@ -183,7 +183,7 @@ def session_ended(spark: "SparkSession", error: Exception) -> str | None:
     from py4j.protocol import Py4JError
 
     if connect.is_connect(spark):
-        return None if connect.is_alive(spark) else "the Spark Connect server has ended, or knows this session no more"
+        return None if connect.is_alive(spark) else connect.ENDED
     if not isinstance(error, Py4JError | OSError) or _is_alive(spark):
         return None
     return "the Spark session has ended: its JVM died, or it was stopped"

@@ -143,7 +143,8 @@ def use_this_python(environ: MutableMapping[str, str] = os.environ) -> None:
 def check_session(spark: "SparkSession") -> None:
     """Raise `ConfigurationError` unless this is a Spark 4.0 session that has the Kafka connector.
 
-    One on a Spark Connect server gives up soon, from now on, when the server has died (`connect.give_up_early`).
+    One on a Spark Connect server gives up soon, from now on, when the server has died (`connect.give_up_early`). Raises
+    `UnavailableError` when it has.
     """
     is_remote = connect.is_connect(spark)
     if is_remote:
@@ -160,6 +161,8 @@ def check_session(spark: "SparkSession") -> None:
         )
         reader.load().schema  # noqa: B018 - a Connect server is not asked before
     except Exception as error:  # a JVM's linkage errors too
+        if is_remote and not connect.is_alive(spark):
+            raise UnavailableError(f"{connect.ENDED} ({_first_line(error)})") from error
         how = "the server" if is_remote else "it"
         where = "" if is_remote else ", as `spark_settings` does, in a process that has no session yet"
         raise ConfigurationError(

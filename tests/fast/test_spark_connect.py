@@ -11,10 +11,10 @@ import dagster as dg
 import psutil
 import pytest
 
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.spark import connect, jobs
 from marshal_dagster.spark.connect_server import ConnectServer
-from marshal_dagster.spark.session import SINGLE_EXECUTION, check_single_execution
+from marshal_dagster.spark.session import SINGLE_EXECUTION, check_session, check_single_execution
 from marshal_dagster.spark_resources import SparkConnectResource
 
 
@@ -137,6 +137,19 @@ def test_a_server_that_has_ended_is_told_apart_from_an_error() -> None:
     with jobs.batch_jobs(fake, "b"):
         fake.interruptTag = unanswered
         jobs.cancel(fake, "b")
+
+
+def test_a_server_that_has_ended_before_a_batch_is_not_taken_for_one_without_a_connector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is unavailable; one that answers, and cannot read Kafka, is wrongly started."""
+    monkeypatch.setattr(connect, "give_up_early", lambda _: None)
+    fake = session()
+    with pytest.raises(ConfigurationError, match=r"no working Kafka connector .* start the server with spark\.jars"):
+        check_session(fake)
+    fake.is_stopped = True
+    with pytest.raises(UnavailableError, match="the Spark Connect server has ended"):
+        check_session(fake)
 
 
 PLAN = """options {
