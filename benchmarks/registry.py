@@ -2,7 +2,19 @@
 
 from typing import Any, Final
 
-from benchmarks import alternatives, batch, claim, growth, scale, snapshot, start_up, tick, world_state
+from benchmarks import (
+    alternatives,
+    batch,
+    claim,
+    connect,
+    growth,
+    heartbeat_under_load,
+    scale,
+    snapshot,
+    start_up,
+    tick,
+    world_state,
+)
 from benchmarks.harness import Benchmark
 
 BENCHMARKS: Final[tuple[Benchmark[Any], ...]] = (
@@ -13,6 +25,8 @@ BENCHMARKS: Final[tuple[Benchmark[Any], ...]] = (
     alternatives.BENCHMARK,
     growth.BENCHMARK,
     scale.BENCHMARK,
+    connect.BENCHMARK,
+    heartbeat_under_load.BENCHMARK,
     tick.BENCHMARK,
     start_up.BENCHMARK,
 )

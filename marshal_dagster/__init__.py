@@ -74,6 +74,9 @@ if TYPE_CHECKING:
     )
     from marshal_dagster.spark.session import spark_settings, start_session
     from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink, WriteOutcome
+    from marshal_dagster.spark.submitted import SubmittedBatch, submitted_batch
+    from marshal_dagster.spark_resources import SparkConnectResource
+    from marshal_dagster.submit import Submission, handed_over
 
 __all__ = [
     "AdoptConfig",
@@ -123,8 +126,11 @@ __all__ = [
     "SettingsDiffer",
     "Sink",
     "SinkRefused",
+    "SparkConnectResource",
     "StartPolicy",
     "StartUnknown",
+    "Submission",
+    "SubmittedBatch",
     "TooManyAttempts",
     "TopicMissing",
     "UnavailableError",
@@ -147,10 +153,12 @@ __all__ = [
     "build_stale_claim_sensor",
     "build_topic_asset",
     "build_topic_sensor",
+    "handed_over",
     "kafka_partitions",
     "marshal_asset",
     "spark_settings",
     "start_session",
+    "submitted_batch",
 ]
 
 _ELSEWHERE: Final = {
@@ -198,6 +206,9 @@ _ELSEWHERE: Final = {
     ),
     "spark.session": ("spark_settings", "start_session"),
     "spark.sinks": ("FileSink", "PostgresSink", "Sink", "WriteOutcome"),
+    "spark.submitted": ("SubmittedBatch", "submitted_batch"),
+    "spark_resources": ("SparkConnectResource",),
+    "submit": ("Submission", "handed_over"),
 }
 """Where a name is defined; those that are not listed are errors."""
 _MODULES: Final = {name: module for module, names in _ELSEWHERE.items() for name in names}

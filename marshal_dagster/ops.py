@@ -33,7 +33,7 @@ from pydantic import Field, create_model
 
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, Idle, PartitionReport, RangeOptions
-from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.errors import BatchAborted, ConfigurationError, MarshalError, TopicMissing
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.positions import StartPolicy
 from marshal_dagster.resources import ClaimerResource, claimer_of, require_topic
@@ -186,7 +186,10 @@ class WorkOptions(TypedDict, total=False):
     claimer_key: str
     """The resource that is the `ClaimerResource`; by default `claimer`."""
     spark_key: str | None
-    """A resource that has a `spark_session` (a `LazyPySparkResource`); by default one on this machine is started."""
+    """A resource that has a `spark_session` (a `LazyPySparkResource`, a `SparkConnectResource`).
+
+    By default a session on this machine is started.
+    """
     spark_config: Mapping[str, str] | None
     """Changes the settings (`spark_settings`) of a session that is started here."""
 
@@ -500,7 +503,7 @@ class BatchWork:
         frame = batch.read(spark)
         if not batch.ranges:
             return
-        with _progress_lines(self.context, spark, batch.batch_id):
+        with _session_watched(spark), _progress_lines(self.context, spark, batch.batch_id):
             rows = self.spec.process(self.context, batch, frame)
             if self.spec.sink is not None and rows is not None:
                 batch.write(rows)
@@ -716,6 +719,23 @@ def _seen_table(seen: Sequence[SeenKey]) -> TableMetadataValue:
     names = tuple(SeenKey.model_fields)
     schema = TableSchema([TableColumn(name, "string" if name == "instance" else "int") for name in names])
     return MetadataValue.table([TableRecord({name: getattr(each, name) for name in names}) for each in seen], schema)
+
+
+@contextmanager
+def _session_watched(spark: "SparkSession") -> Iterator[None]:
+    """Raise `BatchAborted` in place of what Spark raises when the session has died under the block."""
+    from marshal_dagster.spark.jobs import session_ended
+
+    try:
+        yield
+    except (MarshalError, Failure, RetryRequested):
+        raise
+    except Exception as error:
+        ended = session_ended(spark, error)
+        if ended is None:
+            raise
+        told = next(iter(str(error).splitlines()), type(error).__name__)
+        raise BatchAborted(f"{ended} ({told}): this batch ends here and its claims are released") from error
 
 
 @contextmanager

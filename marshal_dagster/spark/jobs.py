@@ -2,16 +2,18 @@
 
 A job belongs to the batch whose `batch_jobs` its thread is in, by a job tag; Spark carries that to its own threads
 (broadcasts, subqueries, adaptive execution). A thread that the user's function starts has it only as a
-`pyspark.InheritableThread`.
+`pyspark.InheritableThread`. On a Spark Connect server (`connect`) the tag is that of the batch's operations.
 """
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING
+
+from marshal_dagster.spark import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -45,25 +47,14 @@ def batch_jobs(spark: "SparkSession", batch_id: str) -> Iterator[None]:
 
     Raises `ValueError` if the batch is in another one's already.
     """
-    context = spark.sparkContext
     tag = _tag(batch_id)
     with _lock:
         if tag in _open:
             raise ValueError(f"batch {batch_id} has its jobs marked already")
         left = _open[tag] = threading.Event()
     try:
-        description, interrupt = context.getLocalProperty(_DESCRIPTION), context.getLocalProperty(_INTERRUPT)
-        context.addJobTag(tag)
-        context.setLocalProperty(_DESCRIPTION, description or f"claimed batch {batch_id}")
-        # A task that waits for a broker would otherwise go on until it is answered.
-        context.setInterruptOnCancel(interruptOnCancel=True)
-        try:
+        with connect.tagged(spark, tag) if connect.is_connect(spark) else _tagged(spark, tag, batch_id):
             yield
-        finally:
-            if not _is_stopped(spark):
-                context.removeJobTag(tag)
-                context.setLocalProperty(_DESCRIPTION, description)  # type: ignore[arg-type] # None unsets it
-                context.setLocalProperty(_INTERRUPT, interrupt)  # type: ignore[arg-type]
     finally:
         with _lock:
             del _open[tag]
@@ -71,11 +62,28 @@ def batch_jobs(spark: "SparkSession", batch_id: str) -> Iterator[None]:
         left.set()
 
 
+@contextmanager
+def _tagged(spark: "SparkSession", tag: str, batch_id: str) -> Iterator[None]:
+    context = spark.sparkContext
+    description, interrupt = context.getLocalProperty(_DESCRIPTION), context.getLocalProperty(_INTERRUPT)
+    context.addJobTag(tag)
+    context.setLocalProperty(_DESCRIPTION, description or f"claimed batch {batch_id}")
+    # A task that waits for a broker would otherwise go on until it is answered.
+    context.setInterruptOnCancel(interruptOnCancel=True)
+    try:
+        yield
+    finally:
+        if not _is_stopped(spark):
+            context.removeJobTag(tag)
+            context.setLocalProperty(_DESCRIPTION, description)  # type: ignore[arg-type] # None unsets it
+            context.setLocalProperty(_INTERRUPT, interrupt)  # type: ignore[arg-type]
+
+
 def cancel(spark: "SparkSession", batch_id: str, reason: str = "") -> None:
     """Cancel the batch's jobs, those that run and those that it still starts; from any thread, any number of times.
 
-    Whoever waits for one of them gets Spark's error with `reason`. Nothing happens when the batch has left its
-    `batch_jobs`, or the session or its JVM is gone.
+    Whoever waits for one of them gets Spark's error with `reason` (on a Connect server without it). Nothing happens
+    when the batch has left its `batch_jobs`, or the session or its JVM is gone.
     """
     tag, because = _tag(batch_id), reason or f"batch {batch_id} was stopped"
     with _lock:
@@ -96,9 +104,9 @@ def interruptible_calls(spark: "SparkSession") -> Iterator[None]:
     The handler raises in the middle of the call, PySpark then makes another one on the same connection to clean up, and
     waits for that until the first one is answered: for as long as the Spark job takes. So the connection is closed
     before the handler is called, and what follows gets one of its own. Does nothing in other threads, which no signal
-    reaches.
+    reaches, and for a Connect server, whose answers are waited for without such a lock.
     """
-    if threading.current_thread() is not threading.main_thread():
+    if connect.is_connect(spark) or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -133,6 +141,8 @@ def progress(spark: "SparkSession", batch_id: str) -> Progress | None:
     """Return how far the batch's running jobs are, None when none runs (or the session is gone); from any thread."""
     from py4j.protocol import Py4JError
 
+    if connect.is_connect(spark):
+        return _progress_of(connect.stages_of(_tag(batch_id)))
     if _is_stopped(spark):
         return None
     try:
@@ -158,6 +168,27 @@ def _progress(spark: "SparkSession", tag: str) -> Progress | None:
     )
 
 
+def _progress_of(stages: Sequence[tuple[int, int, bool]]) -> Progress | None:
+    if not stages:
+        return None
+    return Progress(
+        active_stages=sum(at_work for _, _, at_work in stages),
+        tasks_done=sum(done for done, _, _ in stages),
+        tasks_total=sum(total for _, total, _ in stages),
+    )
+
+
+def session_ended(spark: "SparkSession", error: Exception) -> str | None:
+    """Say in one line that `error` came of a session whose server or JVM has ended; None where it still answers."""
+    from py4j.protocol import Py4JError
+
+    if connect.is_connect(spark):
+        return None if connect.is_alive(spark) else connect.ENDED
+    if not isinstance(error, Py4JError | OSError) or _is_alive(spark):
+        return None
+    return "the Spark session has ended: its JVM died, or it was stopped"
+
+
 def _keep_cancelling(spark: "SparkSession", tag: str, reason: str, left: threading.Event) -> None:
     while not left.wait(_CANCEL_AGAIN_AFTER_S):
         if not _cancel_running(spark, tag, reason):
@@ -168,6 +199,8 @@ def _cancel_running(spark: "SparkSession", tag: str, reason: str) -> bool:
     """Cancel what runs now; False when there is no session any more."""
     from py4j.protocol import Py4JError
 
+    if connect.is_connect(spark):
+        return connect.interrupt(spark, tag)
     if _is_stopped(spark):
         return False
     try:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -38,6 +39,8 @@ def read_ranges(
     wanted = {partition: bounds for partition, bounds in sorted(ranges.items()) if bounds[0] < bounds[1]}
     if not wanted:
         return spark.createDataFrame([], read_schema())
+    if connect.is_connect(spark):
+        connect.hide_secrets(spark, kafka_options)
     reader = spark.read.format("kafka").options(**_CONSUMER_DEFAULTS | _checked(kafka_options))
     if min_partitions is not None:
         reader = reader.option("minPartitions", min_partitions)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.java import find_java
+from marshal_dagster.spark import connect
 from marshal_dagster.spark.connector import CONNECTOR, EXCLUDES, cache_folder, connector_jars, fetch_connector
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def start_session(settings: Mapping[str, str]) -> "SparkSession":
     from pyspark.sql import SparkSession
 
     find_java()
-    settings = _with_connector(settings)
+    settings = with_connector(settings)
     if is_local(settings.get("spark.master", "")):
         bind_to_loopback()
         use_this_python()
@@ -106,8 +107,11 @@ def start_session(settings: Mapping[str, str]) -> "SparkSession":
     return session
 
 
-def _with_connector(settings: Mapping[str, str]) -> dict[str, str]:
-    """Put the connector's jars in the place of its coordinates, where Spark would be the one to fetch it."""
+def with_connector(settings: Mapping[str, str]) -> dict[str, str]:
+    """Put the connector's jars, fetched now if need be, in the place of its coordinates.
+
+    Raises `UnavailableError` when they cannot be fetched.
+    """
     packages = _listed(settings.get("spark.jars.packages", ""))
     ours = [name for name in packages if _CONNECTOR_NAME in name]
     if not ours:
@@ -137,21 +141,33 @@ def use_this_python(environ: MutableMapping[str, str] = os.environ) -> None:
 
 
 def check_session(spark: "SparkSession") -> None:
-    """Raise `ConfigurationError` unless this is a Spark 4.0 session that has the Kafka connector."""
+    """Raise `ConfigurationError` unless this is a Spark 4.0 session that has the Kafka connector.
+
+    One on a Spark Connect server gives up soon, from now on, when the server has died (`connect.give_up_early`). Raises
+    `UnavailableError` when it has.
+    """
+    is_remote = connect.is_connect(spark)
+    if is_remote:
+        connect.give_up_early(spark)
     if not spark.version.startswith(f"{_SPARK_RELEASE}."):
         raise ConfigurationError(
             f"this session is Spark {spark.version}; marshal-dagster works with {_SPARK_RELEASE}: "
-            f"install pyspark~={_SPARK_RELEASE}.0"
+            + (f"start a server of Spark {_SPARK_RELEASE}" if is_remote else f"install pyspark~={_SPARK_RELEASE}.0")
         )
     try:
         # Resolved by the connector alone; no broker is asked.
-        spark.read.format("kafka").options(
+        reader = spark.read.format("kafka").options(
             **{"kafka.bootstrap.servers": f"{_LOOPBACK}:1", "assign": '{"none":[0]}'}
-        ).load()
+        )
+        reader.load().schema  # noqa: B018 - a Connect server is not asked before
     except Exception as error:  # a JVM's linkage errors too
+        if is_remote and not connect.is_alive(spark):
+            raise UnavailableError(f"{connect.ENDED} ({_first_line(error)})") from error
+        how = "the server" if is_remote else "it"
+        where = "" if is_remote else ", as `spark_settings` does, in a process that has no session yet"
         raise ConfigurationError(
-            f"this session has no working Kafka connector ({_first_line(error)}): start it with "
-            f"spark.jars.packages={CONNECTOR}, as `spark_settings` does, in a process that has no session yet"
+            f"this session has no working Kafka connector ({_first_line(error)}): start {how} with "
+            f"spark.jars.packages={CONNECTOR}{where}"
         ) from error
 
 
@@ -159,21 +175,30 @@ def check_single_execution(spark: "SparkSession") -> None:
     """Raise `ConfigurationError` when `spark` could run a task twice, as at most once must not (PROTOCOL.md 6).
 
     On a cluster an executor that is lost for a reason outside the application (a machine switched off) is not covered
-    by any setting; on one machine nothing is left.
+    by any setting; on one machine nothing is left. Of a Connect server all settings are asked for, whatever its master.
     """
-    master = str(spark.sparkContext.master)
-    conf = dict(spark.sparkContext.getConf().getAll())
+    is_remote = connect.is_connect(spark)
+    if is_remote:
+        conf = connect.known_settings(spark, {**_DEFAULTS, "spark.master": ""})
+        master = conf["spark.master"]
+    else:
+        master = str(spark.sparkContext.master)
+        conf = dict(spark.sparkContext.getConf().getAll())
     wrong = [
         f"{name} is {value}, must be {SINGLE_EXECUTION[name]}"
         for name, default in _DEFAULTS.items()
-        if (value := conf.get(name, default)) != SINGLE_EXECUTION[name] and not _settled_by_master(name, master)
+        if (value := conf.get(name, default)) != SINGLE_EXECUTION[name]
+        and (is_remote or not _settled_by_master(name, master))
     ]
+    if is_remote and connect.may_send_twice(spark):
+        wrong.append("the client repeats calls without reattachable execution")
     if _local_failures(master) > 1:
         wrong.insert(0, f"spark.master is {master}, must not name failures to allow (local[N])")
     if wrong:
+        started = "the server" if is_remote else "it"
         raise ConfigurationError(
             f"at most once: this session may run a task more than once: {'; '.join(wrong)}. "
-            "Start it with these settings (marshal_dagster.spark.session.SINGLE_EXECUTION)"
+            f"Start {started} with these settings (marshal_dagster.spark.session.SINGLE_EXECUTION)"
         )
 
 

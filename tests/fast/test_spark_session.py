@@ -113,14 +113,14 @@ def test_a_session_is_given_files_in_place_of_coordinates(
 ) -> None:
     """Settings that were made before the connector was there have it fetched; other packages stay Spark's to fetch."""
     settings = spark_settings(app_name="x", extra={"spark.jars.packages": "a:b:1"})
-    changed = session._with_connector(settings)
+    changed = session.with_connector(settings)
     assert changed["spark.jars.packages"] == "a:b:1"
     assert changed["spark.jars"] == ",".join(map(str, connector_jars()))
     assert len(ivy_runs()) == 1
-    elsewhere = session._with_connector(spark_settings(app_name="x", ivy_folder=tmp_path / "else"))
+    elsewhere = session.with_connector(spark_settings(app_name="x", ivy_folder=tmp_path / "else"))
     assert str(tmp_path / "else") in elsewhere["spark.jars"]
     assert "spark.jars.packages" not in elsewhere
-    assert session._with_connector({"spark.app.name": "x"}) == {"spark.app.name": "x"}
+    assert session.with_connector({"spark.app.name": "x"}) == {"spark.app.name": "x"}
 
 
 def test_a_download_that_fails_is_one_line(

@@ -25,6 +25,8 @@ SHORT = {
     "alternatives": ["--fewest=400", "--most=400", "--alternations=1", "--warm-up=1"],
     "growth": ["--partitions=8", "--runs=2", "--alternations=1"],
     "scale": ["--runs=200", "--alternations=2", "--readings=1"],
+    "connect": ["--alternations=1", "--warm-up=1"],
+    "heartbeat_under_load": ["--seconds=3", "--heartbeat-interval-ms=500"],
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
     "start_up": ["--processes=1"],
 }
@@ -54,6 +56,10 @@ CASES = {
         "claim 10 partitions, 200 runs at once",
         "heartbeats of 10 partitions, 200 runs at once",
         "a new reader, each record, 200 runs at once",
+    ],
+    "connect": ["batch of 1,000 records, from the start of the run to the commit"],
+    "heartbeat_under_load": [
+        "longest time between two heartbeats of a batch that loads all cores, beside the interval"
     ],
     "tick": [
         "stale-claim tick, 200 live claims",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark import connect
 from marshal_dagster.spark.session import is_local
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ _SETTING = "spark.sql.maxConcurrentOutputFileWriters"
 _UNSET = "0"
 # A task that reads one Kafka partition has one file open anyway; each one more can take a row group's memory.
 _FILES_AT_ONCE = "4"
+_LOOKS = 64
+_NOT_SEEN = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundException")
 
 _lock = threading.Lock()
 _users: "WeakKeyDictionary[SparkSession, int]" = WeakKeyDictionary()
@@ -65,6 +68,9 @@ def check_all_see(spark: "SparkSession", path: Path) -> None:
     What it wrote would stay on its own machine, and be missing here without an error. On one machine nothing is asked;
     on a cluster, as many tasks as run at once look, so that each executor gets one.
     """
+    if connect.is_connect(spark):
+        _check_server_sees(spark, path)
+        return
     context = spark.sparkContext
     if is_local(str(context.master)):
         return
@@ -80,3 +86,20 @@ def check_all_see(spark: "SparkSession", path: Path) -> None:
             f"path: executors on {', '.join(blind)} do not see {path.parent}: a file sink needs a file system that the "
             "driver and all executors have under the same path"
         )
+
+
+def _check_server_sees(spark: "SparkSession", path: Path) -> None:
+    """Do so for a Connect server, whose machine may be another and whose Python need not be this one's.
+
+    The file is read many times over, which Spark spreads over all of its task slots.
+    """
+    looks = 1 if is_local(str(spark.conf.get("spark.master", ""))) else _LOOKS
+    try:
+        spark.read.text([path.as_uri()] * looks).count()
+    except Exception as error:
+        if not any(word in str(error) for word in _NOT_SEEN):
+            raise
+        raise ConfigurationError(
+            f"path: the Spark Connect server or one of its executors does not see {path.parent}: a file sink needs a "
+            "file system that this process, the server and all executors have under the same path"
+        ) from error

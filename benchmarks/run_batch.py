@@ -1,0 +1,73 @@
+"""A run of its own that does one batch: `python -m benchmarks.run_batch JSON`; it says `done` once it has committed.
+
+It claims, has its Spark session started or connects to a server's, counts what it holds, and commits.
+"""
+
+import sys
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from benchmarks.bare import DONE
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.delivery import BatchRequest, Delivery
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.spark.connect import connect, disconnect
+from marshal_dagster.spark.session import spark_settings, start_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Orders(BaseModel):
+    """What the run is to do, on the server at `url` or, without one, in a session of its own."""
+
+    servers: str
+    coordination_topic: str
+    topic: str
+    group: str
+    records: int
+    url: str | None = None
+    token: str | None = None
+    settings: dict[str, str] = {}
+
+
+def open_session(orders: Orders) -> "SparkSession":
+    """Give the session."""
+    if orders.url is not None:
+        return connect(orders.url, token=orders.token)
+    return start_session(spark_settings(app_name="benchmark", extra=orders.settings))
+
+
+def main() -> None:
+    """Do the batch, say so, and leave."""
+    orders = Orders.model_validate_json(sys.stdin.read())
+    connection = KafkaConnection(bootstrap_servers=orders.servers)
+    log, data = KafkaLog(connection, orders.coordination_topic), Topics(connection)
+    delivery = Delivery(
+        log=log,
+        data=data,
+        connection=connection,
+        group=orders.group,
+        client="benchmark",
+        run_id="3b0e6b5c-6f64-4a4e-9d1b-0c8f6a2d7e11",
+        settings=Settings(),
+    )
+    with delivery.claimed_batch(BatchRequest(topic=orders.topic, max_records=orders.records)) as batch:
+        spark = open_session(orders)
+        processed = batch.read(spark).count()
+    if not batch.committed or processed != orders.records:
+        sys.exit(f"{processed} of {orders.records} records were processed, committed: {batch.committed}")
+    print(DONE, flush=True)
+    data.close()
+    log.close()
+    if orders.url is None:
+        spark.stop()
+    else:
+        disconnect(spark)
+
+
+if __name__ == "__main__":
+    main()

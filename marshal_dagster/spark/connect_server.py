@@ -1,0 +1,206 @@
+"""A Spark Connect server on this machine: started once, warm for all runs after it, stopped by its pid.
+
+Its folder holds `server.json` (where it is, and the token that it asks for; readable by this user alone), the settings
+that it was started with, and what it prints.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.java import find_java, java_environment
+from marshal_dagster.spark.connector import cache_folder
+from marshal_dagster.spark.launching import rendered, spark_home, write_private
+from marshal_dagster.spark.session import SINGLE_EXECUTION, is_local, spark_settings, with_connector
+
+DEFAULT_FOLDER_NAME: Final = "spark-connect"
+
+_CLASS: Final = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_LOOPBACK: Final = "127.0.0.1"
+_READY_WITHIN_S: Final = 180.0
+_STOPPED_WITHIN_S: Final = 30.0
+_POLL_S: Final = 0.1
+_TOKEN_VARIABLE: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105 - a name
+# What a run that was killed has left at work ends after this time without it; it may come back sooner.
+_ABANDONED_AFTER: Final = "30s"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that runs."""
+
+    pid: int
+    born_s: float
+    port: int
+    token: str
+
+    @property
+    def url(self) -> str:
+        """Where clients on this machine find it. Spark speaks without TLS, and with a token, to `localhost` alone."""
+        return f"sc://localhost:{self.port}"
+
+
+class ConnectServer:
+    """The server that belongs to `folder`, by default one in the user's cache folder."""
+
+    def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
+        self.folder = Path(folder) if folder is not None else cache_folder() / DEFAULT_FOLDER_NAME
+
+    def running(self) -> Server | None:
+        """Give the server if it runs."""
+        try:
+            found = Server(**json.loads(self._state.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+        return None if _process(found) is None else found
+
+    def start(self, settings: Mapping[str, str] | None = None) -> Server:
+        """Give the server that runs, after starting it if there is none (several processes may call at once).
+
+        `settings` change what it is started with: those of `spark_settings`, on one machine with what at most once
+        asks for. Raises `ConfigurationError` without a fitting Java, `UnavailableError` when it does not start.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with self._locked():
+            return self.running() or self._start(settings or {})
+
+    def stop(self) -> bool:
+        """Stop the server; False when there was none."""
+        if not self.folder.is_dir():
+            return False
+        with self._locked():
+            found = self.running()
+            process = None if found is None else _process(found)
+            if process is not None:
+                _end(process)
+            self._state.unlink(missing_ok=True)
+            return process is not None
+
+    @property
+    def _state(self) -> Path:
+        return self.folder / "server.json"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with (self.folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _start(self, settings: Mapping[str, str]) -> Server:
+        java = find_java()
+        port, token = _free_port(), secrets.token_urlsafe(32)
+        properties = self.folder / "server.conf"
+        write_private(properties, rendered(_settings(settings, port)))
+        home = spark_home()
+        environment = {
+            "PYSPARK_PYTHON": sys.executable,
+            **java_environment(),
+            "JAVA_HOME": str(java.executable.resolve().parent.parent),
+            "SPARK_HOME": str(home),
+            "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", _LOOPBACK),
+            _TOKEN_VARIABLE: token,
+        }
+        for name in ("SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"):
+            environment.pop(name, None)
+        submit = str(home / "bin" / "spark-submit")
+        command = [submit, "--properties-file", str(properties), "--class", _CLASS, "spark-internal"]
+        process = _spawn(command, environment, self.folder / "server.log")
+        try:
+            self._wait_until_ready(process, port)
+            found = Server(process.pid, process.create_time(), port, token)
+            write_private(self._state, json.dumps(asdict(found)))
+        except BaseException:
+            _end(process)
+            raise
+        return found
+
+    def _wait_until_ready(self, process: psutil.Process, port: int) -> None:
+        deadline = time.monotonic() + _READY_WITHIN_S
+        while not _answers(port):
+            if _is_over(process):
+                raise UnavailableError(f"the Spark Connect server ended at its start: see {self.folder / 'server.log'}")
+            if time.monotonic() > deadline:
+                raise UnavailableError(
+                    f"the Spark Connect server did not answer within {_READY_WITHIN_S:g} s: see "
+                    f"{self.folder / 'server.log'}"
+                )
+            time.sleep(_POLL_S)
+
+
+def _settings(wanted: Mapping[str, str], port: int) -> dict[str, str]:
+    settings = with_connector(spark_settings(app_name="marshal-dagster connect server", extra=wanted))
+    ours = {"spark.connect.execute.manager.detachedTimeout": _ABANDONED_AFTER}
+    if is_local(settings["spark.master"]):
+        ours |= SINGLE_EXECUTION
+    where = {"spark.connect.grpc.binding.address": _LOOPBACK, "spark.connect.grpc.binding.port": str(port)}
+    return ours | settings | dict(wanted) | where
+
+
+def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> psutil.Process:
+    """Start the server in a session of its own, so that it outlives this process and its signals."""
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    return psutil.Process(os.posix_spawn(command[0], list(command), environment, file_actions=actions, setsid=True))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(port: int) -> bool:
+    try:
+        with socket.create_connection((_LOOPBACK, port), 1):
+            return True
+    except OSError:
+        return False
+
+
+def _process(server: Server) -> psutil.Process | None:
+    """Give the server's process, not another one that has its pid by now."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(server.pid)
+        if abs(process.create_time() - server.born_s) < 1 and not _is_over(process):
+            return process
+    return None
+
+
+def _end(process: psutil.Process) -> None:
+    """End the process with SIGTERM, then with SIGKILL."""
+    for signal_it in (process.terminate, process.kill):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            signal_it()
+        deadline = time.monotonic() + _STOPPED_WITHIN_S
+        while time.monotonic() < deadline:
+            if _is_over(process):
+                return
+            time.sleep(_POLL_S)
+
+
+def _is_over(process: psutil.Process) -> bool:
+    """Say whether it has ended; the run that started it may live and not have asked how, so that its pid stays."""
+    try:
+        if process.status() != psutil.STATUS_ZOMBIE:
+            return False
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(process.pid, os.WNOHANG)
+    except psutil.NoSuchProcess:
+        return True
+    return True

@@ -1,0 +1,173 @@
+"""A claimed batch in a script of its own, that a run has submitted to Spark and waits for.
+
+The run holds the claim, sends the heartbeats and commits (`marshal_dagster.submit`); it hands over a folder that this
+user alone can read, named in the script's environment. The script needs no Dagster:
+
+    with submitted_batch() as batch:
+        batch.read(spark).groupBy("topic").count().write.parquet(...)
+"""
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+
+import psutil
+
+from marshal_dagster.errors import BatchAborted, ConfigurationError
+from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.spark import jobs, reading
+from marshal_dagster.spark.launching import write_private
+from marshal_dagster.spark.session import check_session
+from marshal_dagster.spark.sinks import Sink, WriteOutcome
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BATCH_VARIABLE: Final = "MARSHAL_BATCH"
+"""The environment variable that names the folder of the batch."""
+
+_BATCH_FILE: Final = "batch.json"
+_OUTCOME_FILE: Final = "outcome.json"
+_POLL_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class HandedOver:
+    """What the script is told of its batch; taken back by removing the file, when the claim is lost."""
+
+    batch_id: str
+    topic: str
+    ranges: tuple[ClaimedRange, ...]
+    kafka_options: Mapping[str, str]
+    launcher_pid: int
+    launcher_born_s: float
+
+    def write(self, folder: Path) -> None:
+        """Put it into `folder`."""
+        write_private(folder / _BATCH_FILE, json.dumps(asdict(self)))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Read it. Raises `BatchAborted` when it was taken back already."""
+        try:
+            told = json.loads((folder / _BATCH_FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise BatchAborted(f"the batch of {folder} was taken back by the run that submitted it") from error
+        return cls(**told | {"ranges": tuple(ClaimedRange(**each) for each in told["ranges"])})
+
+    @property
+    def has_launcher(self) -> bool:
+        """Whether the run's process lives, which sends the heartbeats."""
+        try:
+            return abs(psutil.Process(self.launcher_pid).create_time() - self.launcher_born_s) < 1
+        except psutil.NoSuchProcess:
+            return False
+
+
+def take_back(folder: Path) -> None:
+    """Have the script stop: the claim is lost."""
+    (folder / _BATCH_FILE).unlink(missing_ok=True)
+
+
+def read_outcome(folder: Path) -> WriteOutcome | None:
+    """Give what the script's sink took; None if it wrote none."""
+    try:
+        told = json.loads((folder / _OUTCOME_FILE).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return WriteOutcome(
+        taken=tuple(ClaimedRange(**each) for each in told["taken"]),
+        skipped=tuple(ClaimedRange(**each) for each in told["skipped"]),
+        rows={int(partition): rows for partition, rows in told["rows"].items()},
+    )
+
+
+class SubmittedBatch:
+    """The batch that this script was submitted for."""
+
+    def __init__(self, folder: Path, handed: HandedOver, stack: ExitStack) -> None:
+        self.batch_id = handed.batch_id
+        self.topic = handed.topic
+        self.ranges: Sequence[ClaimedRange] = handed.ranges
+        self._folder = folder
+        self._handed = handed
+        self._stack = stack
+        self._spark: SparkSession | None = None
+
+    def check(self) -> None:
+        """Raise `BatchAborted` when the claim is lost or the run has died: call it before touching an output."""
+        if not self._handed.has_launcher:
+            shutil.rmtree(self._folder, ignore_errors=True)  # it holds secrets, and nobody else is left to do it
+            raise BatchAborted(f"the run that submitted batch {self.batch_id} has died: its claim goes stale")
+        HandedOver.read(self._folder)
+
+    def read(self, spark: "SparkSession") -> "DataFrame":
+        """Give a frame over exactly the ranges: key, value, topic, partition, offset, timestamp, headers.
+
+        The frame reads Kafka anew for each action on it. Its Spark jobs are cancelled when the claim is lost. Raises
+        `ConfigurationError` for a session that cannot be used, and what `check` raises.
+        """
+        check_session(spark)
+        self.check()
+        if self._spark is None:
+            self._spark = spark
+            self._stack.enter_context(jobs.batch_jobs(spark, self.batch_id))
+            over = threading.Event()
+            self._stack.callback(over.set)
+            threading.Thread(target=self._watch, args=(spark, over), name="watch the claim", daemon=True).start()
+        return self._read(spark)
+
+    def write(self, sink: Sink, frame: "DataFrame") -> WriteOutcome:
+        """Hand the result to the sink that the run was given too, once for the whole batch (effectively once).
+
+        Raises `SinkRefused`, and what `check` raises.
+        """
+        if self._spark is None:
+            raise ConfigurationError("write() before read(): there is no result of this batch yet")
+        spark = self._spark
+        self.check()
+        outcome = sink.write(frame, self.ranges, lambda: reading.offsets_read(self._read(spark)), self.check)
+        told = {
+            "taken": [asdict(each) for each in outcome.taken],
+            "skipped": [asdict(each) for each in outcome.skipped],
+            "rows": dict(outcome.rows),
+        }
+        write_private(self._folder / _OUTCOME_FILE, json.dumps(told))
+        return outcome
+
+    def _read(self, spark: "SparkSession") -> "DataFrame":
+        offsets = {each.partition: (each.first_readable, each.end) for each in self.ranges}
+        return reading.read_ranges(spark, self._handed.kafka_options, self.topic, offsets)
+
+    def _watch(self, spark: "SparkSession", over: threading.Event) -> None:
+        while not over.wait(_POLL_S):
+            try:
+                self.check()
+            except BatchAborted as lost:
+                jobs.cancel(spark, self.batch_id, str(lost))
+                return
+
+
+@contextmanager
+def submitted_batch(environment: Mapping[str, str] = os.environ) -> Iterator[SubmittedBatch]:
+    """Give the batch that the run handed over to this script; its Spark jobs belong to it until the block ends.
+
+    Raises `ConfigurationError` outside of such a script, `BatchAborted` when the run does not hold it any more: also
+    at the end of the block, so that the script fails whose batch was lost meanwhile.
+    """
+    folder = environment.get(BATCH_VARIABLE)
+    if folder is None:
+        raise ConfigurationError(
+            f"{BATCH_VARIABLE} is not set: a script has a batch where a run submits it (marshal_dagster.handed_over)"
+        )
+    handed = HandedOver.read(Path(folder))
+    with ExitStack() as stack:
+        batch = SubmittedBatch(Path(folder), handed, stack)
+        yield batch
+        batch.check()

@@ -1,0 +1,113 @@
+"""A claimed batch that a script of its own processes, submitted to Spark, as with Dagster Pipes.
+
+The run that submits it holds the claim and sends the heartbeats; it commits when the block ends well.
+"""
+
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from marshal_dagster.delivery import ClaimedBatch
+from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
+from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.spark.launching import rendered, spark_home, write_private
+from marshal_dagster.spark.session import spark_settings, with_connector
+from marshal_dagster.spark.submitted import BATCH_VARIABLE, HandedOver, read_outcome, take_back
+
+if TYPE_CHECKING:
+    from marshal_dagster.kafka.connection import KafkaConnection
+    from marshal_dagster.resources import ClaimerResource
+
+_LOOK_EVERY_S: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """How to start the script: neither the command nor the environment holds a secret."""
+
+    folder: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What the script's process needs beside this one's environment."""
+        return {BATCH_VARIABLE: str(self.folder), "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable)}
+
+    def command(
+        self, script: str | os.PathLike[str], *arguments: str, settings: Mapping[str, str] | None = None
+    ) -> Sequence[str]:
+        """Give the command that submits `script` with the Spark that PySpark ships, which waits for it.
+
+        `settings` change those of `spark_settings`; the session that the script starts has them. Raises
+        `UnavailableError` when the connector cannot be fetched.
+        """
+        name = Path(script).stem
+        properties = self.folder / "spark.conf"
+        write_private(properties, rendered(with_connector(spark_settings(app_name=name, extra=settings))))
+        submit = str(spark_home() / "bin" / "spark-submit")
+        return [submit, "--properties-file", str(properties), os.fspath(script), *arguments]
+
+
+@contextmanager
+def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection") -> Iterator[Submission]:
+    """Take the permission to process `batch` and hand it over to the script that is submitted in the block.
+
+    The script reads it with `marshal_dagster.spark.submitted.submitted_batch`, on this machine (client mode). When the
+    claim is lost meanwhile, the script's Spark jobs are cancelled and it fails. `claimer` is the resource of the batch,
+    or the connection to its data. Raises `ConfigurationError` in at most once, where a session must be seen to run no
+    task twice before anything is committed, and what `batch.begin_processing` raises.
+    """
+    if batch.mode is DeliveryMode.AT_MOST_ONCE:
+        raise ConfigurationError(
+            "delivery is at_most_once: a batch is not handed over to a script, whose session cannot be checked before "
+            "the commit; process it in the run (batch.read)"
+        )
+    batch.begin_processing()
+    with tempfile.TemporaryDirectory(prefix="marshal-batch-") as name:
+        folder = Path(name)
+        this = psutil.Process()
+        HandedOver(
+            batch_id=batch.batch_id,
+            topic=batch.request.topic,
+            ranges=batch.ranges,
+            kafka_options=_connection(claimer).spark_options(),
+            launcher_pid=this.pid,
+            launcher_born_s=this.create_time(),
+        ).write(folder)
+        over = threading.Event()
+        watch = threading.Thread(target=_watch, args=(batch, folder, over), name=f"watch {batch.batch_id}", daemon=True)
+        watch.start()
+        try:
+            yield Submission(folder)
+        finally:
+            take_back(folder)
+            over.set()
+            watch.join()
+        outcome = read_outcome(folder)
+        if outcome is not None:
+            batch.outcome = outcome
+
+
+def _watch(batch: ClaimedBatch, folder: Path, over: threading.Event) -> None:
+    """Take the batch back from the script once its claim is lost."""
+    while not over.wait(_LOOK_EVERY_S):
+        try:
+            batch.check()
+        except UnavailableError:  # the heartbeats decide what an outage means
+            continue
+        except MarshalError:
+            take_back(folder)
+            return
+
+
+def _connection(claimer: "ClaimerResource | KafkaConnection") -> "KafkaConnection":
+    from marshal_dagster.kafka.connection import KafkaConnection
+
+    return claimer if isinstance(claimer, KafkaConnection) else claimer.connection.to_connection("connection")

@@ -1,0 +1,215 @@
+"""What is different on a Spark Connect server, without one."""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import dagster as dg
+import psutil
+import pytest
+
+from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.spark import connect, jobs
+from marshal_dagster.spark.connect_server import ConnectServer
+from marshal_dagster.spark.session import SINGLE_EXECUTION, check_session, check_single_execution
+from marshal_dagster.spark_resources import SparkConnectResource
+
+
+class Session:
+    """As much of a session on a server as is asked; its client tells progress as PySpark's does."""
+
+    is_stopped = False
+    version = "4.0.5"
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self.settings = dict(settings or {})
+        self.conf = SimpleNamespace(get=self.settings.get, set=self.settings.__setitem__)
+        self.handlers: list[Callable[..., None]] = []
+        self.client = SimpleNamespace(
+            register_progress_handler=self.handlers.append,
+            remove_progress_handler=self.handlers.remove,
+            get_retry_policies=lambda: ["one"],
+            _use_reattachable_execute=True,
+        )
+        self.tags: set[str] = set()
+        self.interrupted: list[str] = []
+
+    def getTags(self) -> set[str]:  # noqa: N802 - Spark's name
+        """The thread's tags."""
+        return self.tags
+
+    def addTag(self, tag: str) -> None:  # noqa: N802 - Spark's name
+        """Add one."""
+        self.tags.add(tag)
+
+    def interruptTag(self, tag: str) -> None:  # noqa: N802 - Spark's name
+        """Note it."""
+        self.interrupted.append(tag)
+
+
+Session.__module__ = "pyspark.sql.connect.session"
+
+
+def session(settings: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - stands in for Spark's
+    """A session on a server."""
+    return Session(settings)
+
+
+def stage(done: int, total: int, *, is_done: bool = False) -> SimpleNamespace:
+    """A stage as the server tells of it."""
+    return SimpleNamespace(num_completed_tasks=done, num_tasks=total, done=is_done)
+
+
+@pytest.mark.parametrize("master", ["local[2]", "spark://h:7077"])
+def test_a_server_that_runs_each_task_once(master: str) -> None:
+    """It says all of the settings itself, whatever its master."""
+    check_single_execution(session({**SINGLE_EXECUTION, "spark.master": master}))
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"spark.master": "local[2]"}, r"spark\.task\.maxFailures is 4, must be 1"),
+        ({**SINGLE_EXECUTION, "spark.master": "local[2, 3]"}, "must not name failures"),
+        ({**SINGLE_EXECUTION, "spark.speculation": "true"}, r"spark\.speculation is true"),
+    ],
+)
+def test_a_server_that_may_run_a_task_twice_is_refused(settings: Mapping[str, str], why: str) -> None:
+    """Also one that does not say, though its master would settle it: a session can set that itself."""
+    with pytest.raises(ConfigurationError, match=f"{why}.*Start the server with these settings"):
+        check_single_execution(session(settings))
+
+
+def test_a_client_that_may_send_a_statement_twice_is_refused() -> None:
+    """It repeats calls, and the server cannot tell the second from the first."""
+    fake = session(SINGLE_EXECUTION)
+    fake.client._use_reattachable_execute = False
+    with pytest.raises(ConfigurationError, match="repeats calls without reattachable execution"):
+        check_single_execution(fake)
+    fake.client.get_retry_policies = list
+    check_single_execution(fake)
+
+
+def test_progress_is_what_the_server_last_told_of_the_batch() -> None:
+    """Stages of its own operations, until they are done; nothing of another's."""
+    fake = session()
+    with jobs.batch_jobs(fake, "b"):
+        assert fake.tags == {"marshal-dagster b"}
+        assert jobs.progress(fake, "b") is None
+        (tell,) = fake.handlers
+        tell(stages=[stage(1, 4), stage(2, 2, is_done=True)], inflight_tasks=2, operation_id="o", done=False)
+        assert jobs.progress(fake, "b") == jobs.Progress(active_stages=1, tasks_done=3, tasks_total=6)
+        assert jobs.progress(fake, "another") is None
+        fake.tags.clear()
+        tell(stages=[stage(9, 9)], inflight_tasks=1, operation_id="p", done=False)
+        assert str(jobs.progress(fake, "b")) == "3 of 6 tasks done, 1 stages at work"
+        fake.tags.add("marshal-dagster b")
+        tell(stages=None, inflight_tasks=0, operation_id="o", done=True)
+        assert jobs.progress(fake, "b") is None
+    assert not fake.handlers
+    assert not fake.tags
+
+
+def test_cancelling_interrupts_by_tag() -> None:
+    """While the batch is in its block, and not behind it."""
+    fake = session()
+    with jobs.batch_jobs(fake, "b,1"):
+        jobs.cancel(fake, "b,1")
+        assert fake.interrupted[0] == "marshal-dagster b;1"
+    fake.interrupted.clear()
+    jobs.cancel(fake, "b,1")
+    assert not fake.interrupted
+
+
+def test_a_server_that_has_ended_is_told_apart_from_an_error() -> None:
+    """One that answers has not ended, whatever the error was."""
+    fake = session()
+    assert jobs.session_ended(fake, ValueError("the function's own")) is None
+
+    def unanswered(*_: str) -> str:
+        raise ConnectionError("reset")
+
+    fake.conf.get = unanswered
+    assert "has ended" in str(jobs.session_ended(fake, ValueError("reset")))
+    with jobs.batch_jobs(fake, "b"):
+        fake.interruptTag = unanswered
+        jobs.cancel(fake, "b")
+
+
+def test_a_server_that_has_ended_before_a_batch_is_not_taken_for_one_without_a_connector(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is unavailable; one that answers, and cannot read Kafka, is wrongly started."""
+    monkeypatch.setattr(connect, "give_up_early", lambda _: None)
+    fake = session()
+    with pytest.raises(ConfigurationError, match=r"no working Kafka connector .* start the server with spark\.jars"):
+        check_session(fake)
+    fake.is_stopped = True
+    with pytest.raises(UnavailableError, match="the Spark Connect server has ended"):
+        check_session(fake)
+
+
+PLAN = """options {
+  key: "kafka.sasl.jaas.config"
+  value: "x.PlainLoginModule required username=\\"u\\" password=\\"se\\\\\\\\\\"cret\\";"
+}
+options { key: "kafka.ssl.keystore.key" value: "-----BEGIN secret" }
+options { key: "kafka.ssl.key.password" value: "secret" }
+options { key: "assign" value: "kept" }"""
+
+
+def test_secrets_among_a_readers_options_are_redacted() -> None:
+    """The rule takes each secret's whole value and leaves the rest; without a secret none is set."""
+    fake = session()
+    connect.hide_secrets(fake, {"kafka.bootstrap.servers": "b:1"})
+    assert not fake.settings
+    connect.hide_secrets(fake, {"kafka.sasl.jaas.config": "..."})
+    (rule,) = fake.settings.values()
+    shown = re.sub(rule, "***", PLAN)
+    assert shown.count("***") == 3
+    assert "cret" not in shown
+    assert 'key: "assign" value: "kept"' in shown
+
+
+def test_another_rule_stays_and_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """The administrator's rule is not replaced."""
+    fake = session({"spark.sql.redaction.string.regex": "theirs"})
+    connect.hide_secrets(fake, {"kafka.ssl.key.password": "..."})
+    assert fake.settings == {"spark.sql.redaction.string.regex": "theirs"}
+    assert "make sure that it covers" in caplog.text
+
+
+def test_a_server_is_known_by_its_process_and_not_by_its_number(tmp_path: Path) -> None:
+    """A state whose process has ended, or is another by now, or that is half a file, is no server."""
+    home = ConnectServer(tmp_path)
+    state = tmp_path / "server.json"
+    assert home.running() is None
+    this = psutil.Process()
+    state.write_text(json.dumps({"pid": this.pid, "born_s": this.create_time() - 100, "port": 1, "token": "t"}))
+    assert home.running() is None
+    assert not home.stop()
+    assert not state.exists()
+    state.write_text('{"pid":')
+    assert home.running() is None
+    state.write_text(json.dumps({"pid": this.pid, "born_s": this.create_time(), "port": 1, "token": "t"}))
+    found = home.running()
+    assert found is not None
+    assert found.url == "sc://localhost:1"
+
+
+@pytest.mark.parametrize("fields", [{"token": "plain"}, {"url": "sc://h/;token=plain"}])
+def test_a_token_written_down_is_refused(fields: dict[str, Any]) -> None:
+    """Dagster would store and show it; a variable's name it may."""
+    url: dict[str, Any] = {"url": "sc://h"}
+    with pytest.raises(ConfigurationError, match=r"token=EnvVar\(.ITS_NAME.\)"):
+        dg.Definitions(resources={"spark": SparkConnectResource(**url | fields)}).get_repository_def()
+    dg.Definitions(resources={"spark": SparkConnectResource(**url, token=dg.EnvVar("T"))}).get_repository_def()
+
+
+def test_only_the_server_of_this_machine_is_stopped_here() -> None:
+    """Another's is stopped where it was started."""
+    with pytest.raises(ConfigurationError, match="not this machine's own"):
+        SparkConnectResource(url="sc://h").stop_server()

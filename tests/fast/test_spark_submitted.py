@@ -1,0 +1,158 @@
+"""A batch handed over to a script: what the script is told, and when it is taken back from it."""
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from pydantic import SecretStr
+
+from marshal_dagster.delivery import ClaimedBatch
+from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.spark import jobs, reading, submitted
+from marshal_dagster.spark.submitted import BATCH_VARIABLE, SubmittedBatch, read_outcome, submitted_batch
+from marshal_dagster.submit import Submission, handed_over
+from tests.delivering import Scene
+
+CONNECTION = KafkaConnection(
+    bootstrap_servers="127.0.0.1:1",
+    security_protocol="SASL_PLAINTEXT",
+    sasl_mechanism="PLAIN",
+    username="u",
+    password=SecretStr("made-up"),
+)
+
+
+@pytest.fixture
+def scene() -> Scene:
+    """A group whose topic has messages."""
+    scene = Scene()
+    scene.data.make(messages=5)
+    return scene
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_the_script_is_told_its_ranges_and_no_one_else_a_secret(scene: Scene) -> None:
+    """The command and the environment name a folder and a file that this user alone can read; both go in the end."""
+    with scene.batch(scene.delivery()) as batch:
+        with handed_over(batch, CONNECTION) as submission:
+            told = submitted.HandedOver.read(submission.folder)
+            assert (told.batch_id, told.ranges) == (batch.batch_id, batch.ranges)
+            assert "made-up" in told.kafka_options["kafka.sasl.jaas.config"]
+            command = submission.command("a/script.py", "argument", settings={"spark.secret": "made-up"})
+            assert command[-2:] == ["a/script.py", "argument"]
+            assert "made-up" not in " ".join([*command, *submission.environment.values()])
+            assert submission.folder.stat().st_mode & 0o077 == 0
+            assert all(each.stat().st_mode & 0o077 == 0 for each in submission.folder.iterdir())
+            assert "spark.secret made-up\n" in (submission.folder / "spark.conf").read_text()
+        assert not submission.folder.exists()
+    assert batch.committed
+
+
+def test_a_failed_script_commits_nothing(scene: Scene) -> None:
+    """The error of whoever waits for it is the batch's."""
+    batch = scene.batch(scene.delivery())
+    with pytest.raises(ChildProcessError), batch, handed_over(batch, CONNECTION):
+        raise ChildProcessError("code 1")
+    assert not batch.committed
+
+
+def test_at_most_once_is_not_handed_over(scene: Scene) -> None:
+    """Before anything is committed."""
+    batch = scene.batch(scene.delivery(DeliveryMode.AT_MOST_ONCE))
+    with pytest.raises(ConfigurationError, match="process it in the run"), batch, handed_over(batch, CONNECTION):
+        raise AssertionError
+    assert not batch.committed
+    assert not batch.dropped
+
+
+def test_a_lost_claim_is_taken_back_from_the_script(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It cannot read or write any more, and its block fails."""
+
+    def lost() -> None:
+        raise ClaimLost("another has it")
+
+    with scene.batch(scene.delivery()) as batch, handed_over(batch, CONNECTION) as submission:
+
+        def script() -> None:
+            with submitted_batch(submission.environment) as theirs:
+                theirs.check()
+                monkeypatch.setattr(ClaimedBatch, "check", lambda _: lost())
+                until(lambda: not (submission.folder / "batch.json").exists())
+
+        with pytest.raises(BatchAborted, match="taken back"):
+            script()
+        with pytest.raises(BatchAborted, match="taken back"), submitted_batch(submission.environment):
+            raise AssertionError
+        monkeypatch.undo()
+
+
+def test_a_script_stops_without_its_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its claim gets no heartbeats any more, and nobody else removes the secrets."""
+
+    def script() -> None:
+        with (
+            scene.batch(scene.delivery()) as batch,
+            handed_over(batch, CONNECTION) as submission,
+            submitted_batch(submission.environment) as theirs,
+        ):
+            folders.append(submission.folder)
+            monkeypatch.setattr(submitted.HandedOver, "has_launcher", False)
+            theirs.check()
+
+    folders: list[Path] = []
+    with pytest.raises(BatchAborted, match="has died"):
+        script()
+    assert not folders[0].exists()
+
+
+def test_what_the_scripts_sink_took_is_committed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outcome comes back; a script that wrote nothing leaves nothing to commit."""
+    monkeypatch.setattr(submitted, "check_session", lambda _: None)
+    monkeypatch.setattr(jobs, "batch_jobs", lambda *_: nullcontext())
+    monkeypatch.setattr(reading, "read_ranges", lambda *_: "frame")
+    offsets = {partition: [(0, 5)] for partition in range(3)}
+    monkeypatch.setattr(reading, "offsets_read", lambda _: offsets)
+    with pytest.raises(BatchAborted, match="nothing was written"):
+        _work(scene, lambda _: None)
+    done = _work(scene, lambda theirs: _read_and_write(theirs, scene))
+    assert done.committed
+    assert done.outcome is not None
+    assert done.outcome.taken == done.ranges
+
+
+def test_a_script_that_nobody_submitted_says_so(tmp_path: Path) -> None:
+    """In one line; a folder without a batch was taken back."""
+    with pytest.raises(ConfigurationError, match="MARSHAL_BATCH is not set"), submitted_batch({}):
+        raise AssertionError
+    with pytest.raises(BatchAborted, match="taken back"), submitted_batch({BATCH_VARIABLE: str(tmp_path)}):
+        raise AssertionError
+    assert read_outcome(tmp_path) is None
+    with pytest.raises(ConfigurationError, match=r"spark\.x: a setting of a Spark process is one line"):
+        Submission(tmp_path).command("s.py", settings={"spark.x": "a\nb"})
+
+
+def _work(scene: Scene, script: Callable[[SubmittedBatch], object]) -> ClaimedBatch:
+    with (
+        scene.batch(scene.delivery(DeliveryMode.EFFECTIVELY_ONCE)) as batch,
+        handed_over(batch, CONNECTION) as submission,
+        submitted_batch(submission.environment) as theirs,
+    ):
+        script(theirs)
+    return batch
+
+
+def _read_and_write(theirs: SubmittedBatch, scene: Scene) -> None:
+    assert cast("str", theirs.read(cast("Any", object()))) == "frame"
+    theirs.write(scene.sink, cast("Any", scene.data.read(theirs.ranges)))

@@ -1,0 +1,132 @@
+"""Spark's own standalone cluster for tests: a master and two workers of one slot each, stopped by their pid."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pyspark
+
+from marshal_dagster.devkafka.ports import HOST, free_port
+
+SPARK_HOME: Final = Path(pyspark.__file__).parent
+WORKERS: Final = 2
+_READY_WITHIN_S: Final = 120.0
+_STOPPED_WITHIN_S: Final = 20.0
+
+
+def spark_environment() -> dict[str, str]:
+    """Give the environment of Spark's processes here: loopback alone, and this very Python."""
+    return {**os.environ, "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": HOST, "PYSPARK_PYTHON": sys.executable}
+
+
+def stop_tree(process: "subprocess.Popen[bytes]") -> None:
+    """End a process and all that it started."""
+    with ExitStack() as stack:
+        stack.callback(process.wait)
+        try:
+            tree = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        except psutil.NoSuchProcess:
+            return
+        for each in reversed(tree):
+            _signal(each, psutil.Process.terminate)
+        for each in psutil.wait_procs(tree, _STOPPED_WITHIN_S)[1]:
+            _signal(each, psutil.Process.kill)
+
+
+def _signal(process: psutil.Process, action: Any) -> None:  # noqa: ANN401 - a method of its
+    try:
+        action(process)
+    except psutil.NoSuchProcess:
+        return
+
+
+@dataclass
+class SparkCluster:
+    """A master and its workers."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    page: int = field(default_factory=free_port)
+    workers: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
+    stack: ExitStack = field(default_factory=ExitStack)
+    _added: int = 0
+
+    @property
+    def master(self) -> str:
+        """The URL that a session names as its master."""
+        return f"spark://{HOST}:{self.port}"
+
+    def start(self) -> None:
+        """Start all and wait until the workers are known."""
+        self._spawn("master.Master", "--host", HOST, "--port", str(self.port), "--webui-port", str(self.page))
+        for _ in range(WORKERS):
+            self.add_worker()
+        self.wait_for(WORKERS)
+
+    def add_worker(self) -> None:
+        """Start one more worker."""
+        self._added += 1
+        place = self.folder / f"worker {self._added}"
+        place.mkdir()
+        size = ("--cores", "1", "--memory", "1g", "--work-dir", str(place))
+        self.workers.append(
+            self._spawn("worker.Worker", "--host", HOST, "--webui-port", str(free_port()), *size, self.master)
+        )
+
+    def kill_worker(self) -> None:
+        """Kill a worker that has an executor, and that executor with it, as when its machine is switched off."""
+        found = [(each, psutil.Process(each.pid).children(recursive=True)) for each in self.workers if not each.poll()]
+        worker, executors = next((each, below) for each, below in found if below)
+        worker.kill()
+        for executor in executors:
+            _signal(executor, psutil.Process.kill)
+        worker.wait()
+        self.workers.remove(worker)
+
+    def alive_workers(self) -> int:
+        """Ask the master how many workers it has; 0 where it does not answer yet."""
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{self.page}/json/", timeout=5) as answer:
+                return int(json.load(answer)["aliveworkers"])
+        except OSError:
+            return 0
+
+    def wait_for(self, workers: int) -> None:
+        """Wait until so many workers are known."""
+        deadline = time.monotonic() + _READY_WITHIN_S
+        while self.alive_workers() != workers:
+            assert time.monotonic() < deadline, self.told()
+            time.sleep(0.1)
+
+    def told(self) -> str:
+        """Give the end of what the processes printed."""
+        return "\n".join(each.read_text(errors="replace")[-1500:] for each in self.folder.glob("*.log"))
+
+    def _spawn(self, name: str, *arguments: str) -> "subprocess.Popen[bytes]":
+        command = [str(SPARK_HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{name}", *arguments]
+        environment = spark_environment() | {"SPARK_DAEMON_MEMORY": "256m"}
+        path = self.folder / f"{name} {self._added}.log"
+        with path.open("wb") as console:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=console, stderr=console, env=environment, cwd=self.folder
+            )
+        self.stack.callback(stop_tree, process)
+        return process
+
+
+@contextmanager
+def running_cluster(folder: Path) -> Iterator[SparkCluster]:
+    """Start a cluster and stop it at the end."""
+    cluster = SparkCluster(folder)
+    with cluster.stack:
+        cluster.start()
+        yield cluster

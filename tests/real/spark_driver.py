@@ -1,0 +1,240 @@
+"""What tests do in a driver process of its own: a session on a cluster or a Connect server is one for its process.
+
+`Driver` calls a module's function there and gives what it returned or raised; the session stays between calls.
+"""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.spark import jobs
+from marshal_dagster.spark.connect import connect, disconnect, is_connect
+from marshal_dagster.spark.session import spark_settings, start_session
+from marshal_dagster.spark.sinks import FileSink, Sink
+from tests.real.spark_cluster import spark_environment
+from tests.sink_conformance import Row
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+WITHIN_S = 200.0
+PARTITIONS, MESSAGES = 4, 80
+_current: "list[tuple[Where, SparkSession]]" = []
+
+
+@dataclass(frozen=True)
+class Where:
+    """The session to work in: a master's, with settings, or a Connect server's, with its token."""
+
+    master: str
+    settings: tuple[tuple[str, str], ...] = ()
+    token: str | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """One group's work on one topic."""
+
+    where: Where
+    bootstrap_servers: str
+    coordination_topic: str
+    topic: str
+    output: Path
+    mode: DeliveryMode = DeliveryMode.EFFECTIVELY_ONCE
+    group: str = "orders"
+    heartbeat_interval_ms: int = 5_000
+
+    @property
+    def mark(self) -> Path:
+        """The file that tells that Spark has tasks of the batch at work."""
+        return self.output.with_name("at work")
+
+
+class Driver:
+    """The process with the session."""
+
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        self._pool = pool
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:  # noqa: ANN401 - the function's
+        """Call `function` there; give what waits for what it returns."""
+        future = self._pool.submit(function, *arguments)
+        return lambda: future.result(WITHIN_S)
+
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:  # noqa: ANN401 - the function's
+        """Call `function` there and wait for what it returns."""
+        return self.start(function, *arguments)()
+
+
+@contextmanager
+def running_driver() -> Iterator[Driver]:
+    """Start the process, and end it with its session."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_prepare) as pool:
+        yield Driver(pool)
+        pool.submit(stop_session).result(WITHIN_S)
+
+
+def _prepare() -> None:
+    os.environ.update({name: value for name, value in spark_environment().items() if name.startswith(("SPARK", "PYS"))})
+
+
+def session(where: Where) -> "SparkSession":
+    """Give the session, in place of another one if that is what this process has."""
+    if not _current or _current[0][0] != where:
+        stop_session()
+        if where.master.startswith("sc://"):
+            _current.append((where, connect(where.master, token=where.token)))
+            return _current[0][1]
+        extra = {"spark.master": where.master, "spark.driver.memory": "512m", "spark.executor.memory": "512m"}
+        settings = spark_settings(
+            app_name="driver",
+            extra={**extra, "spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1"}
+            | dict(where.settings),
+        )
+        found = start_session(settings)
+        found.sparkContext.setLogLevel("OFF")
+        _current.append((where, found))
+    return _current[0][1]
+
+
+def stop_session() -> None:
+    """Stop the session if there is one."""
+    while _current:
+        spark = _current.pop()[1]
+        if is_connect(spark):
+            disconnect(spark)
+        else:
+            spark.stop()
+
+
+def open_delivery(work: Work) -> Delivery:
+    """Open a member of the group."""
+    connection = KafkaConnection(bootstrap_servers=work.bootstrap_servers)
+    return Delivery(
+        log=KafkaLog(connection, work.coordination_topic, work.heartbeat_interval_ms),
+        data=Topics(connection),
+        connection=connection,
+        group=work.group,
+        client="driver",
+        run_id=f"run{time.monotonic_ns()}",
+        settings=Settings(work.heartbeat_interval_ms, RuleSet.NATIVE, work.mode),
+    )
+
+
+@contextmanager
+def claimed(work: Work, sink: Sink | None = None) -> Iterator[ClaimedBatch]:
+    """Claim a batch of all there is; close the member afterwards."""
+    delivery = open_delivery(work)
+    try:
+        with delivery.claimed_batch(BatchRequest(topic=work.topic), sink) as batch:
+            yield batch
+    finally:
+        delivery.log.close()
+        delivery.data.close()
+
+
+def values(frame: "DataFrame", slow_ms: int = 0) -> "DataFrame":
+    """Give partition, offset and the message as text; each one takes `slow_ms`."""
+    slow = f"left(java_method('java.lang.Thread', 'sleep', {slow_ms}L), 0)" if slow_ms else "''"
+    return frame.selectExpr("partition", "offset", f"concat(CAST(value AS STRING), {slow}) AS value")
+
+
+def mark_when_at_work(spark: "SparkSession", batch_id: str, mark: Path) -> None:
+    """Touch `mark` once Spark has tasks of the batch at work, from a thread of its own."""
+
+    def watch() -> None:
+        while True:
+            progress = jobs.progress(spark, batch_id)
+            if progress is not None and progress.active_stages:
+                mark.touch()
+                return
+            time.sleep(0.05)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def messages() -> list[Row]:
+    """What the topic holds, as `fill` writes it in turn."""
+    return sorted((n % PARTITIONS, n // PARTITIONS, f"message {n}") for n in range(MESSAGES))
+
+
+def rows_in(paths: Iterable[Path]) -> list[Row]:
+    """The rows of files of JSON lines."""
+    lines = (json.loads(line) for path in paths for line in path.read_text().splitlines())
+    return sorted((row["partition"], row["offset"], row["value"]) for row in lines)
+
+
+def write_through_the_sink(work: Work, slow_ms: int = 0) -> None:
+    """One batch in effectively once."""
+    spark = session(work.where)
+    sink = FileSink(work.output, format="json")
+    with claimed(work, sink) as batch:
+        if slow_ms:
+            mark_when_at_work(spark, batch.batch_id, work.mark)
+        batch.write(values(batch.read(spark), slow_ms))
+
+
+def write_oneself(work: Work) -> None:
+    """One batch in at least once."""
+    with claimed(work) as batch:
+        values(batch.read(session(work.where))).write.json(str(work.output))
+
+
+def fail_in_a_task(work: Work) -> list[str]:
+    """One batch whose task fails, after it has noted that it ran; gives the states of what it reports."""
+    from pyspark.sql import functions as f
+
+    noted = str(work.output)
+
+    @f.udf("string")
+    def note_and_fail(_: bytes) -> str:
+        with open(noted, "a") as file:  # noqa: PTH123 - runs in an executor's Python
+            file.write("ran\n")
+        raise ValueError("this record is poison")
+
+    batches = []
+
+    def process() -> None:
+        with claimed(work) as batch:
+            batches.append(batch)
+            frame = batch.read(session(work.where)).where("partition = 0 AND offset = 0")
+            frame.coalesce(1).select(note_and_fail("value")).collect()
+
+    with pytest.raises(Exception, match="this record is poison"):
+        process()
+    return [each.state for each in batches[0].report()]
+
+
+def cancel_a_batch(work: Work) -> tuple[str, float]:
+    """One batch that would take minutes, cancelled once it is at work; gives the error, and the seconds until then."""
+    spark = session(work.where)
+    cancelled_s: list[float] = []
+
+    def cancel_when_at_work(batch_id: str) -> None:
+        while not ((found := jobs.progress(spark, batch_id)) and found.active_stages):
+            time.sleep(0.05)
+        cancelled_s.append(time.monotonic())
+        jobs.cancel(spark, batch_id, "the test cancels it")
+
+    try:
+        with claimed(work) as batch:
+            threading.Thread(target=cancel_when_at_work, args=(batch.batch_id,), daemon=True).start()
+            values(batch.read(spark), 10_000).write.format("noop").mode("append").save()
+    except Exception as error:  # noqa: BLE001 - Spark's
+        return str(error), time.monotonic() - cancelled_s[0]
+    raise AssertionError("it was not cancelled")

@@ -1,0 +1,144 @@
+"""Claimed batches on Spark's own standalone cluster, by its master's URL."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.protocol.state import Key
+from marshal_dagster.spark.session import SINGLE_EXECUTION
+from marshal_dagster.spark.sinks import FileSink
+from tests.real.conftest import MakeTopic
+from tests.real.spark_cluster import WORKERS, SparkCluster, running_cluster
+from tests.real.spark_driver import (
+    MESSAGES,
+    PARTITIONS,
+    WITHIN_S,
+    Driver,
+    Where,
+    Work,
+    cancel_a_batch,
+    fail_in_a_task,
+    messages,
+    rows_in,
+    running_driver,
+    session,
+    write_oneself,
+    write_through_the_sink,
+)
+
+SINGLE = tuple(SINGLE_EXECUTION.items())
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
+    """A master and two workers."""
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    """The process with the session on the cluster."""
+    with running_driver() as driver:
+        yield driver
+
+
+@pytest.fixture
+def filled(topic: MakeTopic, fill: Callable[[str, int, int], None]) -> str:
+    """A topic with messages."""
+    name = topic(PARTITIONS)
+    fill(name, PARTITIONS, MESSAGES)
+    return name
+
+
+@pytest.fixture
+def work(cluster: SparkCluster, kafka: str, filled: str, coordination_topic: str, tmp_path: Path) -> Work:
+    """A group at the start of a filled topic."""
+    return Work(Where(cluster.master), kafka, coordination_topic, filled, tmp_path / "output")
+
+
+def key_of(work: Work) -> Key:
+    """What the log says of partition 0."""
+    log = KafkaLog(KafkaConnection(bootstrap_servers=work.bootstrap_servers), work.coordination_topic, 5_000)
+    try:
+        return Rationalizer(log, topics=[work.topic]).catch_up().snapshot_key(work.group, work.topic, 0)
+    finally:
+        log.close()
+
+
+def executors(work: Work) -> int:
+    """How many executors the session has."""
+    return len(session(work.where).sparkContext._jsc.sc().statusTracker().getExecutorInfos()) - 1  # the driver is one
+
+
+def tasks_at_work(work: Work) -> int:
+    """How many tasks the executors run."""
+    infos = session(work.where).sparkContext._jsc.sc().statusTracker().getExecutorInfos()
+    return sum(int(each.numRunningTasks()) for each in infos)
+
+
+def test_effectively_once_through_the_file_sink(driver: Driver, work: Work) -> None:
+    """Executors of both workers write the rows; record by record they are the topic's."""
+    driver.call(write_through_the_sink, work)
+    assert driver.call(executors, work) == WORKERS
+    assert rows_in(FileSink(work.output).committed_files()) == messages()
+
+
+def test_at_least_once(driver: Driver, work: Work) -> None:
+    """What a batch writes itself is, record by record, the topic's."""
+    driver.call(write_oneself, replace(work, mode=DeliveryMode.AT_LEAST_ONCE))
+    assert rows_in(work.output.glob("part-*")) == messages()
+
+
+def test_cancelling_ends_the_tasks_on_the_cluster(driver: Driver, work: Work) -> None:
+    """A cancelled batch fails within seconds with the reason, and no executor works on."""
+    work = replace(work, mode=DeliveryMode.AT_LEAST_ONCE)
+    error, took_s = driver.call(cancel_a_batch, work)
+    assert "the test cancels it" in error
+    assert took_s < 9
+    deadline = time.monotonic() + 30
+    while driver.call(tasks_at_work, work):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_killed_worker_costs_no_record(driver: Driver, cluster: SparkCluster, work: Work) -> None:
+    """A worker dies in the middle of a batch with its executor: the other does its tasks, each row is there once."""
+    result = driver.start(write_through_the_sink, work, 100)
+    deadline = time.monotonic() + WITHIN_S
+    while not work.mark.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    cluster.kill_worker()
+    result()
+    assert rows_in(FileSink(work.output).committed_files()) == messages()
+    cluster.add_worker()
+    cluster.wait_for(WORKERS)
+
+
+def test_a_session_with_retries_is_refused_at_most_once(driver: Driver, work: Work) -> None:
+    """Before anything is planned or committed, by the setting's name; in another mode the session retries indeed."""
+    once = replace(work, mode=DeliveryMode.AT_MOST_ONCE)
+    with pytest.raises(ConfigurationError, match=r"spark\.task\.maxFailures is 4, must be 1"):
+        driver.call(write_oneself, once)
+    assert key_of(once).plan_end is None
+    assert not key_of(once).offset
+    again = replace(work, mode=DeliveryMode.AT_LEAST_ONCE, group="again")
+    assert driver.call(fail_in_a_task, again) == ["not committed"] * PARTITIONS
+    assert work.output.read_text() == "ran\n" * 4
+
+
+def test_a_failing_task_is_not_retried_at_most_once(driver: Driver, work: Work) -> None:
+    """With the settings that are asked for it runs once, and what was committed for it is reported as dropped."""
+    once = replace(work, mode=DeliveryMode.AT_MOST_ONCE, where=replace(work.where, settings=SINGLE))
+    assert driver.call(fail_in_a_task, once) == ["possibly dropped"] * PARTITIONS
+    assert work.output.read_text() == "ran\n"
+    assert key_of(once).offset == MESSAGES // PARTITIONS

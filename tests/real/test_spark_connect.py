@@ -1,0 +1,281 @@
+"""Claimed batches on a Spark Connect server of this machine, and what becomes of them when it dies."""
+
+import json
+import signal
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import dagster as dg
+import psutil
+import psycopg
+import pytest
+from psycopg import sql
+
+from marshal_dagster.devkafka.ports import free_port
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
+from marshal_dagster.spark import connect
+from marshal_dagster.spark.connect_server import ConnectServer, Server
+from marshal_dagster.spark.reading import read_ranges
+from marshal_dagster.spark.sinks import FileSink, PostgresSink
+from marshal_dagster.spark_resources import SparkConnectResource
+from tests.real.conftest import MakeTopic
+from tests.real.spark_driver import (
+    MESSAGES,
+    PARTITIONS,
+    WITHIN_S,
+    Driver,
+    Where,
+    Work,
+    cancel_a_batch,
+    claimed,
+    mark_when_at_work,
+    messages,
+    rows_in,
+    running_driver,
+    session,
+    stop_session,
+    values,
+    write_oneself,
+    write_through_the_sink,
+)
+from tests.real.test_spark_jobs import until
+
+SMALL = {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
+PAGE = free_port()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    """The folder of the server, which is stopped at the end."""
+    home = ConnectServer(tmp_path_factory.mktemp("connect"))
+    yield home
+    home.stop()
+
+
+def start(home: ConnectServer) -> Server:
+    """Start the server, if it does not run, with a page."""
+    return home.start(SMALL | {"spark.ui.enabled": "true", "spark.ui.port": str(PAGE)})
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Driver]:
+    """The process that is the client."""
+    with running_driver() as driver:
+        yield driver
+
+
+@pytest.fixture
+def filled(topic: MakeTopic, fill: Callable[[str, int, int], None]) -> str:
+    """A topic with messages."""
+    name = topic(PARTITIONS)
+    fill(name, PARTITIONS, MESSAGES)
+    return name
+
+
+@pytest.fixture
+def work(home: ConnectServer, kafka: str, filled: str, coordination_topic: str, tmp_path: Path) -> Work:
+    """A group at the start of a filled topic, and the server."""
+    server = start(home)
+    return Work(Where(server.url, token=server.token), kafka, coordination_topic, filled, tmp_path / "output")
+
+
+def write_into_postgres(work: Work, dsn: str) -> None:
+    """One batch in effectively once."""
+    spark = session(work.where)
+    sink = PostgresSink(dsn, work.group)
+    sink.create_tables()
+    with claimed(work, sink) as batch:
+        rows = values(batch.read(spark))
+        sink.create_tables(rows.schema)
+        batch.write(rows)
+
+
+def connect_wrongly(url: str, token: str) -> str:
+    """Connect and give the error."""
+    stop_session()
+    with pytest.raises(UnavailableError) as refused:
+        connect.connect(url, token=token)
+    return str(refused.value)
+
+
+def fail_to_read(work: Work, hidden: bool) -> None:
+    """Have the server run a reader with secrets, which fails."""
+    login = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="u" password="a \\"canary\\"";'
+    options = {
+        "kafka.bootstrap.servers": "127.0.0.1:1",
+        "kafka.sasl.jaas.config": login,
+        "kafka.ssl.keystore.key": "-----BEGIN PRIVATE KEY-----\ncanary\n",
+        "kafka.ssl.key.password": "canary",
+        "kafka.default.api.timeout.ms": "200",
+        "kafka.request.timeout.ms": "100",
+    }
+    stop_session()
+    spark = session(work.where)
+    if not hidden:
+        spark.conf.set("spark.sql.redaction.string.regex", "nothing like this")
+    with pytest.raises(Exception, match=r"Timeout|timed out"):
+        read_ranges(spark, options, "orders", {0: (0, 5)}).count()
+    stop_session()
+
+
+class Interrupted(BaseException):
+    """As Dagster raises when a run is canceled."""
+
+
+def interrupt_a_batch(work: Work) -> float:
+    """One batch that would take minutes, interrupted by a signal; gives the seconds until its block was left."""
+    spark = session(work.where)
+
+    def interrupt(*_: object) -> None:
+        interrupted_s.append(time.monotonic())
+        raise Interrupted
+
+    interrupted_s: list[float] = []
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with claimed(work) as batch:
+            mark_when_at_work(spark, batch.batch_id, work.mark)
+            threading.Thread(target=alarm_when_at_work, args=(work.mark,), daemon=True).start()
+            values(batch.read(spark), 10_000).write.format("noop").mode("append").save()
+    except Interrupted:
+        left_s = time.monotonic() - interrupted_s[0]
+        assert session(work.where).range(10).count() == 10
+        return left_s
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    raise AssertionError("it was not interrupted")
+
+
+def alarm_when_at_work(mark: Path) -> None:
+    """Send this process a signal."""
+    until(mark.exists)
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
+
+
+def run_job(work: Work, folder: str, slow_ms: int) -> tuple[bool, str]:
+    """One run of a job with the resource; gives whether it succeeded, and its error."""
+    stop_session()
+
+    def process(context: dg.OpExecutionContext, batch: object, frame: object) -> object:  # noqa: ARG001 - the op's
+        mark_when_at_work(frame.sparkSession, batch.batch_id, work.mark)  # type: ignore[attr-defined]
+        return values(frame, slow_ms)  # type: ignore[arg-type]
+
+    made = build_claimed_batch_op(
+        process,  # type: ignore[arg-type]
+        name="orders",
+        topic=work.topic,
+        spark_key="spark",
+        sink=FileSink(work.output, format="json"),
+    )
+    resources = {
+        "spark": SparkConnectResource(folder=folder, server_config=SMALL),
+        "claimer": ClaimerResource(
+            connection=KafkaConnectionConfig(bootstrap_servers=work.bootstrap_servers),
+            coordination_topic=work.coordination_topic,
+            group=work.group,
+            delivery="effectively_once",
+            heartbeat_interval_s=20,
+        ),
+    }
+
+    @dg.job(resource_defs=resources)
+    def job() -> None:
+        made()
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = job.execute_in_process(instance=instance, raise_on_error=False)
+    errors = [event.step_failure_data.error for event in done.all_events if event.is_step_failure]
+    cause = None if not errors or errors[0] is None else errors[0].cause
+    return done.success, "" if cause is None else cause.message.strip()
+
+
+def test_effectively_once_through_the_file_sink(driver: Driver, work: Work) -> None:
+    """The rows are, record by record, the topic's; the same function as on a cluster."""
+    driver.call(write_through_the_sink, work)
+    assert rows_in(FileSink(work.output).committed_files()) == messages()
+
+
+def test_effectively_once_into_postgres(driver: Driver, work: Work, postgres: str) -> None:
+    """Rows come through the client into the table, each once."""
+    work = replace(work, group=work.topic.replace("-", "_"))
+    driver.call(write_into_postgres, work, postgres)
+    with psycopg.connect(postgres) as connection:
+        columns = sql.SQL("SELECT kafka_partition, kafka_offset, value FROM {}")
+        found = connection.execute(columns.format(sql.Identifier(work.group))).fetchall()
+    assert sorted(found) == messages()
+
+
+@pytest.mark.parametrize("mode", [DeliveryMode.AT_LEAST_ONCE, DeliveryMode.AT_MOST_ONCE])
+def test_what_a_batch_writes_itself(driver: Driver, work: Work, mode: DeliveryMode) -> None:
+    """At most once too, for the server was started with what that asks for."""
+    driver.call(write_oneself, replace(work, mode=mode))
+    assert rows_in(work.output.glob("part-*")) == messages()
+
+
+def test_cancelling_ends_the_operations_on_the_server(driver: Driver, work: Work) -> None:
+    """A cancelled batch fails within seconds."""
+    error, took_s = driver.call(cancel_a_batch, replace(work, mode=DeliveryMode.AT_LEAST_ONCE))
+    assert "OPERATION_CANCELED" in error
+    assert took_s < 9
+
+
+def test_an_interrupt_leaves_the_batch_at_once(driver: Driver, work: Work) -> None:
+    """A signal's exception ends the wait for the server, whose tasks end too; the session can be used on."""
+    work = replace(work, mode=DeliveryMode.AT_LEAST_ONCE)
+    assert driver.call(interrupt_a_batch, work) < 9
+    with urllib.request.urlopen(f"http://127.0.0.1:{PAGE}/api/v1/applications", timeout=20) as answer:
+        application = json.load(answer)[0]["id"]
+
+    def running() -> int:
+        jobs = f"http://127.0.0.1:{PAGE}/api/v1/applications/{application}/jobs?status=running"
+        with urllib.request.urlopen(jobs, timeout=20) as answer:
+            return len(json.load(answer))
+
+    until(lambda: not running(), 8)
+
+
+def test_the_servers_page_shows_no_secret(driver: Driver, work: Work) -> None:
+    """What stands there of a reader's options is redacted; without our rule it is not."""
+    for hidden in (True, False):
+        driver.call(fail_to_read, work, hidden)
+        with urllib.request.urlopen(f"http://127.0.0.1:{PAGE}/connect/", timeout=20) as page:
+            assert ("canary" in page.read().decode()) is not hidden
+
+
+def test_a_wrong_token_and_a_missing_server_are_one_line(driver: Driver, work: Work) -> None:
+    """Each at once, with what to do."""
+    refused = driver.call(connect_wrongly, work.where.master, "wrong")
+    assert "gives no session" in refused
+    missing = driver.call(connect_wrongly, f"sc://localhost:{free_port()}", "any")
+    assert "no Spark Connect server answers at localhost" in missing
+    assert "\n" not in refused + missing
+
+
+def test_a_killed_server_fails_the_batch_at_once_and_the_next_run_redoes_it(
+    driver: Driver, home: ConnectServer, work: Work
+) -> None:
+    """One line says that the server has ended; its claims are released, and with another server no row is missing."""
+    server = start(home)
+    result = driver.start(run_job, work, str(home.folder), 500)
+    until(work.mark.exists, WITHIN_S)
+    psutil.Process(server.pid).kill()
+    killed_s = time.monotonic()
+    success, error = result()
+    assert time.monotonic() - killed_s < 30  # Spark's own client would try for ten minutes
+    assert not success
+    assert "the Spark Connect server has ended" in error
+    assert "\n" not in error
+    assert home.running() is None
+    assert driver.call(run_job, work, str(home.folder), 0) == (True, "")
+    assert rows_in(FileSink(work.output).committed_files()) == messages()
+    again = home.running()
+    assert again is not None
+    assert again.pid != server.pid
+    assert home.start() == again
