@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from marshal_dagster.spark.connector import fetch_beside
+from marshal_dagster.spark.decoding import AVRO_PACKAGE
 from marshal_dagster.spark.session import spark_settings, start_session
 
 if TYPE_CHECKING:
@@ -16,11 +18,16 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
-    """A session with two task slots and the Kafka connector, stopped at the end."""
+    """A session with two task slots, the Kafka connector and Avro, stopped at the end."""
     session = start_session(
         spark_settings(
             app_name="marshal-dagster tests",
-            extra={"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"},
+            extra={
+                "spark.master": "local[2]",
+                "spark.sql.shuffle.partitions": "2",
+                "spark.driver.memory": "1g",
+                "spark.jars": ",".join(map(str, fetch_beside(AVRO_PACKAGE))),
+            },
         )
     )
     session.sparkContext.setLogLevel("FATAL")  # failing jobs are part of the tests
