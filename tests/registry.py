@@ -18,15 +18,22 @@ class Registry:
     url: str = ""
     schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
     subjects: dict[str, list[int]] = field(default_factory=dict)
+    serialized: dict[int, str] = field(default_factory=dict)
     login: str | None = None
     status: int | None = None
     """What it answers to everything, if set."""
     asked: list[str] = field(default_factory=list)
 
     def register(
-        self, subject: str, text: str, *, kind: str = "AVRO", references: Mapping[str, tuple[str, int]] | None = None
+        self,
+        subject: str,
+        text: str,
+        *,
+        kind: str = "AVRO",
+        serialized: bytes | None = None,
+        references: Mapping[str, tuple[str, int]] | None = None,
     ) -> int:
-        """Register a schema under the next id."""
+        """Register a schema under the next id; `serialized` is the descriptor of a Protobuf file."""
         number = 100_000 + len(self.schemas)
         found: dict[str, Any] = {"schema": text}
         if kind != "AVRO":  # Confluent's leaves it out for Avro
@@ -36,6 +43,8 @@ class Registry:
                 {"name": name, "subject": of, "version": version} for name, (of, version) in references.items()
             ]
         self.schemas[number] = found
+        if serialized is not None:
+            self.serialized[number] = base64.b64encode(serialized).decode()
         self.subjects.setdefault(subject, []).append(number)
         return number
 
@@ -46,11 +55,15 @@ class Registry:
             return self.status, {"error_code": self.status, "message": "told to"}
         if self.login is not None and login != f"Basic {base64.b64encode(self.login.encode()).decode()}":
             return 401, {"error_code": 401, "message": "Unauthorized"}
+        path, _, query = path.partition("?")
         match [unquote(part) for part in path.strip("/").split("/")]:
-            case ["schemas", "ids", number]:
-                if int(number) not in self.schemas:
+            case ["schemas", "ids", text]:
+                number = int(text)
+                if number not in self.schemas:
                     return 404, {"error_code": 40403, "message": f"Schema {number} not found"}
-                return 200, self.schemas[int(number)]
+                if query == "format=serialized":
+                    return 200, {**self.schemas[number], "schema": self.serialized[number]}
+                return 200, self.schemas[number]
             case ["subjects", subject, "versions", version]:
                 if subject not in self.subjects:
                     return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}

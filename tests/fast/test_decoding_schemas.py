@@ -53,8 +53,8 @@ def test_the_newest_schema_is_asked_for_each_time(registry: Registry) -> None:
     assert schemas.latest("s").text == '"int"'
     registry.register("a/b c", '"string"')
     assert schemas.latest("a/b c") == Schema(SchemaKind.AVRO, '"string"')
-    registry.register("s", "message A {}", kind="PROTOBUF")
-    assert schemas.latest("s") == Schema(SchemaKind.PROTOBUF, "message A {}")
+    registry.register("s", "message A {}", kind="PROTOBUF", serialized=b"\x0a\x01a")
+    assert schemas.latest("s") == Schema(SchemaKind.PROTOBUF, "CgFh")
     with pytest.raises(ConfigurationError, match="no version latest of subject 'none'"):
         schemas.latest("none")
 

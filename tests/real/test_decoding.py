@@ -18,10 +18,12 @@ from marshal_dagster.spark.decoding import (
     SchemaRegistry,
     decode_avro,
     decode_json,
+    decode_protobuf,
     infer_json_schema,
 )
 from marshal_dagster.spark.reading import read_ranges, read_schema
 from tests.avro_bytes import encode, framed, record
+from tests.protobuf_bytes import framed_message, orders_file
 from tests.real.conftest import MakeTopic
 from tests.registry import Registry, running_registry
 
@@ -185,8 +187,8 @@ def test_dead_letters_hold_all_that_the_record_was(
     assert producer.flush(30) == 0
     frame = read_ranges(spark, connection.spark_options(), name, {0: (0, 3)})
     decoded = decode_json(frame, "a int")
-    for _ in range(2):
-        good = decoded.or_dead_letter(dead, connection)
+    decoded.or_dead_letter(dead, connection)
+    good = decoded.or_dead_letter(dead, connection)
     assert [(row["offset"], row["value"]["a"]) for row in good.collect()] == [(1, 1)]
     letters = messages(servers, dead, 4)
     assert sorted(letters[:2]) == sorted(letters[2:])
@@ -323,3 +325,38 @@ def test_an_avro_schema_that_cannot_be_is_refused(spark: "SparkSession", schema:
     """Before anything is read."""
     with pytest.raises(ConfigurationError, match=r"schema"):
         decode_avro(batch(spark, []), None, schema=schema)
+
+
+def test_protobuf_of_several_schemas_is_read_by_one(spark: "SparkSession", registry: Registry) -> None:
+    """Writers of two files, the reader's from the subject; other messages and poison between them."""
+    first = registry.register("orders", "...", kind="PROTOBUF", serialized=orders_file().SerializeToString())
+    second = registry.register("orders", "...", kind="PROTOBUF", serialized=orders_file(newer=True).SerializeToString())
+    avro = registry.register("a", '"string"')
+    empty: dict[str, Any] = {"id": 0, "note": None, "lines": [], "at": None, "serial": 0, "state": "NEW", "total": 0.0}
+    total = bytes.fromhex("39000000000000e03f")
+    cases: list[tuple[bytes | None, Any]] = [
+        (framed_message(first, [1], b"\x08\x07\x12\x01a"), {**empty, "id": 7, "note": "a"}),
+        (framed_message(first, [1], b"\x1a\x03\x0a\x01b"), {**empty, "lines": [{"sku": "b"}]}),
+        (framed_message(first, [1], b"\x22\x02\x08\x01"), {**empty, "at": datetime.fromtimestamp(1)}),  # noqa: DTZ006 - as Spark gives it
+        (framed_message(second, [1], total), {**empty, "total": 0.5}),
+        (framed_message(second, [1], b""), empty),
+        (framed_message(second, [0], b""), "it is a shop.Other, not a shop.Order"),
+        (framed_message(second, [1], total[:5]), "no valid shop.Order: Error parsing message"),
+        (framed_message(avro, [1], b""), f"schema id {avro} is of type AVRO, not PROTOBUF"),
+        (framed_message(77, [1], b""), "schema id 77 is not known"),
+        (b"\x00\x00", "shorter than a frame"),
+        (b"", "empty value"),
+        (None, "null value"),
+    ]
+    decoded = decode_protobuf(
+        batch(spark, [value for value, _ in cases]),
+        SchemaRegistry(url=registry.url),
+        message="shop.Order",
+        subject="orders",
+    )
+    found = outcome(decoded, len(cases))
+    starts = [
+        each[: len(expected)] if isinstance(expected, str) else each
+        for each, (_, expected) in zip(found, cases, strict=True)
+    ]
+    assert starts == [expected for _, expected in cases]

@@ -8,6 +8,7 @@ registry reaches a plan.
 from marshal_dagster.spark.decoding.avro import AVRO_PACKAGE, decode_avro
 from marshal_dagster.spark.decoding.decoded import Decoded, Nulls
 from marshal_dagster.spark.decoding.jsons import decode_json, infer_json_schema
+from marshal_dagster.spark.decoding.protobufs import decode_protobuf
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaFiles, SchemaKind, SchemaRegistry, Schemas
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "Schemas",
     "decode_avro",
     "decode_json",
+    "decode_protobuf",
     "infer_json_schema",
 ]

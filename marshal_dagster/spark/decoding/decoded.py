@@ -1,6 +1,6 @@
 """A decoded batch: each record has a value or a reason why it has none, and none is left out silently."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, Protocol
 
@@ -43,9 +43,14 @@ class Decoded:
     reads Kafka again: cache what was read (`frame.cache()`) where more than one action follows.
     """
 
-    def __init__(self, frame: "DataFrame", value: "Column", reason: "Column") -> None:
-        """Lay `value` and `reason`, one of which is null unless null itself is a good value, beside `frame`."""
-        self._columns = tuple(frame.columns)
+    def __init__(
+        self, frame: "DataFrame", value: "Column", reason: "Column", *, columns: Sequence[str] | None = None
+    ) -> None:
+        """Lay `value` and `reason` beside `frame`, of which `columns` are given to the user; default: all.
+
+        Where there is a reason there is no value.
+        """
+        self._columns = tuple(frame.columns if columns is None else columns)
         missing = [
             name for name in ("topic", "partition", "offset", "timestamp", "key", "value") if name not in frame.columns
         ]

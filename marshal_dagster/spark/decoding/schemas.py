@@ -28,7 +28,10 @@ class SchemaKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """A schema as it was registered; `references` are those whose types it names, by the name that it uses."""
+    """A schema; `references` are those whose types it names, by the name that it uses.
+
+    `text` is as it was registered; of a Protobuf schema, in base64 the serialized `FileDescriptorProto` of its file.
+    """
 
     kind: SchemaKind
     text: str
@@ -49,14 +52,21 @@ class Schemas(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SchemaFiles:
-    """Schemas in files, Avro in `.avsc` ones: `by_number` those that writers used, by the ids in messages."""
+    """Schemas that writers used, in files by the ids in messages: Avro's in `.avsc` ones, else Protobuf's descriptors.
+
+    These are as `protoc --descriptor_set_out=...` writes them for one `.proto` file.
+    """
 
     by_number: Mapping[int, str | os.PathLike[str]]
 
     def by_id(self, number: int, /) -> Schema | None:
         """Read the file of that id, if one is named. Raises `ConfigurationError` if it cannot be read."""
         path = self.by_number.get(number)
-        return None if path is None else Schema(SchemaKind.AVRO, read_schema_file(path))
+        if path is None:
+            return None
+        if Path(path).suffix == ".avsc":
+            return Schema(SchemaKind.AVRO, read_schema_file(path))
+        return Schema(SchemaKind.PROTOBUF, _last_file(path))
 
     def latest(self, subject: str, /) -> Schema:
         """Refuse: files have no subjects."""
@@ -93,8 +103,7 @@ class SchemaRegistry:
 
     def by_id(self, number: int, /) -> Schema | None:
         """Ask for the schema of that id; it is asked for once. Raises `UnavailableError`, `ConfigurationError`."""
-        found = self._ask(f"/schemas/ids/{number}")
-        return None if found is None else self._schema(found)
+        return self._schema(f"/schemas/ids/{number}")
 
     def latest(self, subject: str, /) -> Schema:
         """Ask for the newest schema of `subject`, each time. Raises `UnavailableError`, `ConfigurationError`."""
@@ -103,12 +112,20 @@ class SchemaRegistry:
     def _version(self, subject: str, version: str) -> Schema:
         from urllib.parse import quote
 
-        found = self._ask(f"/subjects/{quote(subject, safe='')}/versions/{version}", keep=version != "latest")
+        path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
+        found = self._schema(path, keep=version != "latest")
         if found is None:
             raise ConfigurationError(f"schema registry {self.url} has no version {version} of subject {subject!r}")
-        return self._schema(found)
+        return found
 
-    def _schema(self, answer: Mapping[str, Any]) -> Schema:
+    def _schema(self, path: str, *, keep: bool = True) -> Schema | None:
+        answer = self._ask(path, keep=keep)
+        if answer is not None and answer.get("schemaType") == SchemaKind.PROTOBUF and "id" in answer:
+            path, keep = f"/schemas/ids/{answer['id']}", True  # the newest one may be another by now
+        if answer is not None and answer.get("schemaType") == SchemaKind.PROTOBUF:
+            answer = self._ask(f"{path}?format=serialized", keep=keep)
+        if answer is None:
+            return None
         try:
             kind = SchemaKind(answer.get("schemaType", SchemaKind.AVRO))
             references = {
@@ -174,6 +191,18 @@ def read_schema_file(path: str | os.PathLike[str]) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:
+        raise ConfigurationError(f"schema file {os.fspath(path)!r} cannot be read: {error}") from error
+
+
+def _last_file(path: str | os.PathLike[str]) -> str:
+    """Give the descriptor of the file for which a set was written: imports come before it."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.message import DecodeError
+
+    try:
+        files = FileDescriptorSet.FromString(Path(path).read_bytes()).file
+        return base64.b64encode(files[-1].SerializeToString()).decode("ascii")
+    except (OSError, DecodeError, IndexError) as error:
         raise ConfigurationError(f"schema file {os.fspath(path)!r} cannot be read: {error}") from error
 
 
