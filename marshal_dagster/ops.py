@@ -46,6 +46,7 @@ from marshal_dagster.runs import (
     run_is_over,
     tag_run,
 )
+from marshal_dagster.spark import reading
 from marshal_dagster.spark.session import SINGLE_EXECUTION, spark_settings, start_session
 from marshal_dagster.spark.sinks import Sink
 
@@ -180,6 +181,9 @@ class WorkOptions(TypedDict, total=False):
     """Where a group begins that has no position in the topic; by default at the earliest offset."""
     max_attempts: int
     """How often a plan is tried before it is left to a person; 5 by default."""
+    count_records: bool
+    """Tell how many records the offsets of each batch held, where compaction and transactions leave fewer; it takes a
+    pass over the batch of its own."""
     claimer_key: str
     """The resource that is the `ClaimerResource`; by default `claimer`."""
     spark_key: str | None
@@ -200,6 +204,7 @@ class BatchSpec:
     entire_topic: bool
     ranges: RangeOptions | None
     max_attempts: int
+    count_records: bool
     claimer_key: str
     spark_key: str | None
     spark_config: Mapping[str, str]
@@ -272,6 +277,7 @@ def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkO
         entire_topic=options.get("entire_topic", False),
         ranges=options.get("ranges"),
         max_attempts=options.get("max_attempts", DEFAULT_MAX_ATTEMPTS),
+        count_records=options.get("count_records", False),
         claimer_key=options.get("claimer_key", "claimer"),
         spark_key=spark_key,
         spark_config=dict(spark_config or {}),
@@ -330,6 +336,8 @@ class BatchWork:
     before: list[DoneBatch] = field(default_factory=list)
     """What earlier attempts of this step did, which failed and so handed nothing on."""
     spark: "SparkSession | None" = None
+    records: Mapping[int, int] | None = None
+    """How many records the batch in hand has of each partition, where they are counted."""
 
     def run(self) -> bool:
         """Work until drained or at a limit; tell whether this step did anything, in earlier attempts too."""
@@ -465,12 +473,14 @@ class BatchWork:
                     return _Nothing(Outcome.TOPIC_MISSING, missing)
                 if batch.idle is None:
                     self._tell_last()
+                    self.records = {} if self.spec.count_records else None
                     self._process(batch)
         finally:
             self._observe_dropped(batch)
         if batch.idle is not None:
             return _Nothing(_outcome_of(batch.idle), batch.idle.text, batch.idle.stale_in_s)
         self._record(batch)
+        self._observe_lost(batch)
         return None
 
     def _missing_topic(self) -> str | None:
@@ -492,6 +502,8 @@ class BatchWork:
         if not batch.ranges:
             return
         with _progress_lines(self.context, spark, batch.batch_id):
+            if self.spec.count_records:
+                self.records = reading.count_records(frame)
             rows = self.spec.process(self.context, batch, frame)
             if self.spec.sink is not None and rows is not None:
                 batch.write(rows)
@@ -524,6 +536,8 @@ class BatchWork:
         numbers: dict[str, float] = {
             "offsets": sum(each.range.width for each in reports),
             "lag": batch.lag_after,
+            "lost_offsets": _lost_offsets(reports),
+            **({} if self.records is None else {"records": sum(self.records.values())}),
             "waiting_s": round(phases.waiting_s, 3),
             "starting_spark_s": round(phases.starting_spark_s, 3),
             "reading_s": round(phases.reading_s, 3),
@@ -532,7 +546,7 @@ class BatchWork:
         }
         if batch.outcome is not None and len(batch.outcome.rows) == len(batch.outcome.taken):
             numbers["rows"] = sum(batch.outcome.rows.values())
-        done = DoneBatch(batch.batch_id, batch.mode, _table(reports), numbers)
+        done = DoneBatch(batch.batch_id, batch.mode, _table(reports, self.records), numbers)
         self.done.append(done)
         self.last = AssetMaterialization(
             self.spec.asset_key,
@@ -577,6 +591,24 @@ class BatchWork:
         except Exception as error:  # noqa: BLE001 - the batch's own error is the one to tell
             self.context.log.warning("what was dropped could not be written into the run's events: %s", error)
 
+    def _observe_lost(self, batch: ClaimedBatch) -> None:
+        """Note what retention has deleted of a batch that was committed, as an observation of the topic."""
+        reports = [report for report in batch.report() if report.range.lost is not None]
+        if not reports:
+            return
+        self.context.log_event(
+            AssetObservation(
+                announcements_key(self.spec.topic),
+                description="Retention deleted these messages before they were read; the batch went on behind them.",
+                metadata={
+                    "lost": MetadataValue.json([_lost(report) for report in reports]),
+                    "lost_offsets": _lost_offsets(reports),
+                    "batch_id": batch.batch_id,
+                    "group": self.claimer.group,
+                },
+            )
+        )
+
     def _idle_metadata(self, outcome: Outcome, text: str) -> dict[str, Any]:
         metadata: dict[str, Any] = {
             "state": outcome.value,
@@ -620,7 +652,9 @@ class BatchWork:
             "batches": len(all_done),
             **numbers,
             "lag": int(all_done[-1].numbers["lag"]),
-            "ranges": MetadataValue.table([row for each in all_done for row in each.ranges.records], _RANGES),
+            "ranges": MetadataValue.table(
+                [row for each in all_done for row in each.ranges.records], all_done[-1].ranges.schema
+            ),
             "delivery": all_done[-1].delivery.value,
             "batch_ids": MetadataValue.json([each.batch_id for each in all_done]),
             "group": self.claimer.group,
@@ -655,6 +689,8 @@ def _named(report: PartitionReport) -> str:
 _NUMBERS: Final = (
     "offsets",
     "lag",
+    "lost_offsets",
+    "records",
     "waiting_s",
     "starting_spark_s",
     "reading_s",
@@ -664,24 +700,27 @@ _NUMBERS: Final = (
 )
 """What a batch is recorded with that plots over time."""
 
-_RANGES: Final = TableSchema(
-    [
-        TableColumn("partition", "int", "The partition."),
-        TableColumn("start", "int", "The first offset of the range."),
-        TableColumn("end", "int", "The next offset to read after it."),
-        TableColumn("offsets", "int", "How many offsets it spans; compaction and transactions leave fewer records."),
-        TableColumn("state", "string", "What became of the range."),
-        TableColumn("lag_before", "int", "Offsets up to the end of the topic when the batch was planned."),
-        TableColumn("lag_after", "int", "The same behind the batch."),
-        TableColumn("epoch", "int", "The fencing token of the claim."),
-        TableColumn("generation", "int", "The generation of the position: another one once a person has set it."),
-        TableColumn("replay", "bool", "Whether it was the open plan of an earlier owner."),
-        TableColumn("topic", "string", "The data topic."),
-    ]
+_COLUMNS: Final = (
+    TableColumn("partition", "int", "The partition."),
+    TableColumn("start", "int", "The first offset of the range."),
+    TableColumn("end", "int", "The next offset to read after it."),
+    TableColumn("offsets", "int", "How many offsets it spans; compaction and transactions leave fewer records."),
+    TableColumn("lost", "int", "How many of these, from the start, retention had deleted before they were read."),
+    TableColumn("state", "string", "What became of the range."),
+    TableColumn("lag_before", "int", "Offsets up to the end of the topic when the batch was planned."),
+    TableColumn("lag_after", "int", "The same behind the batch."),
+    TableColumn("epoch", "int", "The fencing token of the claim."),
+    TableColumn("generation", "int", "The generation of the position: another one once a person has set it."),
+    TableColumn("replay", "bool", "Whether it was the open plan of an earlier owner."),
+    TableColumn("topic", "string", "The data topic."),
+)
+_RANGES: Final = TableSchema([*_COLUMNS])
+_COUNTED: Final = TableSchema(
+    [*_COLUMNS, TableColumn("records", "int", "How many records the offsets of the range held, where it was read.")]
 )
 
 
-def _table(reports: Sequence[PartitionReport]) -> TableMetadataValue:
+def _table(reports: Sequence[PartitionReport], counts: Mapping[int, int] | None = None) -> TableMetadataValue:
     records = [
         TableRecord(
             {
@@ -689,6 +728,7 @@ def _table(reports: Sequence[PartitionReport]) -> TableMetadataValue:
                 "start": each.range.start,
                 "end": each.range.end,
                 "offsets": each.range.width,
+                "lost": each.range.first_readable - each.range.start,
                 "state": each.state,
                 "lag_before": each.lag_before,
                 "lag_after": each.lag_after,
@@ -696,11 +736,21 @@ def _table(reports: Sequence[PartitionReport]) -> TableMetadataValue:
                 "generation": each.range.generation,
                 "replay": each.is_replay,
                 "topic": each.range.topic,
+                **({} if counts is None else {"records": counts.get(each.range.partition, 0)}),
             }
         )
         for each in reports
     ]
-    return MetadataValue.table(records, _RANGES)
+    return MetadataValue.table(records, _RANGES if counts is None else _COUNTED)
+
+
+def _lost(report: PartitionReport) -> dict[str, int]:
+    one = report.range
+    return {"partition": one.partition, "start": one.start, "end": one.first_readable}
+
+
+def _lost_offsets(reports: Sequence[PartitionReport]) -> int:
+    return sum(report.range.first_readable - report.range.start for report in reports)
 
 
 def _seen_table(seen: Sequence[SeenKey]) -> TableMetadataValue:

@@ -1,6 +1,7 @@
 """The claimed-batch op on a coordination log and data topics in memory; what stands for Spark hands over a list."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -145,6 +146,7 @@ def do_without_spark(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
     monkeypatch.setattr(batch_module, "check_session", lambda _: None)
     monkeypatch.setattr(batch_module, "check_single_execution", lambda _: None)
     monkeypatch.setattr(reading, "read_ranges", read_ranges)
+    monkeypatch.setattr(reading, "count_records", lambda frame: Counter(n for n, _ in frame))
     monkeypatch.setattr(reading, "offsets_read", lambda _: dict.fromkeys(range(3), ()))
     monkeypatch.setattr(spark_jobs, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(spark_jobs, "cancel", lambda *_: None)
@@ -197,6 +199,7 @@ def test_each_batch_is_recorded_with_its_ranges_and_numbers(stand: Stand) -> Non
             "start": 0,
             "end": 4,
             "offsets": 4,
+            "lost": 0,
             "lag_before": 10,
             "lag_after": 6,
             "epoch": stand.scene.values().index(_claim(stand, n)),
@@ -214,6 +217,38 @@ def _claim(stand: Stand, partition: int) -> str:
         for value in stand.scene.values()
         if value.startswith("ClaimingPartition/") and value.endswith(f"/{partition}")
     )
+
+
+def test_records_are_told_apart_from_offsets_where_they_are_counted(stand: Stand) -> None:
+    """Offsets without a record (compacted, aborted, a marker) are in the width of a range, not in its records."""
+    stand.scene.data._topics[TOPIC].partitions[1].messages = [0, 3, 4, 6, 7, 8, 9]
+    result = stand.run(max_records=15, count_records=True)
+    records = stand.materializations(result)
+    assert [(each.metadata["offsets"].value, each.metadata["records"].value) for each in records] == [
+        (15, 13),
+        (15, 14),
+    ]
+    rows = [row.data for each in records for row in cast("dg.TableMetadataValue", each.metadata["ranges"]).records]
+    assert [(row["partition"], row["offsets"], row["records"]) for row in rows if row["partition"] == 1] == [
+        (1, 5, 3),
+        (1, 5, 4),
+    ]
+    assert _output(result).metadata["records"].value == 27
+
+
+def test_what_retention_deleted_is_told_with_its_range(stand: Stand) -> None:
+    """At least once goes on behind it, and says which offsets nobody read."""
+    stand.mode, stand.process = AT_LEAST_ONCE, lambda *_: None
+    stand.run(max_batches=1, max_records=6)
+    stand.scene.data.retain_from(1, 7)
+    result = stand.run()
+    (record,) = stand.materializations(result)
+    assert (record.metadata["offsets"].value, record.metadata["lost_offsets"].value) == (24, 5)
+    rows = [row.data for row in cast("dg.TableMetadataValue", record.metadata["ranges"]).records]
+    assert [(row["start"], row["lost"]) for row in rows] == [(2, 0), (2, 5), (2, 0)]
+    (told,) = [each for each in stand.observations(result) if "lost" in each.metadata]
+    assert told.metadata["lost"].value == [{"partition": 1, "start": 2, "end": 7}]
+    assert told.metadata["lost_offsets"].value == 5
 
 
 def test_the_output_has_the_sum_of_all_batches(stand: Stand) -> None:
