@@ -34,6 +34,7 @@ from pydantic import Field, create_model
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, Idle, PartitionReport, RangeOptions
 from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.kafka.sampling import bytes_per_offset
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.positions import StartPolicy
 from marshal_dagster.resources import ClaimerResource, claimer_of, require_topic
@@ -102,6 +103,11 @@ class ClaimedBatchConfig(Config):
     max_records: int | None = Field(
         default=None, ge=1, description="The most offsets of a batch, all its partitions together; default: no limit."
     )
+    max_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="About the most bytes of a batch, estimated from a sample of what is unread; default: no limit.",
+    )
     max_batches: int | None = Field(
         default=None, ge=1, description="End after so many batches; default: when the topic is drained."
     )
@@ -166,7 +172,10 @@ class WorkOptions(TypedDict, total=False):
     sink: Sink | MakeSink | None
     """Takes the rows in effectively once; may be made anew for each run by a function of the context."""
     max_records: int | None
-    """The most offsets of a batch. This, `max_batches` and `time_budget_s` are defaults that run config may change."""
+    """The most offsets of a batch. This and the limits below are defaults that run config may change."""
+    max_bytes: int | None
+    """About the most bytes of a batch (keys, values and headers, not compressed). Each run reads a sample of what is
+    unread, and turns this into offsets by the mean size in it; larger records further on make larger batches."""
     max_batches: int | None
     """The most batches of a run; by default it ends when the topic is drained."""
     time_budget_s: float | None
@@ -292,6 +301,7 @@ def config_of(options: WorkOptions) -> type[ClaimedBatchConfig]:
     """
     return _with_defaults(
         max_records=options.get("max_records"),
+        max_bytes=options.get("max_bytes"),
         max_batches=options.get("max_batches"),
         time_budget_s=options.get("time_budget_s"),
     )
@@ -435,7 +445,7 @@ class BatchWork:
             time_budget_s=config.time_budget_s,
             topic=self.spec.topic,
             partitions=self._partitions(),
-            max_records=config.max_records,
+            max_records=self._most_offsets(),
             max_claims=self.spec.max_claims,
             entire_topic=self.spec.entire_topic,
             ranges=self.spec.ranges,
@@ -450,6 +460,24 @@ class BatchWork:
             if idle is not None:
                 return idle
         return None
+
+    def _most_offsets(self) -> int | None:
+        """Give the most offsets of a batch, by both limits."""
+        limit, max_bytes = self.config.max_records, self.config.max_bytes
+        if max_bytes is None:
+            return limit
+        delivery = self.claimer.open_delivery(self.context)
+        try:
+            mean = bytes_per_offset(delivery.data, delivery.connection, self.claimer.group, self.spec.topic)
+        except TopicMissing:  # the batch says so
+            return limit
+        if not mean:
+            return limit
+        by_size = max(1, int(max_bytes / mean))
+        self.context.log.info(
+            "an offset of %s has about %.0f bytes: %d bytes are %d offsets", self.spec.topic, mean, max_bytes, by_size
+        )
+        return by_size if limit is None else min(limit, by_size)
 
     def _partitions(self) -> tuple[int, ...] | None:
         """Give the partitions that the run is limited to; one that takes the entire topic is not."""

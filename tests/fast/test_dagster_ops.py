@@ -13,6 +13,7 @@ from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run_iterator
 from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
+from marshal_dagster import ops
 from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.delivery import batch as batch_module
 from marshal_dagster.errors import ClaimLost, ConfigurationError, TopicMissing
@@ -234,6 +235,25 @@ def test_records_are_told_apart_from_offsets_where_they_are_counted(stand: Stand
         (1, 5, 4),
     ]
     assert _output(result).metadata["records"].value == 27
+
+
+@pytest.mark.parametrize(
+    ("mean", "limits", "offsets"),
+    [
+        (100.0, {"max_bytes": 1_250}, [12, 12, 6]),
+        (100.0, {"max_bytes": 1_250, "max_records": 20}, [12, 12, 6]),
+        (100.0, {"max_bytes": 3_000, "max_records": 20}, [20, 10]),
+        (1e9, {"max_bytes": 1_000, "max_batches": 2}, [1, 1]),
+        (None, {"max_bytes": 1}, [30]),
+    ],
+)
+def test_a_limit_in_bytes_is_one_in_offsets(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, mean: float | None, limits: dict[str, int], offsets: list[int]
+) -> None:
+    """By the mean size of a sample; the smaller limit holds, and a batch has at least one offset."""
+    monkeypatch.setattr(ops, "bytes_per_offset", lambda *_: mean)
+    result = stand.run(**limits)
+    assert [each.metadata["offsets"].value for each in stand.materializations(result)] == offsets
 
 
 def test_what_retention_deleted_is_told_with_its_range(stand: Stand) -> None:
