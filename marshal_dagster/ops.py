@@ -34,7 +34,6 @@ from pydantic import Field, create_model
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, Idle, PartitionReport, RangeOptions
 from marshal_dagster.errors import ConfigurationError, TopicMissing
-from marshal_dagster.kafka.sampling import bytes_per_offset
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.positions import StartPolicy
 from marshal_dagster.resources import ClaimerResource, claimer_of, require_topic
@@ -463,6 +462,8 @@ class BatchWork:
 
     def _most_offsets(self) -> int | None:
         """Give the most offsets of a batch, by both limits."""
+        from marshal_dagster.kafka.sampling import bytes_per_offset
+
         limit, max_bytes = self.config.max_records, self.config.max_bytes
         if max_bytes is None:
             return limit

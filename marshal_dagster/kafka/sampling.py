@@ -80,7 +80,7 @@ def _read(connection: KafkaConnection, topic: str, samples: Mapping[int, _Sample
                 return _if_any(samples, topic)
             for message in client.consume(RECORDS, timeout=_POLL_S):
                 number = message.partition()
-                if message.error() is None and number in samples:
+                if message.error() is None and number is not None and number in samples:
                     samples[number].take(message)
             _pass_over_gaps(client.position([TopicPartition(topic, number) for number in samples]), samples)
     except KafkaException as error:

@@ -13,11 +13,11 @@ from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run_iterator
 from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
-from marshal_dagster import ops
 from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.delivery import batch as batch_module
 from marshal_dagster.errors import ClaimLost, ConfigurationError, TopicMissing
 from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
+from marshal_dagster.kafka import sampling
 from marshal_dagster.ops import BatchWork, ClaimedBatchConfig, DrainedBatches, Outcome, SeenKey, build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, Heartbeat, RevokingClaim
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
@@ -248,10 +248,10 @@ def test_records_are_told_apart_from_offsets_where_they_are_counted(stand: Stand
     ],
 )
 def test_a_limit_in_bytes_is_one_in_offsets(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch, mean: float | None, limits: dict[str, int], offsets: list[int]
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, mean: float | None, limits: dict[str, Any], offsets: list[int]
 ) -> None:
     """By the mean size of a sample; the smaller limit holds, and a batch has at least one offset."""
-    monkeypatch.setattr(ops, "bytes_per_offset", lambda *_: mean)
+    monkeypatch.setattr(sampling, "bytes_per_offset", lambda *_: mean)
     result = stand.run(**limits)
     assert [each.metadata["offsets"].value for each in stand.materializations(result)] == offsets
 

@@ -1,13 +1,16 @@
 """Decoding: each record of a batch is a good row or a bad record, with what the writer meant or why not."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
+from pyspark.sql import functions as f
 
 from marshal_dagster.errors import BadRecord, BadRecords, ConfigurationError, SchemaDrift, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -360,3 +363,47 @@ def test_protobuf_of_several_schemas_is_read_by_one(spark: "SparkSession", regis
         for each, (_, expected) in zip(found, cases, strict=True)
     ]
     assert starts == [expected for _, expected in cases]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "decoding.md"
+
+
+def test_the_examples_of_the_page_do_what_it_says(
+    spark: "SparkSession", registry: Registry, connection: KafkaConnection, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """Each function on a batch with and without bad records."""
+    name, dead = topic(1), topic(1)
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    code = "\n".join(blocks).replace("http://registry:8081", registry.url).replace("/data/", f"{tmp_path}/")
+    page: dict[str, Any] = {}
+    exec(code.replace('"orders.dead"', f'"{dead}"'), page)  # noqa: S102 - the page is ours
+    to_connection = SimpleNamespace(to_connection=lambda _: connection)
+    context = SimpleNamespace(resources=SimpleNamespace(claimer=SimpleNamespace(connection=to_connection)))
+
+    def work(example: str, values: Sequence[bytes | str | None]) -> list[tuple[Any, ...]]:
+        frame = batch(spark, values).withColumn("topic", f.lit(name))
+        return [tuple(row) for row in page[example](context, None, frame).orderBy("offset", "partition").collect()]
+
+    good, bad = '{"id": 1, "shop": "a", "total": 2}', '{"id": 1, "new": 5}'
+    row = (0, 100, 1, "a", 2.0)
+    for example in ("orders", "orders_or_dead_letters", "orders_and_bad_records", "orders_to_tables"):
+        assert [each[:5] for each in work(example, [good])] == [row]
+    with pytest.raises(BadRecords):
+        work("orders", [good, "{"])
+    with pytest.raises(SchemaDrift, match="new"):
+        work("orders_without_news", [good, bad])
+    assert work("orders_or_dead_letters", [good, "{"]) == [row]
+    assert [value for _, value, _ in messages(connection.bootstrap_servers, dead, 1)] == [b"{"]
+    assert work("orders_and_bad_records", [good, "{"]) == [
+        (*row, None, None),
+        (1, 100, None, None, None, b"{", MISFIT),
+    ]
+    assert work("orders_to_tables", [good, "{"]) == [row]
+    assert [tuple(each) for each in spark.read.parquet(f"{tmp_path}/orders_bad").collect()] == [
+        (name, 1, 100, b"{", MISFIT)
+    ]
+    older = record("Order", {"id": "long"})
+    avro = registry.register("avro", json.dumps(older))
+    protobuf = registry.register("orders-value", "...", kind="PROTOBUF", serialized=orders_file().SerializeToString())
+    assert work("avro_orders", [framed(avro, encode(older, {"id": 7}))]) == [(0, 100, 7, None)]
+    assert work("protobuf_orders", [framed_message(protobuf, [1], b"\x08\x07")])[0][:4] == (0, 100, 7, None)
