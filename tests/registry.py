@@ -22,6 +22,8 @@ class Registry:
     login: str | None = None
     status: int | None = None
     """What it answers to everything, if set."""
+    redirect: str | None = None
+    """Where it sends everyone, if set."""
     asked: list[str] = field(default_factory=list)
 
     def register(
@@ -85,7 +87,9 @@ def running_registry() -> Iterator[Registry]:
         def do_GET(self) -> None:
             status, answer = registry.answer(self.path, self.headers.get("Authorization"))
             body = json.dumps(answer).encode()
-            self.send_response(status)
+            self.send_response(status if registry.redirect is None else 302)
+            if registry.redirect is not None:
+                self.send_header("Location", f"{registry.redirect}{self.path}")
             self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

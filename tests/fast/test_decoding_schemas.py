@@ -1,6 +1,8 @@
 """Schemas for framed messages: asked of a registry, or read from files, by the driver."""
 
 import json
+import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,31 @@ def test_who_logs_in_is_sent_and_shown_nowhere(registry: Registry) -> None:
     with pytest.raises(ConfigurationError, match="refuses this user") as caught:
         SchemaRegistry(url=registry.url, username="etl", password="hunter3").by_id(number)
     assert "hunter3" not in str(caught.value)
+
+
+def test_a_login_goes_to_no_other_server(registry: Registry) -> None:
+    """A redirection is not followed."""
+    with running_registry() as other:
+        registry.redirect = other.url
+        with pytest.raises(UnavailableError, match="302"):
+            SchemaRegistry(url=registry.url, token="hunter2").by_id(1)
+        assert other.asked == []
+
+
+def test_an_answer_that_is_cut_or_no_http_is_an_error() -> None:
+    """Something else listens at that port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as client:
+                client.recv(1_000)
+                client.sendall(b"hello\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(UnavailableError, match="cannot be asked"):
+            SchemaRegistry(url=f"http://127.0.0.1:{server.getsockname()[1]}").by_id(1)
+        thread.join()
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ JSONS: list[tuple[bytes | str | None, Any]] = [
     ('{"id": 3, "name": null, "more": {"id": [1]}}', {"id": 3, "name": None}),
     (' \n{"name": "\\u00e4ö", "id": 4}\r\n', {"id": 4, "name": "äö"}),
     ('{"id": 9223372036854775807}', {"id": 2**63 - 1, "name": None}),
+    ('{"id": 6, "name": {"a": 1.50}}', {"id": 6, "name": '{"a":1.50}'}),
     (None, "null value"),
     ("", "empty value"),
     ("{}", "field id is missing or null"),
@@ -92,6 +93,8 @@ JSONS: list[tuple[bytes | str | None, Any]] = [
     ("null", "JSON null"),
     (b'{"id": 1, "name": "\xff"}', "not UTF-8"),
     ('{"id": "x"}', MISFIT),
+    ('{"id": "7"}', MISFIT),
+    ('{"id": true}', MISFIT),
     ('{"id": 1.5}', MISFIT),
     ('{"id": 9223372036854775808}', MISFIT),
     ('{"id": {"a": 1}}', MISFIT),
@@ -180,7 +183,7 @@ def test_a_json_schema_or_option_that_cannot_be_is_refused(
 def test_dead_letters_hold_all_that_the_record_was(
     spark: "SparkSession", connection: KafkaConnection, topic: MakeTopic
 ) -> None:
-    """Its bytes and headers, where it stood and why it is bad; a repeated batch writes the same again."""
+    """Its bytes and headers, where it stood and why it is bad; a repeated batch writes the same. No secret is shown."""
     name, dead = topic(1), topic(1)
     servers = connection.bootstrap_servers
     producer = Producer({"bootstrap.servers": servers})
@@ -190,8 +193,15 @@ def test_dead_letters_hold_all_that_the_record_was(
     assert producer.flush(30) == 0
     frame = read_ranges(spark, connection.spark_options(), name, {0: (0, 3)})
     decoded = decode_json(frame, "a int")
+
+    class WithSecrets:
+        def spark_options(self) -> dict[str, str]:
+            jaas = 'ScramLoginModule required username="u" password="hunter2";'
+            secrets = {"kafka.sasl.jaas.config": jaas, "kafka.ssl.key.password": "hunter2"}
+            return {**connection.spark_options(), **secrets}
+
     decoded.or_dead_letter(dead, connection)
-    good = decoded.or_dead_letter(dead, connection)
+    good = decoded.or_dead_letter(dead, WithSecrets())
     assert [(row["offset"], row["value"]["a"]) for row in good.collect()] == [(1, 1)]
     letters = messages(servers, dead, 4)
     assert sorted(letters[:2]) == sorted(letters[2:])
@@ -213,6 +223,9 @@ def test_dead_letters_hold_all_that_the_record_was(
     assert dict(second[2] or [])["marshal.key"] is None
     with pytest.raises(Exception, match="cannot go to that topic itself"):
         decoded.or_dead_letter(name, connection)
+    plans = spark._jsparkSession.sharedState().statusStore().executionsList().mkString()
+    assert dead in plans
+    assert "hunter2" not in plans
 
 
 def messages(servers: str, topic: str, count: int) -> list[tuple[Any, Any, Any]]:
@@ -326,7 +339,7 @@ def test_no_secret_of_the_registry_is_in_the_plan(spark: "SparkSession", registr
 )
 def test_an_avro_schema_that_cannot_be_is_refused(spark: "SparkSession", schema: str) -> None:
     """Before anything is read."""
-    with pytest.raises(ConfigurationError, match=r"schema"):
+    with pytest.raises(ConfigurationError, match=r"SchemaParseException|must be that of a record|no Avro schema"):
         decode_avro(batch(spark, []), None, schema=schema)
 
 

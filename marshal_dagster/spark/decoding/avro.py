@@ -62,8 +62,8 @@ def decode_avro(
     except MarshalError:
         raise
     except Exception as error:  # the JVM's, about a schema or a function that is not there
-        line = str(error).strip().splitlines()[0]
-        raise ConfigurationError(f"Avro cannot be read ({line}): check the schema to read by, or {_ADVICE}") from error
+        told = _last_words(error)
+        raise ConfigurationError(f"Avro cannot be read ({told}): check the schema to read by, or {_ADVICE}") from error
 
 
 def _reader(schemas: Schemas | None, schema: str | None, subject: str | None) -> dict[str, Any]:
@@ -113,6 +113,12 @@ def _read(data: "Column", writer: object, reader: Mapping[str, Any]) -> "Column"
         return from_avro(data, json.dumps(writer), {"avroSchema": json.dumps(marked), "mode": "PERMISSIVE"})
     except TypeError as error:  # the class is not in the JVM
         raise ConfigurationError(f"this session cannot read Avro: {_ADVICE}") from error
+
+
+def _last_words(error: Exception) -> str:
+    """Give what an error says in one line; of one that Java raised, Java's."""
+    lines = [line.strip(": ") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[min(1, len(lines) - 1)] if lines[0].startswith("An error occurred while calling") else lines[0]
 
 
 def whole(schema: Schema) -> str:

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -147,18 +148,25 @@ class SchemaRegistry:
         return kept
 
     def _request(self, path: str) -> Mapping[str, Any] | None:
+        from http.client import HTTPException
         from urllib.error import HTTPError
-        from urllib.request import Request, urlopen
+        from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+        class Stay(HTTPRedirectHandler):
+            """Follows no redirection: it would take the login along to another server."""
+
+            def redirect_request(self, *_: object) -> None:
+                return None
 
         request = Request(f"{self.url.rstrip('/')}{path}", headers=self._headers())  # noqa: S310 - http(s), see above
         try:
-            context = ssl.create_default_context(cafile=self.ca_location)
-            with urlopen(request, timeout=self.timeout_s, context=context) as answer:  # noqa: S310
+            trusting = HTTPSHandler(context=ssl.create_default_context(cafile=self.ca_location))
+            with build_opener(Stay, trusting).open(request, timeout=self.timeout_s) as answer:
                 return _object(answer.read(_MOST_BYTES), self.url)
         except HTTPError as error:
             self._raise_unless_unknown(error.code, error.read(_MOST_BYTES))
             return None
-        except (OSError, ValueError) as error:  # no host, no route, a time-out, TLS, an answer cut short
+        except (OSError, ValueError, HTTPException) as error:  # no host, a time-out, TLS, an answer cut short
             raise UnavailableError(f"schema registry {self.url} cannot be asked: {error}") from error
 
     def _raise_unless_unknown(self, status: int, body: bytes) -> None:
@@ -168,11 +176,11 @@ class SchemaRegistry:
             code, message = int(told["error_code"]), str(told.get("message", ""))
         except (KeyError, TypeError, ValueError):
             code, message = status, "no reason given"
-        if code in _UNKNOWN:
+        if status == HTTPStatus.NOT_FOUND and code in _UNKNOWN:
             return
-        if status in {401, 403}:
+        if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
             raise ConfigurationError(f"schema registry {self.url} refuses this user ({status}: {message})")
-        if status == 404:  # noqa: PLR2004
+        if status == HTTPStatus.NOT_FOUND:
             raise ConfigurationError(f"{self.url} does not answer as a schema registry does (404: {message})")
         raise UnavailableError(f"schema registry {self.url} cannot be asked ({status}: {message})")
 
