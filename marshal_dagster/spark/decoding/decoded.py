@@ -8,6 +8,7 @@ from marshal_dagster.errors import BadRecord, BadRecords, ConfigurationError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 REASON: Final = "reason"
 """The column that says why a record has no value; null in good ones."""
@@ -59,6 +60,8 @@ class Decoded:
                 f"the frame to decode lacks {', '.join(missing)}: decode what batch.read(...) gave, as it is"
             )
         self._frame = frame.select("*", value.alias(_VALUE), reason.alias(_REASON))
+        self.value_type: DataType = self._frame.schema[_VALUE].dataType  # has Spark look at schemas and functions now
+        """The type of the decoded values."""
 
     def or_fail(self) -> "DataFrame":
         """Give the rows, after one pass over all of them that finds none bad.
