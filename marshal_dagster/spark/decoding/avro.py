@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.spark.decoding import framing
-from marshal_dagster.spark.decoding.decoded import Decoded, Nulls
+from marshal_dagster.spark.decoding.decoded import Decoded, Nulls, read_once
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 
 if TYPE_CHECKING:
@@ -56,14 +56,16 @@ def decode_avro(
         reason = framing.frame_reason(found, nulls)
         told = f.concat(f.lit("it ends too early, or is not of schema id "), framing.schema_id().cast("string"))
         told = f.concat(told, f.lit(", or that does not fit the schema to read by"))
-    is_there, is_whole = f.col("value").isNotNull(), value.getField(_READ_WHOLE).isNotNull()
     try:
-        return Decoded(frame, f.when(is_there, value.dropFields(_READ_WHOLE)), reason.when(is_there & ~is_whole, told))
+        read, value = read_once(frame, value)
+        is_there, is_whole = f.col("value").isNotNull(), value.getField(_READ_WHOLE).isNotNull()
+        decoded = f.when(is_there, value.dropFields(_READ_WHOLE))
+        return Decoded(read, decoded, reason.when(is_there & ~is_whole, told), columns=frame.columns)
     except MarshalError:
         raise
     except Exception as error:  # the JVM's, about a schema or a function that is not there
-        told = _last_words(error)
-        raise ConfigurationError(f"Avro cannot be read ({told}): check the schema to read by, or {_ADVICE}") from error
+        words = _last_words(error)
+        raise ConfigurationError(f"Avro cannot be read ({words}): check the schema to read by, or {_ADVICE}") from error
 
 
 def _reader(schemas: Schemas | None, schema: str | None, subject: str | None) -> dict[str, Any]:

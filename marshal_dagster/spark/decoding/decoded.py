@@ -17,6 +17,7 @@ RAW: Final = "raw"
 
 _VALUE = "_marshal_value"
 _REASON = "_marshal_reason"
+_READ = "_marshal_read"
 _HEADERS = ("topic", "partition", "offset", "timestamp", "key", "reason")
 
 
@@ -143,6 +144,18 @@ class Decoded:
         if rows:
             firsts = sorted((row["topic"], row["partition"], *row["first"]) for row in rows)
             raise BadRecords(sum(row["count"] for row in rows), [BadRecord(*each) for each in firsts])
+
+
+def read_once(frame: "DataFrame", read: "Column") -> tuple["DataFrame", "Column"]:
+    """Give `frame` with what costs most to work out as a column, and that column.
+
+    Spark would put it in each place that uses it, below a filter once more; what depends on the row's number in its
+    task, if only by its form, it leaves where it is.
+    """
+    from pyspark.sql import functions as f
+
+    once = f.when(f.monotonically_increasing_id() >= 0, read)
+    return frame.withColumn(_READ, once), f.col(_READ)
 
 
 def _coordinates() -> "Column":

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from marshal_dagster.errors import ConfigurationError, SchemaDrift
-from marshal_dagster.spark.decoding.decoded import Decoded, Nulls
+from marshal_dagster.spark.decoding.decoded import Decoded, Nulls, read_once
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -44,7 +44,9 @@ def decode_json(
     if new_fields == "fail":
         _refuse_new_fields(frame, declared)
     text = f.try_validate_utf8(f.col("value").cast("string"))
-    entries, corrupt, end = _parse(text, declared, given)
+    parsed, end = _parse(text, declared, given)
+    read, parsed = read_once(frame, parsed)
+    entries, corrupt = parsed[end], parsed[_CORRUPT]
     value = entries[_VALUE]
     is_one = (f.size(entries) == 2) & f.map_contains_key(entries, end)  # noqa: PLR2004
     reason = (
@@ -57,7 +59,7 @@ def decode_json(
     )
     for path, is_missing in _missing(value, declared):
         reason = reason.when(is_missing, f.lit(f"field {path} is missing or null"))
-    return Decoded(frame, value, reason)
+    return Decoded(read, value, reason, columns=frame.columns)
 
 
 def infer_json_schema(frame: "DataFrame") -> "StructType":
@@ -94,8 +96,8 @@ def _declared(schema: "StructType | str") -> "StructType":
     return declared
 
 
-def _parse(text: "Column", declared: "StructType", options: Mapping[str, str]) -> tuple["Column", "Column", str]:
-    """Parse each text as one entry of a map, with another entry behind it; give the map, what is corrupt, that key.
+def _parse(text: "Column", declared: "StructType", options: Mapping[str, str]) -> tuple["Column", str]:
+    """Parse each text as one entry of a map, with another entry behind it, in a column that has the name of that one.
 
     Spark's parser stops after the first value and takes an array for several objects; a text that is more or less than
     one value leaves this map without its second entry, or with a third. No text can write these by itself: it does not
@@ -110,8 +112,7 @@ def _parse(text: "Column", declared: "StructType", options: Mapping[str, str]) -
     )
     wrapped = f.concat(f.lit(f'{{"{end}":{{"{_VALUE}":'), text, f.lit(f'\n,"{end}":{{}}}}}}'))
     settings = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    parsed = f.from_json(wrapped, outer, settings)
-    return parsed[end], parsed[_CORRUPT], end
+    return f.from_json(wrapped, outer, settings), end
 
 
 def _missing(value: "Column", declared: "StructType", above: str = "") -> Iterator[tuple[str, "Column"]]:
