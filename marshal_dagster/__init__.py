@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from marshal_dagster.component import ClaimedTopicComponent
     from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason, PartitionReport, RangeOptions
     from marshal_dagster.errors import (
+        BadRecord,
+        BadRecords,
         BatchAborted,
         ClaimLost,
         ConfigurationError,
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
         NothingToClaim,
         PlanRejected,
         RightMissing,
+        SchemaDrift,
         SettingsDiffer,
         SinkRefused,
         StartUnknown,
@@ -72,6 +75,17 @@ if TYPE_CHECKING:
         build_lag_sensor,
         build_stale_claim_sensor,
     )
+    from marshal_dagster.spark.decoding import (
+        Decoded,
+        Nulls,
+        SchemaFiles,
+        SchemaRegistry,
+        Schemas,
+        decode_avro,
+        decode_json,
+        decode_protobuf,
+        infer_json_schema,
+    )
     from marshal_dagster.spark.session import spark_settings, start_session
     from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink, WriteOutcome
     from marshal_dagster.spark.submitted import SubmittedBatch, submitted_batch
@@ -81,6 +95,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AdoptConfig",
     "AlertHook",
+    "BadRecord",
+    "BadRecords",
     "BatchAborted",
     "BatchRequest",
     "ClaimCheck",
@@ -94,6 +110,7 @@ __all__ = [
     "ConfigurationError",
     "DataLoss",
     "DataTopicChanged",
+    "Decoded",
     "Delivery",
     "DeliveryMode",
     "DrainedBatches",
@@ -110,6 +127,7 @@ __all__ = [
     "NotCertain",
     "NotCommitted",
     "NothingToClaim",
+    "Nulls",
     "PartitionReport",
     "PauseConfig",
     "PlanRejected",
@@ -121,6 +139,10 @@ __all__ = [
     "RevokeConfig",
     "RightMissing",
     "RuleSet",
+    "SchemaDrift",
+    "SchemaFiles",
+    "SchemaRegistry",
+    "Schemas",
     "SetPositionConfig",
     "Settings",
     "SettingsDiffer",
@@ -153,7 +175,11 @@ __all__ = [
     "build_stale_claim_sensor",
     "build_topic_asset",
     "build_topic_sensor",
+    "decode_avro",
+    "decode_json",
+    "decode_protobuf",
     "handed_over",
+    "infer_json_schema",
     "kafka_partitions",
     "marshal_asset",
     "spark_settings",
@@ -203,6 +229,17 @@ _ELSEWHERE: Final = {
         "build_given_up_check",
         "build_lag_sensor",
         "build_stale_claim_sensor",
+    ),
+    "spark.decoding": (
+        "Decoded",
+        "Nulls",
+        "SchemaFiles",
+        "SchemaRegistry",
+        "Schemas",
+        "decode_avro",
+        "decode_json",
+        "decode_protobuf",
+        "infer_json_schema",
     ),
     "spark.session": ("spark_settings", "start_session"),
     "spark.sinks": ("FileSink", "PostgresSink", "Sink", "WriteOutcome"),

@@ -1,6 +1,10 @@
 """The exceptions that a user can catch: one small tree with `MarshalError` at its root."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+_NAMED: Final = 5
 
 
 class MarshalError(Exception):
@@ -95,6 +99,40 @@ class StartUnknown(MarshalError):
 
 class SinkRefused(MarshalError):
     """A sink refused a range: lower token or generation, or a position that does not fit."""
+
+
+@dataclass(frozen=True, slots=True)
+class BadRecord:
+    """A record that could not be decoded, and why."""
+
+    topic: str
+    partition: int
+    offset: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.partition} offset {self.offset} ({self.reason})"
+
+
+class BadRecords(MarshalError):
+    """Records of a batch could not be decoded, and were to fail it."""
+
+    def __init__(self, count: int, first: Sequence[BadRecord]) -> None:
+        """Keep how many there are, and the first one of each partition that has any."""
+        self.count = count
+        self.first = tuple(first)
+        named = ", ".join(map(str, self.first[:_NAMED])) + (", ..." if len(self.first) > _NAMED else "")
+        super().__init__(
+            f"{count} {'record' if count == 1 else 'records'} of the batch could not be decoded; the first of each "
+            f"partition: {named}. Mend the schema or the writer, or have bad records set aside (docs/decoding.md)"
+        )
+
+    def __reduce__(self) -> tuple[type["BadRecords"], tuple[int, tuple[BadRecord, ...]]]:
+        return type(self), (self.count, self.first)
+
+
+class SchemaDrift(MarshalError):
+    """The records of a batch have fields that the declared schema lacks, and these were to fail it."""
 
 
 class BatchAborted(MarshalError):

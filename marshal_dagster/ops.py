@@ -46,6 +46,7 @@ from marshal_dagster.runs import (
     run_is_over,
     tag_run,
 )
+from marshal_dagster.spark import reading
 from marshal_dagster.spark.session import SINGLE_EXECUTION, spark_settings, start_session
 from marshal_dagster.spark.sinks import Sink
 
@@ -100,6 +101,11 @@ class ClaimedBatchConfig(Config):
     partitions: list[int] | None = Field(default=None, description="Only these partitions of the topic; default: all.")
     max_records: int | None = Field(
         default=None, ge=1, description="The most offsets of a batch, all its partitions together; default: no limit."
+    )
+    max_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="About the most bytes of a batch, estimated from a sample of what is unread; default: no limit.",
     )
     max_batches: int | None = Field(
         default=None,
@@ -168,7 +174,10 @@ class WorkOptions(TypedDict, total=False):
     sink: Sink | MakeSink | None
     """Takes the rows in effectively once; may be made anew for each run by a function of the context."""
     max_records: int | None
-    """The most offsets of a batch. This, `max_batches` and `time_budget_s` are defaults that run config may change."""
+    """The most offsets of a batch. This and the limits below are defaults that run config may change."""
+    max_bytes: int | None
+    """About the most bytes of a batch (keys, values and headers, not compressed). Each run reads a sample of what is
+    unread, and turns this into offsets by the mean size in it; larger records further on make larger batches."""
     max_batches: int | None
     """The most batches of a run; by default it ends when the topic is drained."""
     time_budget_s: float | None
@@ -183,6 +192,9 @@ class WorkOptions(TypedDict, total=False):
     """Where a group begins that has no position in the topic; by default at the earliest offset."""
     max_attempts: int
     """How often a plan is tried before it is left to a person; 5 by default."""
+    count_records: bool
+    """Tell how many records the offsets of each batch held, where compaction and transactions leave fewer; it takes a
+    pass over the batch of its own."""
     claimer_key: str
     """The resource that is the `ClaimerResource`; by default `claimer`."""
     spark_key: str | None
@@ -206,6 +218,7 @@ class BatchSpec:
     entire_topic: bool
     ranges: RangeOptions | None
     max_attempts: int
+    count_records: bool
     claimer_key: str
     spark_key: str | None
     spark_config: Mapping[str, str]
@@ -278,6 +291,7 @@ def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkO
         entire_topic=options.get("entire_topic", False),
         ranges=options.get("ranges"),
         max_attempts=options.get("max_attempts", DEFAULT_MAX_ATTEMPTS),
+        count_records=options.get("count_records", False),
         claimer_key=options.get("claimer_key", "claimer"),
         spark_key=spark_key,
         spark_config=dict(spark_config or {}),
@@ -292,6 +306,7 @@ def config_of(options: WorkOptions) -> type[ClaimedBatchConfig]:
     """
     return _with_defaults(
         max_records=options.get("max_records"),
+        max_bytes=options.get("max_bytes"),
         max_batches=options.get("max_batches"),
         time_budget_s=options.get("time_budget_s"),
     )
@@ -338,6 +353,8 @@ class BatchWork:
     before_in_run: int = 0
     """How many of them are of this very run."""
     spark: "SparkSession | None" = None
+    records: Mapping[int, int] | None = None
+    """How many records the batch in hand has of each partition, where they are counted."""
 
     def run(self) -> bool:
         """Work until drained or at a limit; tell whether this step did anything, in earlier attempts too."""
@@ -439,7 +456,7 @@ class BatchWork:
             time_budget_s=config.time_budget_s,
             topic=self.spec.topic,
             partitions=self._partitions(),
-            max_records=config.max_records,
+            max_records=self._most_offsets(),
             max_claims=self.spec.max_claims,
             entire_topic=self.spec.entire_topic,
             ranges=self.spec.ranges,
@@ -454,6 +471,26 @@ class BatchWork:
             if idle is not None:
                 return idle
         return None
+
+    def _most_offsets(self) -> int | None:
+        """Give the most offsets of a batch, by both limits."""
+        from marshal_dagster.kafka.sampling import bytes_per_offset
+
+        limit, max_bytes = self.config.max_records, self.config.max_bytes
+        if max_bytes is None:
+            return limit
+        delivery = self.claimer.open_delivery(self.context)
+        try:
+            mean = bytes_per_offset(delivery.data, delivery.connection, self.claimer.group, self.spec.topic)
+        except TopicMissing:  # the batch says so
+            return limit
+        if not mean:
+            return limit
+        by_size = max(1, int(max_bytes / mean))
+        self.context.log.info(
+            "an offset of %s has about %.0f bytes: %d bytes are %d offsets", self.spec.topic, mean, max_bytes, by_size
+        )
+        return by_size if limit is None else min(limit, by_size)
 
     def _partitions(self) -> tuple[int, ...] | None:
         """Give the partitions that the run is limited to; one that takes the entire topic is not."""
@@ -477,12 +514,14 @@ class BatchWork:
                     return _Nothing(Outcome.TOPIC_MISSING, missing)
                 if batch.idle is None:
                     self._tell_last()
+                    self.records = {} if self.spec.count_records else None
                     self._process(batch)
         finally:
             self._observe_dropped(batch)
         if batch.idle is not None:
             return _Nothing(_outcome_of(batch.idle), batch.idle.text, batch.idle.stale_in_s)
         self._record(batch)
+        self._observe_lost(batch)
         return None
 
     def _missing_topic(self) -> str | None:
@@ -504,6 +543,8 @@ class BatchWork:
         if not batch.ranges:
             return
         with _session_watched(spark), _progress_lines(self.context, spark, batch.batch_id):
+            if self.spec.count_records:
+                self.records = reading.count_records(frame)
             rows = self.spec.process(self.context, batch, frame)
             if self.spec.sink is not None and rows is not None:
                 batch.write(rows)
@@ -536,6 +577,8 @@ class BatchWork:
         numbers: dict[str, float] = {
             "offsets": sum(each.range.width for each in reports),
             "lag": batch.lag_after,
+            "lost_offsets": _lost_offsets(reports),
+            **({} if self.records is None else {"records": sum(self.records.values())}),
             "waiting_s": round(phases.waiting_s, 3),
             "starting_spark_s": round(phases.starting_spark_s, 3),
             "reading_s": round(phases.reading_s, 3),
@@ -544,7 +587,7 @@ class BatchWork:
         }
         if batch.outcome is not None and len(batch.outcome.rows) == len(batch.outcome.taken):
             numbers["rows"] = sum(batch.outcome.rows.values())
-        done = DoneBatch(batch.batch_id, batch.mode, _table(reports), numbers)
+        done = DoneBatch(batch.batch_id, batch.mode, _table(reports, self.records), numbers)
         self.done.append(done)
         self.last = AssetMaterialization(
             self.spec.asset_key,
@@ -589,6 +632,24 @@ class BatchWork:
         except Exception as error:  # noqa: BLE001 - the batch's own error is the one to tell
             self.context.log.warning("what was dropped could not be written into the run's events: %s", error)
 
+    def _observe_lost(self, batch: ClaimedBatch) -> None:
+        """Note what retention has deleted of a batch that was committed, as an observation of the topic."""
+        reports = [report for report in batch.report() if report.range.lost is not None]
+        if not reports:
+            return
+        self.context.log_event(
+            AssetObservation(
+                announcements_key(self.spec.topic),
+                description="Retention deleted these messages before they were read; the batch went on behind them.",
+                metadata={
+                    "lost": MetadataValue.json([_lost(report) for report in reports]),
+                    "lost_offsets": _lost_offsets(reports),
+                    "batch_id": batch.batch_id,
+                    "group": self.claimer.group,
+                },
+            )
+        )
+
     def _idle_metadata(self, outcome: Outcome, text: str) -> dict[str, Any]:
         metadata: dict[str, Any] = {
             "state": outcome.value,
@@ -632,7 +693,9 @@ class BatchWork:
             "batches": len(all_done),
             **numbers,
             "lag": int(all_done[-1].numbers["lag"]),
-            "ranges": MetadataValue.table([row for each in all_done for row in each.ranges.records], _RANGES),
+            "ranges": MetadataValue.table(
+                [row for each in all_done for row in each.ranges.records], all_done[-1].ranges.schema
+            ),
             "delivery": all_done[-1].delivery.value,
             "batch_ids": MetadataValue.json([each.batch_id for each in all_done]),
             "group": self.claimer.group,
@@ -667,6 +730,8 @@ def _named(report: PartitionReport) -> str:
 _NUMBERS: Final = (
     "offsets",
     "lag",
+    "lost_offsets",
+    "records",
     "waiting_s",
     "starting_spark_s",
     "reading_s",
@@ -676,24 +741,27 @@ _NUMBERS: Final = (
 )
 """What a batch is recorded with that plots over time."""
 
-_RANGES: Final = TableSchema(
-    [
-        TableColumn("partition", "int", "The partition."),
-        TableColumn("start", "int", "The first offset of the range."),
-        TableColumn("end", "int", "The next offset to read after it."),
-        TableColumn("offsets", "int", "How many offsets it spans; compaction and transactions leave fewer records."),
-        TableColumn("state", "string", "What became of the range."),
-        TableColumn("lag_before", "int", "Offsets up to the end of the topic when the batch was planned."),
-        TableColumn("lag_after", "int", "The same behind the batch."),
-        TableColumn("epoch", "int", "The fencing token of the claim."),
-        TableColumn("generation", "int", "The generation of the position: another one once a person has set it."),
-        TableColumn("replay", "bool", "Whether it was the open plan of an earlier owner."),
-        TableColumn("topic", "string", "The data topic."),
-    ]
+_COLUMNS: Final = (
+    TableColumn("partition", "int", "The partition."),
+    TableColumn("start", "int", "The first offset of the range."),
+    TableColumn("end", "int", "The next offset to read after it."),
+    TableColumn("offsets", "int", "How many offsets it spans; compaction and transactions leave fewer records."),
+    TableColumn("lost", "int", "How many of these, from the start, retention had deleted before they were read."),
+    TableColumn("state", "string", "What became of the range."),
+    TableColumn("lag_before", "int", "Offsets up to the end of the topic when the batch was planned."),
+    TableColumn("lag_after", "int", "The same behind the batch."),
+    TableColumn("epoch", "int", "The fencing token of the claim."),
+    TableColumn("generation", "int", "The generation of the position: another one once a person has set it."),
+    TableColumn("replay", "bool", "Whether it was the open plan of an earlier owner."),
+    TableColumn("topic", "string", "The data topic."),
+)
+_RANGES: Final = TableSchema([*_COLUMNS])
+_COUNTED: Final = TableSchema(
+    [*_COLUMNS, TableColumn("records", "int", "How many records the offsets of the range held, where it was read.")]
 )
 
 
-def _table(reports: Sequence[PartitionReport]) -> TableMetadataValue:
+def _table(reports: Sequence[PartitionReport], counts: Mapping[int, int] | None = None) -> TableMetadataValue:
     records = [
         TableRecord(
             {
@@ -701,6 +769,7 @@ def _table(reports: Sequence[PartitionReport]) -> TableMetadataValue:
                 "start": each.range.start,
                 "end": each.range.end,
                 "offsets": each.range.width,
+                "lost": each.range.first_readable - each.range.start,
                 "state": each.state,
                 "lag_before": each.lag_before,
                 "lag_after": each.lag_after,
@@ -708,11 +777,21 @@ def _table(reports: Sequence[PartitionReport]) -> TableMetadataValue:
                 "generation": each.range.generation,
                 "replay": each.is_replay,
                 "topic": each.range.topic,
+                **({} if counts is None else {"records": counts.get(each.range.partition, 0)}),
             }
         )
         for each in reports
     ]
-    return MetadataValue.table(records, _RANGES)
+    return MetadataValue.table(records, _RANGES if counts is None else _COUNTED)
+
+
+def _lost(report: PartitionReport) -> dict[str, int]:
+    one = report.range
+    return {"partition": one.partition, "start": one.start, "end": one.first_readable}
+
+
+def _lost_offsets(reports: Sequence[PartitionReport]) -> int:
+    return sum(report.range.first_readable - report.range.start for report in reports)
 
 
 def _seen_table(seen: Sequence[SeenKey]) -> TableMetadataValue:

@@ -87,6 +87,15 @@ def fetch_connector(
         ) from error
 
 
+def fetch_beside(package: str, connector: str = CONNECTOR, *, folder: Path | None = None) -> tuple[Path, ...]:
+    """Return the jars of another package of Spark's, fetched in the same way, less those that the connector has too.
+
+    Spark refuses, loudly, a second jar of the same name. Raises as `fetch_connector` does.
+    """
+    ours = {jar.name for jar in fetch_connector(connector, folder=folder)}
+    return tuple(jar for jar in fetch_connector(package, folder=folder) if jar.name not in ours)
+
+
 def _place(connector: str, folder: Path | None) -> Path:
     parts = connector.split(":")
     if len(parts) != 3 or not all(part and not set(part) & set("/\\ \n\t") for part in parts):  # noqa: PLR2004

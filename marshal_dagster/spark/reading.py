@@ -74,6 +74,11 @@ def read_schema() -> "StructType":
     )
 
 
+def count_records(frame: "DataFrame") -> dict[int, int]:
+    """Return how many records `frame` has of each partition that has any, in one pass over it."""
+    return {row["partition"]: row["count"] for row in frame.groupBy("partition").count().collect()}
+
+
 def offsets_read(frame: "DataFrame") -> dict[int, list[tuple[int, int]]]:
     """Return the offsets that are in `frame`, for each partition as rising half-open intervals [start, end).
 

@@ -1,6 +1,7 @@
 """The claimed-batch op on a coordination log and data topics in memory; what stands for Spark hands over a list."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.delivery import batch as batch_module
 from marshal_dagster.errors import ClaimLost, ConfigurationError, TopicMissing
 from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
+from marshal_dagster.kafka import sampling
 from marshal_dagster.ops import BatchWork, ClaimedBatchConfig, DrainedBatches, Outcome, SeenKey, build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, Heartbeat, RevokingClaim
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
@@ -145,6 +147,7 @@ def do_without_spark(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
     monkeypatch.setattr(batch_module, "check_session", lambda _: None)
     monkeypatch.setattr(batch_module, "check_single_execution", lambda _: None)
     monkeypatch.setattr(reading, "read_ranges", read_ranges)
+    monkeypatch.setattr(reading, "count_records", lambda frame: Counter(n for n, _ in frame))
     monkeypatch.setattr(reading, "offsets_read", lambda _: dict.fromkeys(range(3), ()))
     monkeypatch.setattr(spark_jobs, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(spark_jobs, "cancel", lambda *_: None)
@@ -197,6 +200,7 @@ def test_each_batch_is_recorded_with_its_ranges_and_numbers(stand: Stand) -> Non
             "start": 0,
             "end": 4,
             "offsets": 4,
+            "lost": 0,
             "lag_before": 10,
             "lag_after": 6,
             "epoch": stand.scene.values().index(_claim(stand, n)),
@@ -214,6 +218,57 @@ def _claim(stand: Stand, partition: int) -> str:
         for value in stand.scene.values()
         if value.startswith("ClaimingPartition/") and value.endswith(f"/{partition}")
     )
+
+
+def test_records_are_told_apart_from_offsets_where_they_are_counted(stand: Stand) -> None:
+    """Offsets without a record (compacted, aborted, a marker) are in the width of a range, not in its records."""
+    stand.scene.data._topics[TOPIC].partitions[1].messages = [0, 3, 4, 6, 7, 8, 9]
+    result = stand.run(max_records=15, count_records=True)
+    records = stand.materializations(result)
+    assert [(each.metadata["offsets"].value, each.metadata["records"].value) for each in records] == [
+        (15, 13),
+        (15, 14),
+    ]
+    rows = [row.data for each in records for row in cast("dg.TableMetadataValue", each.metadata["ranges"]).records]
+    assert [(row["partition"], row["offsets"], row["records"]) for row in rows if row["partition"] == 1] == [
+        (1, 5, 3),
+        (1, 5, 4),
+    ]
+    assert _output(result).metadata["records"].value == 27
+
+
+@pytest.mark.parametrize(
+    ("mean", "limits", "offsets"),
+    [
+        (100.0, {"max_bytes": 1_250}, [12, 12, 6]),
+        (100.0, {"max_bytes": 1_250, "max_records": 20}, [12, 12, 6]),
+        (100.0, {"max_bytes": 3_000, "max_records": 20}, [20, 10]),
+        (1e9, {"max_bytes": 1_000, "max_batches": 2}, [1, 1]),
+        (None, {"max_bytes": 1}, [30]),
+    ],
+)
+def test_a_limit_in_bytes_is_one_in_offsets(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch, mean: float | None, limits: dict[str, Any], offsets: list[int]
+) -> None:
+    """By the mean size of a sample; the smaller limit holds, and a batch has at least one offset."""
+    monkeypatch.setattr(sampling, "bytes_per_offset", lambda *_: mean)
+    result = stand.run(**limits)
+    assert [each.metadata["offsets"].value for each in stand.materializations(result)] == offsets
+
+
+def test_what_retention_deleted_is_told_with_its_range(stand: Stand) -> None:
+    """At least once goes on behind it, and says which offsets nobody read."""
+    stand.mode, stand.process = AT_LEAST_ONCE, lambda *_: None
+    stand.run(max_batches=1, max_records=6)
+    stand.scene.data.retain_from(1, 7)
+    result = stand.run()
+    (record,) = stand.materializations(result)
+    assert (record.metadata["offsets"].value, record.metadata["lost_offsets"].value) == (24, 5)
+    rows = [row.data for row in cast("dg.TableMetadataValue", record.metadata["ranges"]).records]
+    assert [(row["start"], row["lost"]) for row in rows] == [(2, 0), (2, 5), (2, 0)]
+    (told,) = [each for each in stand.observations(result) if "lost" in each.metadata]
+    assert told.metadata["lost"].value == [{"partition": 1, "start": 2, "end": 7}]
+    assert told.metadata["lost_offsets"].value == 5
 
 
 def test_the_output_has_the_sum_of_all_batches(stand: Stand) -> None:

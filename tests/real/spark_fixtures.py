@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from marshal_dagster.spark.connector import fetch_beside
+from marshal_dagster.spark.decoding import AVRO_PACKAGE
 from marshal_dagster.spark.session import spark_settings, start_session
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
-    """A session with two task slots and the Kafka connector, stopped at the end."""
+    """A session with two task slots, the Kafka connector and Avro, stopped at the end."""
     session = start_session(
         spark_settings(
             app_name="marshal-dagster tests",
@@ -25,6 +27,7 @@ def spark() -> Iterator["SparkSession"]:
                 "spark.sql.shuffle.partitions": "2",
                 "spark.driver.memory": "1g",
                 "spark.stage.maxConsecutiveAttempts": "1",  # without which at most once refuses it
+                "spark.jars": ",".join(map(str, fetch_beside(AVRO_PACKAGE))),
             },
         )
     )

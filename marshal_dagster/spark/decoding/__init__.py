@@ -1,0 +1,27 @@
+"""What the bytes of a batch's records say: JSON, Avro and Protobuf, and what becomes of those that say nothing.
+
+`decode_…` give a `Decoded`, in which each record has a value or a reason why it has none. Plain DataFrame functions
+only, so that it works in every kind of session. Schemas are fetched here, by the driver (`schemas`): no secret of a
+registry reaches a plan.
+"""
+
+from marshal_dagster.spark.decoding.avro import AVRO_PACKAGE, decode_avro
+from marshal_dagster.spark.decoding.decoded import Decoded, Nulls
+from marshal_dagster.spark.decoding.jsons import decode_json, infer_json_schema
+from marshal_dagster.spark.decoding.protobufs import decode_protobuf
+from marshal_dagster.spark.decoding.schemas import Schema, SchemaFiles, SchemaKind, SchemaRegistry, Schemas
+
+__all__ = [
+    "AVRO_PACKAGE",
+    "Decoded",
+    "Nulls",
+    "Schema",
+    "SchemaFiles",
+    "SchemaKind",
+    "SchemaRegistry",
+    "Schemas",
+    "decode_avro",
+    "decode_json",
+    "decode_protobuf",
+    "infer_json_schema",
+]

@@ -1,0 +1,159 @@
+"""Avro values, in Confluent's frame or bare, read by one schema whatever schema they were written with."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from marshal_dagster.errors import ConfigurationError, MarshalError
+from marshal_dagster.spark.decoding import framing
+from marshal_dagster.spark.decoding.decoded import Decoded, Nulls, read_once
+from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+AVRO_PACKAGE: Final = "org.apache.spark:spark-avro_2.13:4.0.0"
+"""Maven coordinates of Spark's own Avro functions, which the session needs; `fetch_connector` fetches them."""
+
+_READ_WHOLE = "_marshal_read_whole"
+_ADVICE = f"start it with spark.jars.packages={AVRO_PACKAGE}"
+_NAMED = frozenset({"record", "error", "enum", "fixed"})
+
+
+def decode_avro(
+    frame: "DataFrame",
+    schemas: Schemas | None,
+    *,
+    schema: str | None = None,
+    subject: str | None = None,
+    nulls: Nulls = Nulls.BAD,
+) -> Decoded:
+    """Decode values that are each one Avro record, and read them by one schema.
+
+    Each value has Confluent's frame, whose schema id says in `schemas` how it was written; with `schemas` None values
+    have no frame and were all written by `schema`. They are read by `schema` (the text of a record's schema), else by
+    the newest one of `subject`, in Avro's own way: fields are matched by name, missing ones get their default. The
+    batch's schema ids are looked up first, in a pass of its own.
+
+    Bad is a value that is null (but see `nulls`), empty, without a frame, of a schema id that `schemas` does not know
+    or that is of another kind, that ends too early, or does not fit the schema to read by. A `schemas` that cannot be
+    asked makes no record bad: `UnavailableError` or `ConfigurationError` is raised, the latter also for a schema that
+    cannot be used, and for a session without `AVRO_PACKAGE`.
+    """
+    from pyspark.sql import functions as f
+
+    reader = _reader(schemas, schema, subject)
+    if schemas is None:
+        found: Mapping[int, Schema | str] = {}
+        value = _read(f.col("value"), reader, reader)
+        reason = f.when(f.col("value").isNull(), f.lit("null value") if nulls is Nulls.BAD else f.lit(None)).when(
+            f.length("value") == 0, f.lit("empty value")
+        )
+        told: Column = f.lit("it ends too early, or is not of the schema")
+    else:
+        found = framing.schemas_of(frame, schemas, SchemaKind.AVRO)
+        value = _read_by_id(found, reader)
+        reason = framing.frame_reason(found, nulls)
+        told = f.concat(f.lit("it ends too early, or is not of schema id "), framing.schema_id().cast("string"))
+        told = f.concat(told, f.lit(", or that does not fit the schema to read by"))
+    try:
+        read, value = read_once(frame, value)
+        is_there, is_whole = f.col("value").isNotNull(), value.getField(_READ_WHOLE).isNotNull()
+        decoded = f.when(is_there, value.dropFields(_READ_WHOLE))
+        return Decoded(read, decoded, reason.when(is_there & ~is_whole, told), columns=frame.columns)
+    except MarshalError:
+        raise
+    except Exception as error:  # the JVM's, about a schema or a function that is not there
+        words = _last_words(error)
+        raise ConfigurationError(f"Avro cannot be read ({words}): check the schema to read by, or {_ADVICE}") from error
+
+
+def _reader(schemas: Schemas | None, schema: str | None, subject: str | None) -> dict[str, Any]:
+    if (schema is None) == (subject is None):
+        raise ConfigurationError("give the schema to read by, or a subject whose newest one it is")
+    if subject is None:
+        return _record(str(schema), "schema")
+    if schemas is None:
+        raise ConfigurationError(f"subject {subject!r}: values without a frame need a schema")
+    newest = schemas.latest(subject)
+    if newest.kind is not SchemaKind.AVRO:
+        raise ConfigurationError(f"the newest schema of subject {subject!r} is of type {newest.kind}, not AVRO")
+    return _record(whole(newest), f"subject {subject!r}")
+
+
+def _record(text: str, source: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{source}: no Avro schema, it is not JSON ({error})") from error
+    if not isinstance(parsed, dict) or parsed.get("type") != "record" or not isinstance(parsed.get("fields"), list):
+        raise ConfigurationError(f"{source}: the schema to read by must be that of a record")
+    return parsed
+
+
+def _read_by_id(found: Mapping[int, Schema | str], reader: Mapping[str, Any]) -> "Column":
+    from pyspark.sql import functions as f
+
+    number, value = framing.schema_id(), None
+    for each, schema in found.items():
+        if isinstance(schema, str):
+            continue
+        read = _read(framing.payload(), json.loads(whole(schema)), reader)
+        value = f.when(number == each, read) if value is None else value.when(number == each, read)
+    return _read(f.lit(None).cast("binary"), reader, reader) if value is None else value
+
+
+def _read(data: "Column", writer: object, reader: Mapping[str, Any]) -> "Column":
+    """Read `data`; what cannot be read has null even in the field `_READ_WHOLE`, which no writer has written.
+
+    Spark gives nothing but a record of nulls for what it cannot read, and there may be such records.
+    """
+    from pyspark.sql.avro.functions import from_avro
+
+    marked = {**reader, "fields": [*reader["fields"], {"name": _READ_WHOLE, "type": "boolean", "default": True}]}
+    try:
+        return from_avro(data, json.dumps(writer), {"avroSchema": json.dumps(marked), "mode": "PERMISSIVE"})
+    except TypeError as error:  # the class is not in the JVM
+        raise ConfigurationError(f"this session cannot read Avro: {_ADVICE}") from error
+
+
+def _last_words(error: Exception) -> str:
+    """Give what an error says in one line; of one that Java raised, Java's."""
+    lines = [line.strip(": ") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[min(1, len(lines) - 1)] if lines[0].startswith("An error occurred while calling") else lines[0]
+
+
+def whole(schema: Schema) -> str:
+    """Give a schema's text with the types that it names from its references in their places."""
+    if not schema.references:
+        return schema.text
+    return json.dumps(_placed(json.loads(schema.text), "", dict(_definitions(schema)), set()))
+
+
+def _definitions(schema: Schema) -> Iterator[tuple[str, Any]]:
+    for name, reference in schema.references.items():
+        yield name, json.loads(reference.text)
+        yield from _definitions(reference)
+
+
+def _placed(node: object, namespace: str, definitions: Mapping[str, object], done: set[str]) -> object:
+    """Put a definition where its name stands first; Avro knows it by its name from there on."""
+    if isinstance(node, list):
+        return [_placed(each, namespace, definitions, done) for each in node]
+    if isinstance(node, str):
+        names = (f"{namespace}.{node}", node) if namespace and "." not in node else (node,)
+        name = next((each for each in names if each in definitions), None)
+        if name is None or name in done:
+            return node
+        done.add(name)
+        return _placed(definitions[name], "", definitions, done)
+    if not isinstance(node, dict):
+        return node
+    if node.get("type") not in _NAMED:
+        inner = {
+            key: _placed(node[key], namespace, definitions, done) for key in ("type", "items", "values") if key in node
+        }
+        return {**node, **inner}
+    own = str(node.get("namespace", str(node.get("name", "")).rpartition(".")[0] or namespace))
+    fields = [{**each, "type": _placed(each["type"], own, definitions, done)} for each in node.get("fields", ())]
+    return {**node, "namespace": own, **({"fields": fields} if "fields" in node else {})}

@@ -1,0 +1,158 @@
+"""JSON values: decoded with a declared schema, or looked at to find one."""
+
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Literal
+
+from marshal_dagster.errors import ConfigurationError, SchemaDrift
+from marshal_dagster.spark.decoding.decoded import Decoded, Nulls, read_once
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+_OURS = frozenset({"mode", "columnnameofcorruptrecord"})
+_VALUE = "v"
+_CORRUPT = "corrupt"
+
+
+def decode_json(
+    frame: "DataFrame",
+    schema: "StructType | str",
+    *,
+    options: Mapping[str, str] | None = None,
+    nulls: Nulls = Nulls.BAD,
+    new_fields: Literal["ignore", "fail"] = "ignore",
+) -> Decoded:
+    """Decode values that are each one JSON object, by `schema`: a `StructType`, or DDL such as `id bigint NOT NULL`.
+
+    Bad is a value that is null (but see `nulls`), empty, not UTF-8, not exactly one JSON object, or has another type in
+    a field than declared; a field that is declared NOT NULL and is missing or null makes it bad, too, unless that lies
+    in an array or a map. Other missing fields are null, fields that were not declared are left out. `options` are those
+    of Spark's `from_json`.
+
+    With `new_fields="fail"` the batch is looked at first, in a pass of its own: `SchemaDrift` is raised where objects
+    have fields that `schema` lacks. Raises `ConfigurationError` for a schema or options that cannot be.
+    """
+    from pyspark.sql import functions as f
+
+    declared = _declared(schema)
+    given = dict(options or {})
+    wrong = [name for name in given if name.lower() in _OURS]
+    if wrong:
+        raise ConfigurationError(f"options: {', '.join(wrong)} cannot be chosen; bad records are told apart here")
+    if new_fields == "fail":
+        _refuse_new_fields(frame, declared)
+    text = f.try_validate_utf8(f.col("value").cast("string"))
+    parsed, end = _parse(text, declared, given)
+    read, parsed = read_once(frame, parsed)
+    entries, corrupt = parsed[end], parsed[_CORRUPT]
+    value = entries[_VALUE]
+    is_one = (f.size(entries) == 2) & f.map_contains_key(entries, end)  # noqa: PLR2004
+    reason = (
+        f.when(f.col("value").isNull(), f.lit("null value") if nulls is Nulls.BAD else f.lit(None))
+        .when(f.length("value") == 0, f.lit("empty value"))
+        .when(text.isNull(), f.lit("not UTF-8"))
+        .when(corrupt.isNotNull(), f.lit("not JSON, or another type in a field than declared"))
+        .when(~f.coalesce(is_one, f.lit(False)), f.lit("not exactly one JSON value"))  # noqa: FBT003
+        .when(value.isNull(), f.lit("JSON null"))
+    )
+    for path, is_missing in _missing(value, declared):
+        reason = reason.when(is_missing, f.lit(f"field {path} is missing or null"))
+    return Decoded(read, value, reason, columns=frame.columns)
+
+
+def infer_json_schema(frame: "DataFrame") -> "StructType":
+    """Say what the JSON objects of a batch hold, in one pass over it: to declare a schema by, not to decode with.
+
+    Each batch holds other fields, so a schema that each batch finds by itself gives each one other columns. Values that
+    are no JSON object are left out. A field of several types is a `variant`, one that is always null is `void`.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import DataType, StructType
+
+    text = f.try_validate_utf8(f.col("value").cast("string"))
+    value = f.try_parse_json(text)
+    is_object = f.schema_of_variant(value).startswith("OBJECT")
+    found = frame.select(f.schema_of_variant_agg(f.when(is_object, value))).first()
+    told = str(found[0]) if found is not None else "VOID"
+    if not told.startswith("OBJECT<"):
+        return StructType()
+    inferred = DataType.fromDDL(_as_struct(told))
+    assert isinstance(inferred, StructType)  # noqa: S101 - what begins with STRUCT is one
+    return inferred
+
+
+def _declared(schema: "StructType | str") -> "StructType":
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import DataType, StructType
+
+    try:
+        declared = DataType.fromDDL(schema) if isinstance(schema, str) else schema
+    except PySparkException as error:
+        raise ConfigurationError(f"schema: {schema!r} is no DDL ({str(error).splitlines()[0]})") from error
+    if not isinstance(declared, StructType) or not declared.fields:
+        raise ConfigurationError(f"schema: {schema!r}; give the fields of an object, as a StructType or as DDL")
+    return declared
+
+
+def _parse(text: "Column", declared: "StructType", options: Mapping[str, str]) -> tuple["Column", str]:
+    """Parse each text as one entry of a map, with another entry behind it, in a column that has the name of that one.
+
+    Spark's parser stops after the first value and takes an array for several objects; a text that is more or less than
+    one value leaves this map without its second entry, or with a third. No text can write these by itself: it does not
+    know their name.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql import types as t
+
+    end = uuid.uuid4().hex
+    outer = t.StructType(
+        [t.StructField(end, t.MapType(t.StringType(), declared)), t.StructField(_CORRUPT, t.StringType())]
+    )
+    wrapped = f.concat(f.lit(f'{{"{end}":{{"{_VALUE}":'), text, f.lit(f'\n,"{end}":{{}}}}}}'))
+    settings = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    return f.from_json(wrapped, outer, settings), end
+
+
+def _missing(value: "Column", declared: "StructType", above: str = "") -> Iterator[tuple[str, "Column"]]:
+    """Give each field that must be there, with when it is not: only an object that is there can lack one."""
+    from pyspark.sql.types import StructType
+
+    for field in declared.fields:
+        path, inner = f"{above}{field.name}", value.getField(field.name)
+        if not field.nullable:
+            yield path, inner.isNull() & value.isNotNull()
+        if isinstance(field.dataType, StructType):
+            yield from _missing(inner, field.dataType, f"{path}.")
+
+
+def _refuse_new_fields(frame: "DataFrame", declared: "StructType") -> None:
+    new = sorted(_new_fields(infer_json_schema(frame), declared))
+    if new:
+        raise SchemaDrift(
+            f"the batch has fields that the schema lacks: {', '.join(new)}. Declare them, or have them left out "
+            "(new_fields='ignore')"
+        )
+
+
+def _new_fields(found: "DataType", declared: "DataType", above: str = "") -> Iterator[str]:
+    from pyspark.sql.types import ArrayType, StructType
+
+    if isinstance(found, ArrayType) and isinstance(declared, ArrayType):
+        yield from _new_fields(found.elementType, declared.elementType, f"{above}[].")
+    if not isinstance(found, StructType) or not isinstance(declared, StructType):
+        return
+    known = {field.name: field.dataType for field in declared.fields}
+    for field in found.fields:
+        path = f"{above}.{field.name}".lstrip(".")
+        if field.name not in known:
+            yield path
+        else:
+            yield from _new_fields(field.dataType, known[field.name], path)
+
+
+def _as_struct(told: str) -> str:
+    """Say STRUCT for OBJECT, but within the names of fields."""
+    parts = told.split("`")
+    return "`".join(part if index % 2 else part.replace("OBJECT<", "STRUCT<") for index, part in enumerate(parts))

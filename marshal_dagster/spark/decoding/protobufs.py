@@ -1,0 +1,329 @@
+"""Protobuf values in Confluent's frame, by a Python function in Spark's workers.
+
+The official `spark-protobuf` takes neither the frame's message indexes nor several writers' files; Protobuf reads an
+older or newer message by the reader's descriptor alone, so of a writer's file only the names of its messages count.
+"""
+
+import base64
+import binascii
+import importlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark.decoding import framing
+from marshal_dagster.spark.decoding.decoded import Decoded, Nulls
+from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
+
+if TYPE_CHECKING:
+    from google.protobuf.descriptor import Descriptor, FieldDescriptor
+    from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import DataType, StructType
+
+Place = tuple[int, ...]
+Names = Mapping[int, Mapping[Place, str]]
+"""For each schema id the full names of its messages, by where they stand in the file."""
+
+_FRAME_BYTES: Final = 5
+_VARINT_BITS: Final = 35
+_MOST_INDEXES: Final = 100
+_TIMESTAMP: Final = "google.protobuf.Timestamp"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def decode_protobuf(
+    frame: "DataFrame",
+    schemas: Schemas,
+    *,
+    message: str,
+    descriptors: str | os.PathLike[str] | bytes | None = None,
+    subject: str | None = None,
+    nulls: Nulls = Nulls.BAD,
+) -> Decoded:
+    """Decode values that are each one Protobuf message in Confluent's frame, and read them as `message`, a full name.
+
+    `message` is taken from `descriptors`, the file that `protoc --include_imports --descriptor_set_out=...` writes or
+    its bytes, else from the newest schema of `subject`. The batch's schema ids are looked up first, in a pass of its
+    own; the indexes behind the id say which message of the writer's file a value is.
+
+    Bad is a value that is null (but see `nulls`), empty, without a frame, of a schema id that `schemas` does not know
+    or that is of another kind, another message than `message`, or no valid encoding of it; one that was cut between two
+    fields is valid, to Protobuf too. A `schemas` that cannot be asked makes no record bad: `UnavailableError` or
+    `ConfigurationError` is raised, the latter also for descriptors that cannot be used.
+
+    A field that was not set is null, but for those that have no presence, which have their default. An enum's value is
+    its name (of an unknown one, the number), uint64 is a decimal, a `google.protobuf.Timestamp` a timestamp. Spark's
+    Python workers need marshal_dagster.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql import types as t
+
+    files = _reader_files(schemas, descriptors, subject)
+    descriptor = _message(files, message)
+    found = framing.schemas_of(frame, schemas, SchemaKind.PROTOBUF)
+    names = {
+        each: _names(_main_file(schema, f"schema id {each}"))
+        for each, schema in found.items()
+        if isinstance(schema, Schema)
+    }
+    result = t.StructType([t.StructField("value", _struct(descriptor)), t.StructField("reason", t.StringType())])
+    # Spark may call what it holds to be deterministic once for each use of its result.
+    read = f.udf(_reading(files, message, names), result).asNondeterministic()
+    early = framing.frame_reason(found, nulls)
+    is_there = early.isNull() & f.col("value").isNotNull()
+    both = "_marshal_both"
+    framed = frame.withColumn(both, read(f.when(is_there, f.col("value"))))
+    return Decoded(
+        framed,
+        f.when(is_there, f.col(both).getField("value")),
+        f.coalesce(early, f.when(is_there, f.col(both).getField("reason"))),
+        columns=frame.columns,
+    )
+
+
+# The descriptors, on the driver
+
+
+def _reader_files(schemas: Schemas, descriptors: str | os.PathLike[str] | bytes | None, subject: str | None) -> bytes:
+    if (descriptors is None) == (subject is None):
+        raise ConfigurationError("give the descriptors of the message to read, or a subject whose newest schema it is")
+    if subject is not None:
+        newest = schemas.latest(subject)
+        if newest.kind is not SchemaKind.PROTOBUF:
+            raise ConfigurationError(f"the newest schema of subject {subject!r} is of type {newest.kind}, not PROTOBUF")
+        return _as_set(newest, f"subject {subject!r}")
+    if isinstance(descriptors, bytes):
+        return descriptors
+    assert descriptors is not None  # noqa: S101 - one of both is there, see above
+    try:
+        return Path(descriptors).read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"descriptors {os.fspath(descriptors)!r} cannot be read: {error}") from error
+
+
+def _as_set(schema: Schema, source: str) -> bytes:
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+
+    files: dict[str, FileDescriptorProto] = {}
+    for name, each in _with_references("", schema):
+        file = _main_file(each, source)
+        if name:
+            file.name = name  # as the file that imports it names it
+        files[file.name] = file
+    encoded: bytes = FileDescriptorSet(file=files.values()).SerializeToString()
+    return encoded
+
+
+def _with_references(name: str, schema: Schema) -> Iterator[tuple[str, Schema]]:
+    for each, reference in schema.references.items():
+        yield from _with_references(each, reference)
+    yield name, schema
+
+
+def _main_file(schema: Schema, source: str) -> "FileDescriptorProto":
+    """Give the file of a schema: its text is the file's descriptor, in base64."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+    from google.protobuf.message import DecodeError
+
+    try:
+        return FileDescriptorProto.FromString(base64.b64decode(schema.text, validate=True))
+    except (DecodeError, binascii.Error, ValueError) as error:
+        raise ConfigurationError(
+            f"{source}: there is no serialized descriptor; the registry must give these"
+        ) from error
+
+
+def _names(file: "FileDescriptorProto") -> dict[Place, str]:
+    return dict(_nested(file.message_type, (), file.package))
+
+
+def _nested(messages: "Iterable[DescriptorProto]", above: Place, prefix: str) -> Iterator[tuple[Place, str]]:
+    for index, each in enumerate(messages):
+        name = f"{prefix}.{each.name}".lstrip(".")
+        yield (*above, index), name
+        yield from _nested(each.nested_type, (*above, index), name)
+
+
+def _message(files: bytes, message: str) -> "Descriptor":
+    from google.protobuf.message import DecodeError
+
+    try:
+        return _descriptor(files, message)
+    except (DecodeError, KeyError, TypeError, ImportError) as error:
+        raise ConfigurationError(f"the descriptors have no message {message!r}, or lack an import: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _descriptor(files: bytes, message: str) -> "Descriptor":
+    from google.protobuf.descriptor_pb2 import FileDescriptorSet
+    from google.protobuf.descriptor_pool import DescriptorPool
+
+    pool, given = DescriptorPool(), {file.name: file for file in FileDescriptorSet.FromString(files).file}
+    added: set[str] = set()
+
+    def add(name: str) -> None:
+        if name in added:
+            return
+        added.add(name)
+        file = given[name] if name in given else _well_known(name)
+        for each in file.dependency:
+            add(each)
+        pool.Add(file)
+
+    for name in given:
+        add(name)
+    return pool.FindMessageTypeByName(message)
+
+
+def _well_known(name: str) -> "FileDescriptorProto":
+    """Give a file that every installation of Protobuf has, and no registry."""
+    from google.protobuf.descriptor_pb2 import FileDescriptorProto
+
+    if not name.startswith("google/protobuf/"):
+        raise KeyError(name)
+    module = importlib.import_module(
+        f"google.protobuf.{name.removeprefix('google/protobuf/').removesuffix('.proto')}_pb2"
+    )
+    return FileDescriptorProto.FromString(module.DESCRIPTOR.serialized_pb)
+
+
+# The types
+
+
+def _struct(message: "Descriptor", above: frozenset[str] = frozenset()) -> "StructType":
+    from pyspark.sql import types as t
+
+    if message.full_name in above:
+        raise ConfigurationError(f"message {message.full_name!r} holds itself: a column has no such type")
+    below = above | {message.full_name}
+    return t.StructType([t.StructField(field.name, _type(field, below)) for field in message.fields])
+
+
+def _type(field: "FieldDescriptor", above: frozenset[str]) -> "DataType":
+    from pyspark.sql import types as t
+
+    if _is_map(field):
+        entry = field.message_type.fields_by_name
+        return t.MapType(_single_type(entry["key"], above), _single_type(entry["value"], above))
+    single = _single_type(field, above)
+    return t.ArrayType(single) if field.is_repeated else single
+
+
+def _single_type(field: "FieldDescriptor", above: frozenset[str]) -> "DataType":
+    from pyspark.sql import types as t
+
+    if field.message_type is not None:
+        return t.TimestampType() if field.message_type.full_name == _TIMESTAMP else _struct(field.message_type, above)
+    if field.type == field.TYPE_BYTES:
+        return t.BinaryType()
+    return {
+        field.CPPTYPE_INT32: t.IntegerType(),
+        field.CPPTYPE_INT64: t.LongType(),
+        field.CPPTYPE_UINT32: t.LongType(),
+        field.CPPTYPE_UINT64: t.DecimalType(20, 0),
+        field.CPPTYPE_DOUBLE: t.DoubleType(),
+        field.CPPTYPE_FLOAT: t.FloatType(),
+        field.CPPTYPE_BOOL: t.BooleanType(),
+        field.CPPTYPE_ENUM: t.StringType(),
+        field.CPPTYPE_STRING: t.StringType(),
+    }[field.cpp_type]
+
+
+def _is_map(field: "FieldDescriptor") -> bool:
+    return field.message_type is not None and bool(field.message_type.GetOptions().map_entry)
+
+
+# The records, in Spark's workers
+
+
+def _reading(files: bytes, message: str, names: Names) -> Callable[[bytes | None], tuple[Any, str | None] | None]:
+    """Give the function that reads one framed value, whose schema id is known, or says why it is bad."""
+
+    def read(value: bytes | None) -> tuple[Any, str | None] | None:
+        return None if value is None else read_message(bytes(value), files, message, names)
+
+    return read
+
+
+def read_message(value: bytes, files: bytes, message: str, names: Names) -> tuple[Any, str | None]:
+    """Give the fields of a framed message, or None and the reason why it is bad."""
+    from google.protobuf.message import DecodeError, EncodeError
+    from google.protobuf.message_factory import GetMessageClass
+
+    number = int.from_bytes(value[1:_FRAME_BYTES], "big")
+    try:
+        indexes, start = _indexes(value, _FRAME_BYTES)
+    except (IndexError, ValueError):
+        return None, "the message indexes of its frame end too early"
+    name = names[number].get(indexes)
+    if name is None:
+        return None, f"schema id {number} has no message {list(indexes)}"
+    if name != message:
+        return None, f"it is a {name}, not a {message}"
+    try:
+        found = GetMessageClass(_descriptor(files, message)).FromString(value[start:])
+        if not found.IsInitialized():
+            return None, "a required field is missing"
+        return _fields(found), None
+    except (DecodeError, EncodeError, OverflowError, ValueError) as error:
+        return None, f"no valid {message}: {error}"
+
+
+def _indexes(value: bytes, at: int) -> tuple[Place, int]:
+    """Read the path of a message in its file; the path [0] may be written as a single zero."""
+    count, at = _varint(value, at)
+    if count == 0:
+        return (0,), at
+    if not 0 < count <= _MOST_INDEXES:
+        raise ValueError(count)
+    indexes = []
+    for _ in range(count):
+        index, at = _varint(value, at)
+        indexes.append(index)
+    return tuple(indexes), at
+
+
+def _varint(value: bytes, at: int) -> tuple[int, int]:
+    number = 0
+    for shift in range(0, _VARINT_BITS, 7):
+        byte = value[at]
+        at += 1
+        number |= (byte & 0x7F) << shift
+        if byte < 0x80:  # noqa: PLR2004
+            return (number >> 1) ^ -(number & 1), at
+    raise ValueError(number)
+
+
+def _fields(message: Any) -> tuple[Any, ...]:  # noqa: ANN401 - made of a descriptor
+    return tuple(_field(message, field) for field in message.DESCRIPTOR.fields)
+
+
+def _field(message: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - made of a descriptor
+    value = getattr(message, field.name)
+    if _is_map(field):
+        of_key, of_value = (field.message_type.fields_by_name[each] for each in ("key", "value"))
+        return {_single(key, of_key): _single(value[key], of_value) for key in value}
+    if field.is_repeated:
+        return [_single(each, field) for each in value]
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    return _single(value, field)
+
+
+def _single(value: Any, field: "FieldDescriptor") -> object:  # noqa: ANN401 - made of a descriptor
+    if field.message_type is not None:
+        if field.message_type.full_name == _TIMESTAMP:
+            return _EPOCH + timedelta(seconds=value.seconds, microseconds=value.nanos // 1_000)
+        return _fields(value)
+    if field.cpp_type == field.CPPTYPE_ENUM:
+        known = field.enum_type.values_by_number.get(value)
+        return str(value) if known is None else known.name
+    if field.cpp_type == field.CPPTYPE_UINT64:
+        return Decimal(value)
+    return value

@@ -1,0 +1,183 @@
+"""Schemas for framed messages: asked of a registry, or read from files, by the driver."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marshal_dagster.errors import BadRecord, BadRecords, ConfigurationError, UnavailableError
+from marshal_dagster.spark.decoding.avro import whole
+from marshal_dagster.spark.decoding.schemas import Schema, SchemaFiles, SchemaKind, SchemaRegistry
+from tests.avro_bytes import encode, record
+from tests.registry import Registry, running_registry
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    """A registry of the test's own."""
+    with running_registry() as registry:
+        yield registry
+
+
+def test_the_writer_of_the_tests_writes_what_the_specification_shows() -> None:
+    """Its examples: a record, longs, an array, a union with null."""
+    assert encode(record("test", {"a": "long", "b": "string"}), {"a": 27, "b": "foo"}) == bytes.fromhex("3606666f6f")
+    assert [encode("long", each).hex() for each in (0, -1, 1, -64, 64)] == ["00", "01", "02", "7f", "8001"]
+    assert encode({"type": "array", "items": "long"}, [3, 27]) == bytes.fromhex("04063600")
+    assert encode(["null", "string"], None) == b"\x00"
+    assert encode(["null", "string"], "a") == bytes.fromhex("020261")
+
+
+def test_a_schema_is_found_by_its_id_and_asked_for_once(registry: Registry) -> None:
+    """What an id means never changes."""
+    number = registry.register("a", '"string"')
+    schemas = SchemaRegistry(url=f"{registry.url}/")
+    assert [schemas.by_id(number), schemas.by_id(number)] == [Schema(SchemaKind.AVRO, '"string"')] * 2
+    assert registry.asked == [f"/schemas/ids/{number}"]
+
+
+def test_an_id_that_the_registry_does_not_know_is_no_error(registry: Registry) -> None:
+    """It is the record that is bad; it may be registered yet, so it is asked for again."""
+    schemas = SchemaRegistry(url=registry.url)
+    assert schemas.by_id(7) is None
+    assert schemas.by_id(7) is None
+    assert len(registry.asked) == 2
+
+
+def test_the_newest_schema_is_asked_for_each_time(registry: Registry) -> None:
+    """A subject gets new versions."""
+    schemas = SchemaRegistry(url=registry.url)
+    registry.register("s", '"int"')
+    assert schemas.latest("s").text == '"int"'
+    registry.register("a/b c", '"string"')
+    assert schemas.latest("a/b c") == Schema(SchemaKind.AVRO, '"string"')
+    registry.register("s", "message A {}", kind="PROTOBUF", serialized=b"\x0a\x01a")
+    assert schemas.latest("s") == Schema(SchemaKind.PROTOBUF, "CgFh")
+    with pytest.raises(ConfigurationError, match="no version latest of subject 'none'"):
+        schemas.latest("none")
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_a_registry_that_cannot_answer_is_an_error(registry: Registry, status: int) -> None:
+    """Never a schema that is not known."""
+    registry.status = status
+    with pytest.raises(UnavailableError, match=str(status)):
+        SchemaRegistry(url=registry.url).by_id(1)
+
+
+def test_a_registry_that_is_down_is_an_error() -> None:
+    """Nobody listens."""
+    with running_registry() as registry:
+        pass
+    with pytest.raises(UnavailableError, match="cannot be asked"):
+        SchemaRegistry(url=registry.url).by_id(1)
+
+
+def test_another_server_is_no_registry(registry: Registry) -> None:
+    """A path that is not there is no schema that is not there."""
+    with pytest.raises(ConfigurationError, match="does not answer as a schema registry"):
+        SchemaRegistry(url=f"{registry.url}/other").by_id(1)
+
+
+def test_who_logs_in_is_sent_and_shown_nowhere(registry: Registry) -> None:
+    """A wrong password is an error that does not tell it."""
+    registry.login = "etl:hunter2"
+    number = registry.register("a", '"string"')
+    right = SchemaRegistry(url=registry.url, username="etl", password="hunter2")
+    assert right.by_id(number) is not None
+    assert "hunter2" not in repr(right)
+    with pytest.raises(ConfigurationError, match="refuses this user") as caught:
+        SchemaRegistry(url=registry.url, username="etl", password="hunter3").by_id(number)
+    assert "hunter3" not in str(caught.value)
+
+
+def test_a_login_goes_to_no_other_server(registry: Registry) -> None:
+    """A redirection is not followed."""
+    with running_registry() as other:
+        registry.redirect = other.url
+        with pytest.raises(UnavailableError, match="302"):
+            SchemaRegistry(url=registry.url, token="hunter2").by_id(1)
+        assert other.asked == []
+
+
+def test_an_answer_that_is_cut_or_no_http_is_an_error() -> None:
+    """Something else listens at that port."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with server.accept()[0] as client:
+                client.recv(1_000)
+                client.sendall(b"hello\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(UnavailableError, match="cannot be asked"):
+            SchemaRegistry(url=f"http://127.0.0.1:{server.getsockname()[1]}").by_id(1)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"url": "registry:8081"},
+        {"url": "file:///etc/passwd"},
+        {"url": "http://etl:hunter2@registry"},
+        {"url": "http://registry", "username": "etl"},
+        {"url": "http://registry", "username": "etl", "password": "x", "token": "y"},
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, str]) -> None:
+    """Before anything is asked, and without telling a secret."""
+    with pytest.raises(ConfigurationError) as caught:
+        SchemaRegistry(**settings)  # type: ignore[arg-type]
+    assert "hunter2" not in str(caught.value)
+
+
+def test_files_know_the_ids_they_were_given(tmp_path: Path) -> None:
+    """And no others; one that cannot be read is an error."""
+    file = tmp_path / "one.avsc"
+    file.write_text('"string"', encoding="utf-8")
+    files = SchemaFiles({1: file, 2: tmp_path / "none.avsc"})
+    assert files.by_id(1) == Schema(SchemaKind.AVRO, '"string"')
+    assert files.by_id(3) is None
+    with pytest.raises(ConfigurationError, match=r"none\.avsc"):
+        files.by_id(2)
+
+
+def test_types_of_references_are_put_in_their_places(registry: Registry) -> None:
+    """At the first use of each, also of references of references, by full and by short names."""
+    money = {"type": "record", "name": "shop.Money", "fields": [{"name": "cents", "type": "long"}]}
+    line = record("Line", {"price": "Money", "rebate": ["null", "shop.Money"]})
+    order = record("Order", {"lines": {"type": "array", "items": "Line"}, "paid": "shop.Money"})
+    registry.register("money", json.dumps(money))
+    registry.register("line", json.dumps(line), references={"shop.Money": ("money", 1)})
+    number = registry.register("order", json.dumps(order), references={"shop.Line": ("line", 1)})
+    found = SchemaRegistry(url=registry.url).by_id(number)
+    assert found is not None
+    expected: dict[str, Any] = record(
+        "Order",
+        {
+            "lines": {
+                "type": "array",
+                "items": record("Line", {"price": {**money, "namespace": "shop"}, "rebate": ["null", "shop.Money"]}),
+            },
+            "paid": "shop.Money",
+        },
+    )
+    assert json.loads(whole(found)) == expected
+
+
+def test_the_error_of_bad_records_names_count_and_first_ones() -> None:
+    """Also once it was sent to another process."""
+    import pickle
+
+    error = BadRecords(12, [BadRecord("orders", number, 7, "empty value") for number in range(7)])
+    assert "12 records" in str(error)
+    assert "orders/0 offset 7 (empty value)" in str(error)
+    assert "orders/5" not in str(error)
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - just made
+    assert (str(again), again.count, again.first) == (str(error), 12, error.first)

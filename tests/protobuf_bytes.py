@@ -1,0 +1,56 @@
+"""Protobuf files and messages for the tests: descriptors built by hand, frames as Confluent's serializers have them."""
+
+from collections.abc import Sequence
+
+from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto
+
+from tests.avro_bytes import framed, long
+
+F = FieldDescriptorProto
+
+
+def message_field(
+    name: str, number: int, kind: int, *, repeated: bool = False, of: str = "", optional: bool = False
+) -> FieldDescriptorProto:
+    """A field; `of` is the full name of its message or enum; `optional` gives it presence."""
+    label = F.LABEL_REPEATED if repeated else F.LABEL_OPTIONAL
+    made = FieldDescriptorProto(name=name, number=number, type=kind, label=label, type_name=f".{of}" if of else None)
+    if optional:
+        made.proto3_optional, made.oneof_index = True, 0
+    return made
+
+
+def orders_file(*, newer: bool = False) -> FileDescriptorProto:
+    """`shop.Other`, and `shop.Order` with `shop.Order.Line` in it; the newer one has a field more."""
+    line = DescriptorProto(name="Line", field=[message_field("sku", 1, F.TYPE_STRING)])
+    order = DescriptorProto(
+        name="Order",
+        field=[
+            message_field("id", 1, F.TYPE_INT64),
+            message_field("note", 2, F.TYPE_STRING, optional=True),
+            message_field("lines", 3, F.TYPE_MESSAGE, repeated=True, of="shop.Order.Line"),
+            message_field("at", 4, F.TYPE_MESSAGE, of="google.protobuf.Timestamp"),
+            message_field("serial", 5, F.TYPE_UINT64),
+            message_field("state", 6, F.TYPE_ENUM, of="shop.State"),
+            *([message_field("total", 7, F.TYPE_DOUBLE)] if newer else []),
+        ],
+        nested_type=[line],
+    )
+    order.oneof_decl.add(name="_note")
+    file = FileDescriptorProto(
+        name="orders.proto",
+        package="shop",
+        syntax="proto3",
+        dependency=["google/protobuf/timestamp.proto"],
+        message_type=[DescriptorProto(name="Other", field=[message_field("a", 1, F.TYPE_INT32)]), order],
+    )
+    state = file.enum_type.add(name="State")
+    state.value.add(name="NEW", number=0)
+    state.value.add(name="PAID", number=1)
+    return file
+
+
+def framed_message(number: int, indexes: Sequence[int], payload: bytes) -> bytes:
+    """Put Confluent's frame with its message indexes in front; the path [0] is a single zero."""
+    path = b"\x00" if list(indexes) == [0] else long(len(indexes)) + b"".join(map(long, indexes))
+    return framed(number, path + payload)

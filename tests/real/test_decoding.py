@@ -1,0 +1,423 @@
+"""Decoding: each record of a batch is a good row or a bad record, with what the writer meant or why not."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from pyspark.sql import functions as f
+
+from marshal_dagster.errors import BadRecord, BadRecords, ConfigurationError, SchemaDrift, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.spark.decoding import (
+    Decoded,
+    Nulls,
+    SchemaFiles,
+    SchemaRegistry,
+    decode_avro,
+    decode_json,
+    decode_protobuf,
+    infer_json_schema,
+)
+from marshal_dagster.spark.reading import read_ranges, read_schema
+from tests.avro_bytes import encode, framed, record
+from tests.protobuf_bytes import framed_message, orders_file
+from tests.real.conftest import MakeTopic
+from tests.registry import Registry, running_registry
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+NOW = datetime(2026, 11, 22, tzinfo=UTC)
+
+
+def batch(spark: "SparkSession", values: Sequence[bytes | str | None]) -> "DataFrame":
+    """A batch of topic `orders`, its values at offsets 100 and on in turn in two partitions."""
+    rows = [
+        (
+            f"k{number}".encode(),
+            value.encode() if isinstance(value, str) else value,
+            "orders",
+            number % 2,
+            100 + number // 2,
+            NOW,
+            None,
+        )
+        for number, value in enumerate(values)
+    ]
+    return spark.createDataFrame(rows, read_schema())
+
+
+def place(row: "Row") -> int:
+    """The number of a record of `batch`."""
+    return int((row["offset"] - 100) * 2 + row["partition"])
+
+
+def outcome(decoded: Decoded, count: int) -> list[Any]:
+    """For each record its value as a dict, or the reason why it is bad; each must be in exactly one of both."""
+    good, bad = decoded.split()
+    found: dict[int, Any] = {}
+    for row in good.collect():
+        found[place(row)] = row["value"] and row["value"].asDict(recursive=True)
+    for row in bad.collect():
+        assert place(row) not in found
+        found[place(row)] = row["reason"]
+    assert sorted(found) == list(range(count))
+    marked = decoded.marked().collect()
+    assert [found[place(row)] for row in marked] == [
+        row["reason"] or (row["value"] and row["value"].asDict(recursive=True)) for row in marked
+    ]
+    assert all((row["raw"] is not None) <= (row["reason"] is not None) for row in marked)
+    return [found[number] for number in range(count)]
+
+
+MISFIT = "not JSON, or another type in a field than declared"
+NOT_ONE = "not exactly one JSON value"
+JSONS: list[tuple[bytes | str | None, Any]] = [
+    ('{"id": 1, "name": "a"}', {"id": 1, "name": "a"}),
+    ('{"id": 2}', {"id": 2, "name": None}),
+    ('{"id": 3, "name": null, "more": {"id": [1]}}', {"id": 3, "name": None}),
+    (' \n{"name": "\\u00e4ö", "id": 4}\r\n', {"id": 4, "name": "äö"}),
+    ('{"id": 9223372036854775807}', {"id": 2**63 - 1, "name": None}),
+    ('{"id": 6, "name": {"a": 1.5}}', {"id": 6, "name": '{"a":1.5}'}),
+    (None, "null value"),
+    ("", "empty value"),
+    ("{}", "field id is missing or null"),
+    ('{"id": null}', "field id is missing or null"),
+    ('{"ID": 1}', "field id is missing or null"),
+    ("null", "JSON null"),
+    (b'{"id": 1, "name": "\xff"}', "not UTF-8"),
+    ('{"id": "x"}', MISFIT),
+    ('{"id": "7"}', MISFIT),
+    ('{"id": true}', MISFIT),
+    ('{"id": 1.5}', MISFIT),
+    ('{"id": 9223372036854775808}', MISFIT),
+    ('{"id": {"a": 1}}', MISFIT),
+    ('{"id": 1', MISFIT),
+    ('{"id": 1, "name": "a', MISFIT),
+    ("id", MISFIT),
+    ("7", MISFIT),
+    ('"text"', MISFIT),
+    ('""', MISFIT),
+    ("[1]", MISFIT),
+    ('[{"id": 1}, {"id": 2}]', MISFIT),
+    ("   ", MISFIT),
+    ('{"id": 1} {"id": 2}', MISFIT),
+    ('{"id": 1} garbage', MISFIT),
+    ('{"id": 1}}', NOT_ONE),
+    ('{"id": 1}}}', NOT_ONE),
+    ('{"id": 1}, "x": {"id": 2}', NOT_ONE),
+    ('{"id": 1}, "v": {"id": 2}', NOT_ONE),
+    ('{"id": 1}}, "m": {"v": {"id": 2}', NOT_ONE),
+]
+
+
+def test_each_json_value_is_good_or_bad_for_a_reason(spark: "SparkSession") -> None:
+    """Nothing is cut, guessed or left out: more than one value, a wrong type, bytes that are no text."""
+    frame = batch(spark, [value for value, _ in JSONS])
+    decoded = decode_json(frame, "id bigint NOT NULL, name string")
+    found = outcome(decoded, len(JSONS))
+    assert dict(enumerate(found)) == dict(enumerate(expected for _, expected in JSONS))
+    assert outcome(decoded, len(JSONS)) == found
+
+
+def test_a_null_value_is_good_where_it_is_meant(spark: "SparkSession") -> None:
+    """A tombstone is a row without a value then."""
+    decoded = decode_json(batch(spark, [None, '{"id": 1}', ""]), "id int NOT NULL", nulls=Nulls.KEEP)
+    assert outcome(decoded, 3) == [None, {"id": 1}, "empty value"]
+
+
+def test_fields_of_objects_in_objects_must_be_there_too(spark: "SparkSession") -> None:
+    """NOT NULL holds where the object around it is there."""
+    values = ['{"a": {"b": 1}}', '{"a": {}}', "{}", '{"a": {"b": [1]}}']
+    found = outcome(decode_json(batch(spark, values), "a struct<b: int NOT NULL>"), 4)
+    assert found == [{"a": {"b": 1}}, "field a.b is missing or null", {"a": None}, MISFIT]
+
+
+def test_bad_records_fail_the_batch_with_their_count_and_the_first_ones(spark: "SparkSession") -> None:
+    """Before a row is given; and an action that looks at a bad value fails by itself."""
+    decoded = decode_json(batch(spark, ["{", '{"a": 1}', '{"a": 2}', "", "", "x"]), "a int")
+    with pytest.raises(BadRecords) as caught:
+        decoded.or_fail()
+    assert caught.value.count == 4
+    assert caught.value.first == (
+        BadRecord("orders", 0, 100, MISFIT),
+        BadRecord("orders", 1, 101, "empty value"),
+    )
+    with pytest.raises(Exception, match=r"bad record at orders/[01]/10[0-2]: "):
+        decoded.or_fail_at_first().select("value").collect()
+    good = decode_json(batch(spark, ['{"a": 1}', '{"a": 2}']), "a int").or_fail()
+    assert sorted(row["a"] for row in good.select("value.*").collect()) == [1, 2]
+    assert good.columns == read_schema().names
+
+
+def test_new_fields_are_an_error_where_asked(spark: "SparkSession") -> None:
+    """They are left out otherwise; bad records do not count."""
+    frame = batch(spark, ['{"a": 1, "b": {"c": 1}}', '{"a": 2, "b": {"c": 1, "d x": [{"e": 1}]}}', "[1]", "{", None])
+    schema = "a int, b struct<c: int>"
+    with pytest.raises(SchemaDrift, match=r"lacks: b\.d x\. Declare"):
+        decode_json(frame, schema, new_fields="fail")
+    good, _ = decode_json(frame, f"{schema[:-1]}, `d x`: array<struct<e: int>>>", new_fields="fail").split()
+    assert good.count() == 2
+    inferred = infer_json_schema(frame)
+    assert inferred.simpleString() == "struct<a:bigint,b:struct<c:bigint,d x:array<struct<e:bigint>>>>"
+    assert infer_json_schema(batch(spark, ["1", None])).fields == []
+
+
+@pytest.mark.parametrize(
+    ("schema", "options"), [("a intt", {}), ("int", {}), ("", {}), ("a int", {"Mode": "DROPMALFORMED"})]
+)
+def test_a_json_schema_or_option_that_cannot_be_is_refused(
+    spark: "SparkSession", schema: str, options: dict[str, str]
+) -> None:
+    """In one line, before anything is read."""
+    with pytest.raises(ConfigurationError, match=r"schema|Mode"):
+        decode_json(batch(spark, []), schema, options=options)
+
+
+def test_dead_letters_hold_all_that_the_record_was(
+    spark: "SparkSession", connection: KafkaConnection, topic: MakeTopic
+) -> None:
+    """Its bytes and headers, where it stood and why it is bad; a repeated batch writes the same. No secret is shown."""
+    name, dead = topic(1), topic(1)
+    servers = connection.bootstrap_servers
+    producer = Producer({"bootstrap.servers": servers})
+    producer.produce(name, key=b"\xff", value=b"{", headers=[("h", b"1")], timestamp=1_700_000_000_123)
+    producer.produce(name, key=b"k", value=b'{"a": 1}')
+    producer.produce(name, value=None, timestamp=1_700_000_000_124)
+    assert producer.flush(30) == 0
+    frame = read_ranges(spark, connection.spark_options(), name, {0: (0, 3)})
+    decoded = decode_json(frame, "a int")
+
+    class WithSecrets:
+        def spark_options(self) -> dict[str, str]:
+            jaas = 'ScramLoginModule required username="u" password="hunter2";'
+            secrets = {"kafka.sasl.jaas.config": jaas, "kafka.ssl.key.password": "hunter2"}
+            return {**connection.spark_options(), **secrets}
+
+    decoded.or_dead_letter(dead, connection)
+    good = decoded.or_dead_letter(dead, WithSecrets())
+    assert [(row["offset"], row["value"]["a"]) for row in good.collect()] == [(1, 1)]
+    letters = messages(servers, dead, 4)
+    assert sorted(letters[:2]) == sorted(letters[2:])
+    first, second = sorted(letters[:2])
+    assert first == (
+        f"{name}/0/0".encode(),
+        b"{",
+        [
+            ("h", b"1"),
+            ("marshal.topic", name.encode()),
+            ("marshal.partition", b"0"),
+            ("marshal.offset", b"0"),
+            ("marshal.timestamp", b"1700000000123"),
+            ("marshal.key", b"\xff"),
+            ("marshal.reason", MISFIT.encode()),
+        ],
+    )
+    assert (second[0], second[1]) == (f"{name}/0/2".encode(), None)
+    assert dict(second[2] or [])["marshal.key"] is None
+    with pytest.raises(Exception, match="cannot go to that topic itself"):
+        decoded.or_dead_letter(name, connection)
+    executions = spark._jsparkSession.sharedState().statusStore().executionsList()
+    plans = "".join(executions.apply(each).physicalPlanDescription() for each in range(executions.size()))
+    assert f"topic={dead}" in plans
+    assert "hunter2" not in plans
+
+
+def messages(servers: str, topic: str, count: int) -> list[tuple[Any, Any, Any]]:
+    """Key, value and headers of the first messages of a topic's partition 0."""
+    settings = {"bootstrap.servers": servers, "group.id": "tests", "enable.auto.commit": False}
+    reader = Consumer(settings)
+    try:
+        reader.assign([TopicPartition(topic, 0, 0)])
+        found = [each for each in reader.consume(count, timeout=30) if each.error() is None]
+        return [(each.key(), each.value(), each.headers()) for each in found]
+    finally:
+        reader.close()
+
+
+ORDER_1 = record("Order", {"id": "long", "note": ["null", "string"]})
+ORDER_2 = record("Order", {"id": "long", "note": ["null", "string"], "total": "double"})
+READER = record(
+    "Order",
+    {"total": "double", "id": "long", "note": ["null", "string"], "lines": {"type": "array", "items": "string"}},
+    defaults={"total": -1.0, "lines": []},
+)
+NULLS = record("Order", {"note": ["null", "string"]})
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    """A registry of the test's own."""
+    with running_registry() as registry:
+        yield registry
+
+
+def test_avro_of_several_schemas_is_read_by_one(spark: "SparkSession", registry: Registry) -> None:
+    """Writers of an older and a newer schema, poison between them."""
+    first = registry.register("orders-value", json.dumps(ORDER_1))
+    second = registry.register("orders-value", json.dumps(ORDER_2))
+    other = registry.register("other", "{}", kind="JSON")
+    misfit = registry.register("misfit", json.dumps(record("Order", {"id": "string"})))
+    one, two = {"id": 1, "note": "äö"}, {"id": -2, "note": None, "total": 0.5}
+    whole = framed(first, encode(ORDER_1, one))
+    ends_early = f"it ends too early, or is not of schema id {first}, or that does not fit the schema to read by"
+    cases: list[tuple[bytes | None, Any]] = [
+        (whole, {"total": -1.0, **one, "lines": []}),
+        (framed(second, encode(ORDER_2, two)), {**two, "lines": []}),
+        (None, "null value"),
+        (b"", "empty value"),
+        (b"\x00\x00\x00", "shorter than a frame"),
+        (b"\x01" + whole[1:], "no frame: it does not begin with a zero byte"),
+        (framed(77, whole[5:]), "schema id 77 is not known"),
+        (framed(2**32 - 1, whole[5:]), "schema id 4294967295 is not known"),
+        (framed(other, b"{}"), f"schema id {other} is of type JSON, not AVRO"),
+        (framed(misfit, b"\x02a"), ends_early.replace(str(first), str(misfit))),
+        *((whole[:length], ends_early) for length in range(5, len(whole))),
+    ]
+    decoded = decode_avro(
+        batch(spark, [value for value, _ in cases]), SchemaRegistry(url=registry.url), schema=json.dumps(READER)
+    )
+    assert outcome(decoded, len(cases)) == [expected for _, expected in cases]
+    asked = list(registry.asked)
+    outcome(decoded, len(cases))
+    assert registry.asked == asked
+
+
+def test_an_avro_record_of_nulls_alone_is_a_good_one(spark: "SparkSession", registry: Registry) -> None:
+    """It is not taken for one that cannot be read; by the newest schema of a subject."""
+    number = registry.register("orders-value", json.dumps(NULLS))
+    decoded = decode_avro(
+        batch(spark, [framed(number, b"\x00"), framed(number, b"\x02"), None]),
+        SchemaRegistry(url=registry.url),
+        subject="orders-value",
+        nulls=Nulls.KEEP,
+    )
+    found = outcome(decoded, 3)
+    assert found[0] == {"note": None}
+    assert "ends too early" in found[1]
+    assert found[2] is None
+
+
+def test_avro_without_a_frame_and_with_schemas_in_files(spark: "SparkSession", tmp_path: Path) -> None:
+    """No registry is needed."""
+    one = {"id": 1, "note": "a"}
+    bare = decode_avro(batch(spark, [encode(ORDER_1, one), b"", None]), None, schema=json.dumps(ORDER_1))
+    assert outcome(bare, 3) == [one, "empty value", "null value"]
+    file = tmp_path / "order.avsc"
+    file.write_text(json.dumps(ORDER_1), encoding="utf-8")
+    framed_ones = batch(spark, [framed(7, encode(ORDER_1, one)), framed(8, b"")])
+    decoded = decode_avro(framed_ones, SchemaFiles({7: file}), schema=json.dumps(ORDER_1))
+    assert outcome(decoded, 2) == [one, "schema id 8 is not known"]
+
+
+def test_a_registry_that_cannot_be_asked_makes_no_record_bad(spark: "SparkSession", registry: Registry) -> None:
+    """The batch fails."""
+    frame = batch(spark, [framed(registry.register("a", json.dumps(ORDER_1)), b"\x02\x00")])
+    registry.status = 503
+    with pytest.raises(UnavailableError, match="503"):
+        decode_avro(frame, SchemaRegistry(url=registry.url), schema=json.dumps(ORDER_1))
+
+
+def test_no_secret_of_the_registry_is_in_the_plan(spark: "SparkSession", registry: Registry) -> None:
+    """Only the driver asks."""
+    registry.login = "etl:hunter2"
+    frame = batch(spark, [framed(registry.register("a", json.dumps(ORDER_1)), b"\x02\x00")])
+    schemas = SchemaRegistry(url=registry.url, username="etl", password="hunter2")
+    rows = decode_avro(frame, schemas, schema=json.dumps(ORDER_1)).or_fail()
+    shown = rows._jdf.queryExecution().toString()
+    assert "Physical Plan" in shown
+    assert [secret for secret in ("hunter2", "ZXRsOmh1bnRlcjI=", registry.url) if secret in shown] == []
+
+
+@pytest.mark.parametrize(
+    "schema", ['"string"', "{", '{"type": "record", "name": "A", "fields": [{"name": "a", "type": "B"}]}']
+)
+def test_an_avro_schema_that_cannot_be_is_refused(spark: "SparkSession", schema: str) -> None:
+    """Before anything is read."""
+    with pytest.raises(ConfigurationError, match=r"Undefined schema: B|must be that of a record|no Avro schema"):
+        decode_avro(batch(spark, []), None, schema=schema)
+
+
+def test_protobuf_of_several_schemas_is_read_by_one(spark: "SparkSession", registry: Registry) -> None:
+    """Writers of two files, the reader's from the subject; other messages and poison between them."""
+    first = registry.register("orders", "...", kind="PROTOBUF", serialized=orders_file().SerializeToString())
+    second = registry.register("orders", "...", kind="PROTOBUF", serialized=orders_file(newer=True).SerializeToString())
+    avro = registry.register("a", '"string"')
+    empty: dict[str, Any] = {"id": 0, "note": None, "lines": [], "at": None, "serial": 0, "state": "NEW", "total": 0.0}
+    total = bytes.fromhex("39000000000000e03f")
+    cases: list[tuple[bytes | None, Any]] = [
+        (framed_message(first, [1], b"\x08\x07\x12\x01a"), {**empty, "id": 7, "note": "a"}),
+        (framed_message(first, [1], b"\x1a\x03\x0a\x01b"), {**empty, "lines": [{"sku": "b"}]}),
+        (framed_message(first, [1], b"\x22\x02\x08\x01"), {**empty, "at": datetime.fromtimestamp(1)}),  # noqa: DTZ006 - as Spark gives it
+        (framed_message(second, [1], total), {**empty, "total": 0.5}),
+        (framed_message(second, [1], b""), empty),
+        (framed_message(second, [0], b""), "it is a shop.Other, not a shop.Order"),
+        (framed_message(second, [1], total[:5]), "no valid shop.Order: Error parsing message"),
+        (framed_message(avro, [1], b""), f"schema id {avro} is of type AVRO, not PROTOBUF"),
+        (framed_message(77, [1], b""), "schema id 77 is not known"),
+        (b"\x00\x00", "shorter than a frame"),
+        (b"", "empty value"),
+        (None, "null value"),
+    ]
+    decoded = decode_protobuf(
+        batch(spark, [value for value, _ in cases]),
+        SchemaRegistry(url=registry.url),
+        message="shop.Order",
+        subject="orders",
+    )
+    found = outcome(decoded, len(cases))
+    starts = [
+        each[: len(expected)] if isinstance(expected, str) else each
+        for each, (_, expected) in zip(found, cases, strict=True)
+    ]
+    assert starts == [expected for _, expected in cases]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "decoding.md"
+
+
+def test_the_examples_of_the_page_do_what_it_says(
+    spark: "SparkSession", registry: Registry, connection: KafkaConnection, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """Each function on a batch with and without bad records."""
+    name, dead = topic(1), topic(1)
+    blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    code = "\n".join(blocks).replace("http://registry:8081", registry.url).replace("/data/", f"{tmp_path}/")
+    page: dict[str, Any] = {}
+    exec(code.replace('"orders.dead"', f'"{dead}"'), page)  # noqa: S102 - the page is ours
+    to_connection = SimpleNamespace(to_connection=lambda _: connection)
+    context = SimpleNamespace(resources=SimpleNamespace(claimer=SimpleNamespace(connection=to_connection)))
+
+    def work(example: str, values: Sequence[bytes | str | None]) -> list[tuple[Any, ...]]:
+        frame = batch(spark, values).withColumn("topic", f.lit(name))
+        return [tuple(row) for row in page[example](context, None, frame).orderBy("offset", "partition").collect()]
+
+    good, bad = '{"id": 1, "shop": "a", "total": 2}', '{"id": 1, "new": 5}'
+    row = (0, 100, 1, "a", 2.0)
+    for example in ("orders", "orders_or_dead_letters", "orders_and_bad_records", "orders_to_tables"):
+        assert [each[:5] for each in work(example, [good])] == [row]
+    with pytest.raises(BadRecords):
+        work("orders", [good, "{"])
+    with pytest.raises(SchemaDrift, match="new"):
+        work("orders_without_news", [good, bad])
+    assert work("orders_or_dead_letters", [good, "{"]) == [row]
+    assert [value for _, value, _ in messages(connection.bootstrap_servers, dead, 1)] == [b"{"]
+    assert work("orders_and_bad_records", [good, "{"]) == [
+        (*row, None, None),
+        (1, 100, None, None, None, b"{", MISFIT),
+    ]
+    assert work("orders_to_tables", [good, "{"]) == [row]
+    assert [tuple(each) for each in spark.read.parquet(f"{tmp_path}/orders_bad").collect()] == [
+        (name, 1, 100, b"{", MISFIT)
+    ]
+    older = record("Order", {"id": "long"})
+    avro = registry.register("avro", json.dumps(older))
+    protobuf = registry.register("orders-value", "...", kind="PROTOBUF", serialized=orders_file().SerializeToString())
+    assert work("avro_orders", [framed(avro, encode(older, {"id": 7}))]) == [(0, 100, 7, None)]
+    assert work("protobuf_orders", [framed_message(protobuf, [1], b"\x08\x07")])[0][:4] == (0, 100, 7, None)

@@ -1,0 +1,54 @@
+"""The size of a topic's records, by a sample of what is unread."""
+
+import pytest
+from confluent_kafka import Producer
+
+from marshal_dagster.errors import TopicMissing
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.sampling import RECORDS, bytes_per_offset
+from marshal_dagster.kafka.topics import Topics
+from tests.real.conftest import MakeTopic
+
+
+def test_the_largest_mean_of_what_is_unread_counts(
+    connection: KafkaConnection, topics: Topics, topic: MakeTopic
+) -> None:
+    """Keys, values and headers; markers count as empty offsets, aborted messages too; read ones not at all."""
+    name, group = topic(3), "sampled"
+    plain = Producer({"bootstrap.servers": connection.bootstrap_servers})
+    for number in range(10):
+        plain.produce(name, key=b"k" * 10, value=b"v" * 80, headers=[("h" * 4, b"x" * 6)], partition=0)
+        plain.produce(name, value=b"v" * (1_000 if number < 5 else 50), partition=1)
+    assert plain.flush(30) == 0
+    assert bytes_per_offset(topics, connection, group, name) == (5 * 1_000 + 5 * 50) / 10
+    assert topics.commit_group_offsets(group, name, {1: 5}) is None
+    assert bytes_per_offset(topics, connection, group, name) == 100
+    assert topics.commit_group_offsets(group, name, {0: 10, 1: 10}) is None
+    assert bytes_per_offset(topics, connection, group, name) is None
+    within = Producer({"bootstrap.servers": connection.bootstrap_servers, "transactional.id": name})
+    within.init_transactions(30)
+    for end in (within.abort_transaction, within.commit_transaction):
+        within.begin_transaction()
+        for _ in range(3):
+            within.produce(name, value=b"v" * 80, partition=2)
+        assert within.flush(30) == 0
+        end(30)
+    mean = bytes_per_offset(topics, connection, group, name)
+    assert mean is not None
+    assert 3 * 80 / 8 <= mean <= 3 * 80 / 7  # the last marker may not be there yet
+
+
+def test_no_more_than_a_sample_is_read(connection: KafkaConnection, topics: Topics, topic: MakeTopic) -> None:
+    """The first records that are unread."""
+    name = topic(1)
+    plain = Producer({"bootstrap.servers": connection.bootstrap_servers})
+    for number in range(3 * RECORDS):
+        plain.produce(name, value=b"v" * (10 if number < RECORDS else 1_000))
+    assert plain.flush(30) == 0
+    assert bytes_per_offset(topics, connection, "sampled", name) == 10
+
+
+def test_a_topic_that_is_not_there_is_told(connection: KafkaConnection, topics: Topics) -> None:
+    """As everywhere."""
+    with pytest.raises(TopicMissing):
+        bytes_per_offset(topics, connection, "sampled", "none-such")

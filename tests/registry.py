@@ -1,0 +1,110 @@
+"""A small schema registry on loopback, with the paths and answers of Confluent's."""
+
+import base64
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import unquote
+
+
+@dataclass
+class Registry:
+    """What it knows, and what it was asked."""
+
+    url: str = ""
+    schemas: dict[int, dict[str, Any]] = field(default_factory=dict)
+    subjects: dict[str, list[int]] = field(default_factory=dict)
+    serialized: dict[int, str] = field(default_factory=dict)
+    login: str | None = None
+    status: int | None = None
+    """What it answers to everything, if set."""
+    redirect: str | None = None
+    """Where it sends everyone, if set."""
+    asked: list[str] = field(default_factory=list)
+
+    def register(
+        self,
+        subject: str,
+        text: str,
+        *,
+        kind: str = "AVRO",
+        serialized: bytes | None = None,
+        references: Mapping[str, tuple[str, int]] | None = None,
+    ) -> int:
+        """Register a schema under the next id; `serialized` is the descriptor of a Protobuf file."""
+        number = 100_000 + len(self.schemas)
+        found: dict[str, Any] = {"schema": text}
+        if kind != "AVRO":  # Confluent's leaves it out for Avro
+            found["schemaType"] = kind
+        if references:
+            found["references"] = [
+                {"name": name, "subject": of, "version": version} for name, (of, version) in references.items()
+            ]
+        self.schemas[number] = found
+        if serialized is not None:
+            self.serialized[number] = base64.b64encode(serialized).decode()
+        self.subjects.setdefault(subject, []).append(number)
+        return number
+
+    def answer(self, path: str, login: str | None) -> tuple[int, dict[str, Any]]:
+        """Answer a GET."""
+        self.asked.append(path)
+        if self.status is not None:
+            return self.status, {"error_code": self.status, "message": "told to"}
+        if self.login is not None and login != f"Basic {base64.b64encode(self.login.encode()).decode()}":
+            return 401, {"error_code": 401, "message": "Unauthorized"}
+        path, _, query = path.partition("?")
+        match [unquote(part) for part in path.strip("/").split("/")]:
+            case ["schemas", "ids", text]:
+                number = int(text)
+                if number not in self.schemas:
+                    return 404, {"error_code": 40403, "message": f"Schema {number} not found"}
+                if query == "format=serialized":
+                    return 200, {**self.schemas[number], "schema": self.serialized[number]}
+                return 200, self.schemas[number]
+            case ["subjects", subject, "versions", version]:
+                if subject not in self.subjects:
+                    return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
+                numbers = self.subjects[subject]
+                at = len(numbers) if version == "latest" else int(version)
+                if not 1 <= at <= len(numbers):
+                    return 404, {"error_code": 40402, "message": f"Version {at} not found."}
+                found = numbers[at - 1]
+                return 200, {"subject": subject, "version": at, "id": found, **self.schemas[found]}
+        return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
+
+
+@contextmanager
+def running_registry() -> Iterator[Registry]:
+    """Serve a registry until the block ends."""
+    registry = Registry()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, answer = registry.answer(self.path, self.headers.get("Authorization"))
+            body = json.dumps(answer).encode()
+            self.send_response(status if registry.redirect is None else 302)
+            if registry.redirect is not None:
+                self.send_header("Location", f"{registry.redirect}{self.path}")
+            self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    registry.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield registry
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
