@@ -48,7 +48,7 @@ class Sizes:
     """How much is measured: partitions that a group has claimed, partitions of the topic that lags, alternations."""
 
     partitions: int = 10_000
-    lagging: int = 1_000
+    lagging: int = 10_000
     alternations: int = 5
 
 
