@@ -6,8 +6,42 @@ and `marshal_dagster.protocol`; pyspark and psycopg only inside functions. A fra
 `marshal_dagster.delivery`.
 """
 
+from marshal_dagster.protocol.ranges import (
+    StoredPosition,
+    StoredRanges,
+    TakenRanges,
+    Verdict,
+    judge,
+    judge_ranges,
+)
 from marshal_dagster.spark.sinks.files import FileSink
-from marshal_dagster.spark.sinks.port import BeforeCommit, Intervals, OffsetsRead, Sink, WriteOutcome
+from marshal_dagster.spark.sinks.port import (
+    BeforeCommit,
+    Intervals,
+    OffsetsRead,
+    Sink,
+    WriteOutcome,
+    check_columns,
+    refuse_foreign_rows,
+    then_checked,
+)
 from marshal_dagster.spark.sinks.postgres import PostgresSink
 
-__all__ = ["BeforeCommit", "FileSink", "Intervals", "OffsetsRead", "PostgresSink", "Sink", "WriteOutcome"]
+__all__ = [
+    "BeforeCommit",
+    "FileSink",
+    "Intervals",
+    "OffsetsRead",
+    "PostgresSink",
+    "Sink",
+    "StoredPosition",
+    "StoredRanges",
+    "TakenRanges",
+    "Verdict",
+    "WriteOutcome",
+    "check_columns",
+    "judge",
+    "judge_ranges",
+    "refuse_foreign_rows",
+    "then_checked",
+]
