@@ -73,7 +73,7 @@ if TYPE_CHECKING:
         build_stale_claim_sensor,
     )
     from marshal_dagster.spark.session import spark_settings, start_session
-    from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink, WriteOutcome
+    from marshal_dagster.spark.sinks import DeltaSink, FileSink, PostgresSink, Sink, WriteOutcome, delta_settings
 
 __all__ = [
     "AdoptConfig",
@@ -93,6 +93,7 @@ __all__ = [
     "DataTopicChanged",
     "Delivery",
     "DeliveryMode",
+    "DeltaSink",
     "DrainedBatches",
     "FileSink",
     "GivenUp",
@@ -147,6 +148,7 @@ __all__ = [
     "build_stale_claim_sensor",
     "build_topic_asset",
     "build_topic_sensor",
+    "delta_settings",
     "kafka_partitions",
     "marshal_asset",
     "spark_settings",
@@ -197,7 +199,7 @@ _ELSEWHERE: Final = {
         "build_stale_claim_sensor",
     ),
     "spark.session": ("spark_settings", "start_session"),
-    "spark.sinks": ("FileSink", "PostgresSink", "Sink", "WriteOutcome"),
+    "spark.sinks": ("DeltaSink", "FileSink", "PostgresSink", "Sink", "WriteOutcome", "delta_settings"),
 }
 """Where a name is defined; those that are not listed are errors."""
 _MODULES: Final = {name: module for module, names in _ELSEWHERE.items() for name in names}

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.session import spark_settings, start_session
+from marshal_dagster.spark.sinks.delta_table import DELTA, delta_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -16,11 +18,18 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
-    """A session with two task slots and the Kafka connector, stopped at the end."""
+    """A session with two task slots, the Kafka connector and Delta Lake, stopped at the end."""
+    fetch_connector(DELTA)
     session = start_session(
         spark_settings(
             app_name="marshal-dagster tests",
-            extra={"spark.master": "local[2]", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"},
+            extra={
+                "spark.master": "local[2]",
+                "spark.sql.shuffle.partitions": "2",
+                "spark.driver.memory": "1g",
+                "spark.databricks.delta.snapshotPartitions": "2",
+                **delta_settings(),
+            },
         )
     )
     session.sparkContext.setLogLevel("FATAL")  # failing jobs are part of the tests

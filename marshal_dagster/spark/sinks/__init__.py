@@ -1,7 +1,8 @@
 """Outputs that take each offset range once per generation, however often it is delivered (PROTOCOL.md 6).
 
-`port` says what a sink is, `files` and `postgres` are two of them; `commits` holds the files' commit log, which needs
-no Spark, and `postgres_ranges` what the database's tables say. Imports the standard library, `marshal_dagster.errors`
+`port` says what a sink is, `files`, `postgres` and `delta` are three of them, `conformance` is what each must do.
+`commits` holds the files' commit log, which needs no Spark, `postgres_ranges` what the database's tables say, and
+`delta_table` is what Spark does for a Delta table. Imports the standard library, `marshal_dagster.errors`
 and `marshal_dagster.protocol`; pyspark and psycopg only inside functions. A frame and its ranges come in from
 `marshal_dagster.delivery`.
 """
@@ -14,6 +15,8 @@ from marshal_dagster.protocol.ranges import (
     judge,
     judge_ranges,
 )
+from marshal_dagster.spark.sinks.delta import DeltaSink
+from marshal_dagster.spark.sinks.delta_table import DELTA, delta_settings
 from marshal_dagster.spark.sinks.files import FileSink
 from marshal_dagster.spark.sinks.port import (
     BeforeCommit,
@@ -28,7 +31,9 @@ from marshal_dagster.spark.sinks.port import (
 from marshal_dagster.spark.sinks.postgres import PostgresSink
 
 __all__ = [
+    "DELTA",
     "BeforeCommit",
+    "DeltaSink",
     "FileSink",
     "Intervals",
     "OffsetsRead",
@@ -40,6 +45,7 @@ __all__ = [
     "Verdict",
     "WriteOutcome",
     "check_columns",
+    "delta_settings",
     "judge",
     "judge_ranges",
     "refuse_foreign_rows",
