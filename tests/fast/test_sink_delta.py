@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.errors import ParseException
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange
@@ -281,4 +282,16 @@ def test_the_table_is_asked_in_a_session() -> None:
     """Without one the error says what to do."""
     sink = DeltaSink("/out", session=None)
     with pytest.raises(ConfigurationError, match="start it before the batch is claimed"):
+        sink.verdicts([part(0, 0, 3)])
+
+
+def test_a_session_without_delta_is_told_so() -> None:
+    """Spark alone does not know what is asked."""
+
+    class PlainSession:
+        def sql(self, _: str) -> None:
+            raise ParseException("Syntax error at or near 'LIMIT'", errorClass="PARSE_SYNTAX_ERROR")
+
+    sink = DeltaSink("/out", session=PlainSession)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="start it with `delta_settings`"):
         sink.verdicts([part(0, 0, 3)])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING
 
+from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.spark.connector import cache_folder, connector_jars
 from marshal_dagster.spark.sinks.delta import APPLICATION, MARSHAL_COLUMN, Commit, Rows
@@ -20,6 +21,7 @@ DELTA = "io.delta:delta-spark_2.13:4.0.0"
 """Maven coordinates of Delta Lake for Spark 4.0; `fetch_connector` fetches its jars ahead."""
 _COMMITS_AT_FIRST = 20
 _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND")
+_UNKNOWN_SYNTAX = "PARSE_SYNTAX_ERROR"
 
 
 def delta_settings(ivy_folder: "Path | None" = None) -> dict[str, str]:
@@ -155,8 +157,14 @@ class DeltaTable:
         try:
             found = self._spark.sql(f"DESCRIBE HISTORY {self._name}{limit}").select("userMetadata").collect()
         except PySparkException as error:
-            if error.getCondition() in _MISSING:
+            condition = error.getCondition()
+            if condition in _MISSING:
                 return []
+            if condition == _UNKNOWN_SYNTAX:
+                raise ConfigurationError(
+                    "this session does not know Delta Lake: start it with `delta_settings`, in a process that has no "
+                    "session yet"
+                ) from error
             raise
         return [row[0] for row in found]
 
