@@ -2,9 +2,9 @@
 
 `port` says what a sink is, `files`, `postgres` and `delta` are three of them, `conformance` is what each must do.
 `commits` holds the files' commit log, which needs no Spark, `postgres_ranges` what the database's tables say, and
-`delta_table` is what Spark does for a Delta table. Imports the standard library, `marshal_dagster.errors`
-and `marshal_dagster.protocol`; pyspark and psycopg only inside functions. A frame and its ranges come in from
-`marshal_dagster.delivery`.
+`delta_table` is what Spark does for a Delta table. `headers` is for output topics, which take no range just once.
+Imports the standard library, `marshal_dagster.errors` and `marshal_dagster.protocol`; pyspark and psycopg only inside
+functions. A frame and its ranges come in from `marshal_dagster.delivery`.
 """
 
 from marshal_dagster.protocol.ranges import (
@@ -18,6 +18,7 @@ from marshal_dagster.protocol.ranges import (
 from marshal_dagster.spark.sinks.delta import DeltaSink
 from marshal_dagster.spark.sinks.delta_table import DELTA, delta_settings
 from marshal_dagster.spark.sinks.files import FileSink
+from marshal_dagster.spark.sinks.headers import with_source_headers
 from marshal_dagster.spark.sinks.port import (
     BeforeCommit,
     Intervals,
@@ -50,4 +51,5 @@ __all__ = [
     "judge_ranges",
     "refuse_foreign_rows",
     "then_checked",
+    "with_source_headers",
 ]
