@@ -98,7 +98,8 @@ class SqliteSink(Sink):
         return verdicts
 
     def _replace(self, database: sqlite3.Connection, wanted: ClaimedRange, offsets: Sequence[tuple[int, int]]) -> None:
-        for start, end in offsets:
+        for first, behind in offsets:
+            start, end = max(first, wanted.first_readable), min(behind, wanted.end)
             database.execute(
                 'DELETE FROM result WHERE "group" = ? AND topic = ? AND data_topic_id = ? AND partition = ?'
                 ' AND generation < ? AND "offset" >= ? AND "offset" < ?',

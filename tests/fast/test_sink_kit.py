@@ -285,6 +285,13 @@ class ReplacesWholeRanges(SqliteSink):
         super()._replace(database, wanted, [(wanted.start, wanted.end)])
 
 
+class ReplacesBeyond(SqliteSink):
+    """Removes rows of messages that are not of its range."""
+
+    def _replace(self, database: sqlite3.Connection, wanted: ClaimedRange, offsets: Sequence[tuple[int, int]]) -> None:
+        super()._replace(database, replace(wanted, start=0, first_readable=0, end=2**62), offsets)
+
+
 class ReplacesWhatIsWritten(SqliteSink):
     """Removes old rows only where it has new ones."""
 
@@ -362,6 +369,7 @@ WRONG: Mapping[type[SqliteSink], str] = {
     AsksTheBatchFirst: "batch_says_no",
     AppendsInANewGeneration: "inside_an_older_range",
     ReplacesWholeRanges: "what_was_not_read_stays",
+    ReplacesBeyond: "rows_at_other_offsets",
     ReplacesWhatIsWritten: "read_without_rows",
     ReplacesOtherTopics: "other_data_topic",
     RefusesAfterAll: "inside_an_older_range",

@@ -79,6 +79,16 @@ def compacted_meanwhile(target: Target) -> None:
         expect_rows(target, rows_of("new", newer), "after offsets 1 and 4 were compacted while their rows were written")
 
 
+def rows_at_other_offsets(target: Target) -> None:
+    """A column `offset` that is no message's of the range takes away no row of others."""
+    deliver(target, "old", part(0, 0, 10))
+    newer = part(0, 2, 6, generation=20, epoch=21, readable=3)
+    rows = [(0, offset, "new") for offset in (1, 4, 6, 2**63 - 2)]
+    if replaced(target, newer, rows=rows):
+        expected = rows_of("old", part(0, 0, 3), part(0, 6, 10)) + rows
+        expect_rows(target, expected, "after [3, 6) was read anew, with rows at other offsets")
+
+
 def several_rows_of_a_message(target: Target) -> None:
     """All rows at a replaced offset go, however many there are."""
     deliver(target, "old", part(0, 0, 4), rows=[(0, 1, "a"), (0, 1, "b"), (0, 2, "c")])
@@ -183,6 +193,7 @@ CASES = tuple(
             what_was_not_read_stays,
             read_without_rows,
             compacted_meanwhile,
+            rows_at_other_offsets,
             several_rows_of_a_message,
             generation_upon_generation,
             other_data_topic,
