@@ -1,4 +1,4 @@
-"""A Delta table by Spark's public means alone, which work over Spark Connect too: SQL and the DataFrame writer."""
+"""A Delta table by Spark's public means alone, SQL and the DataFrame writer: no JVM is called."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
