@@ -87,7 +87,7 @@ if TYPE_CHECKING:
         infer_json_schema,
     )
     from marshal_dagster.spark.session import spark_settings, start_session
-    from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink, WriteOutcome
+    from marshal_dagster.spark.sinks import DeltaSink, FileSink, PostgresSink, Sink, WriteOutcome, delta_settings
     from marshal_dagster.spark.submitted import SubmittedBatch, submitted_batch
     from marshal_dagster.spark_resources import SparkConnectResource
     from marshal_dagster.submit import Submission, handed_over
@@ -113,6 +113,7 @@ __all__ = [
     "Decoded",
     "Delivery",
     "DeliveryMode",
+    "DeltaSink",
     "DrainedBatches",
     "FileSink",
     "GivenUp",
@@ -178,6 +179,7 @@ __all__ = [
     "decode_avro",
     "decode_json",
     "decode_protobuf",
+    "delta_settings",
     "handed_over",
     "infer_json_schema",
     "kafka_partitions",
@@ -242,7 +244,7 @@ _ELSEWHERE: Final = {
         "infer_json_schema",
     ),
     "spark.session": ("spark_settings", "start_session"),
-    "spark.sinks": ("FileSink", "PostgresSink", "Sink", "WriteOutcome"),
+    "spark.sinks": ("DeltaSink", "FileSink", "PostgresSink", "Sink", "WriteOutcome", "delta_settings"),
     "spark.submitted": ("SubmittedBatch", "submitted_batch"),
     "spark_resources": ("SparkConnectResource",),
     "submit": ("Submission", "handed_over"),

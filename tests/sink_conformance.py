@@ -1,5 +1,6 @@
-"""What every sink for effectively once must do, as tests over an output of any kind.
+"""What the library's own sinks do beyond the kit that users have (`marshal_dagster.spark.sinks.conformance`).
 
+That is the words of refusals, death at each step that a sink names, by SIGKILL too, and more ways to meet.
 A module gives an `output` fixture (an `Output`: one place to write to) and inherits `SinkConformance`.
 """
 
@@ -15,14 +16,28 @@ import pytest
 from marshal_dagster.errors import ConfigurationError, SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
 from marshal_dagster.spark.sinks import Sink, WriteOutcome
+from marshal_dagster.spark.sinks.conformance import Row
+from marshal_dagster.spark.sinks.conformance.target import ahead, intervals, never, part, rows_of
 
-Row = tuple[int, int, str]
-"""Partition, offset, value."""
+__all__ = [
+    "AnyOrderConformance",
+    "CrashConformance",
+    "HistoryConformance",
+    "KillConformance",
+    "Output",
+    "ReplacingConformance",
+    "Row",
+    "SinkConformance",
+    "ahead",
+    "deliver",
+    "intervals",
+    "never",
+    "part",
+    "rows_of",
+]
+
 Frame = Any
 """A DataFrame, or what stands in for one."""
-
-LOG = "coordination-topic-id-"
-TOPIC_ID = "the-first-data-topic--"
 
 
 class Crash(BaseException):
@@ -60,64 +75,6 @@ class Output(ABC):
         """Remove what dead writers left, where there is such a thing."""
 
 
-def part(
-    partition: int,
-    start: int,
-    end: int,
-    *,
-    epoch: int = 10,
-    generation: int = 0,
-    readable: int | None = None,
-    group: str = "g",
-    topic: str = "t",
-    log: str = LOG,
-    topic_id: str = TOPIC_ID,
-    in_any_order: bool = False,
-) -> ClaimedRange:
-    """A range of a batch."""
-    return ClaimedRange(
-        coordination_topic_id=log,
-        group=group,
-        topic=topic,
-        data_topic_id=topic_id,
-        partition=partition,
-        generation=generation,
-        epoch=epoch,
-        start=start,
-        end=end,
-        first_readable=start if readable is None else readable,
-        in_any_order=in_any_order,
-    )
-
-
-def ahead(partition: int, start: int, end: int, **others: Any) -> ClaimedRange:  # noqa: ANN401 - as `part`
-    """A range of a group whose members claim ranges."""
-    return part(partition, start, end, in_any_order=True, **others)
-
-
-def rows_of(value: str, *ranges: ClaimedRange, without: Iterable[int] = ()) -> list[Row]:
-    """A row for each offset that can be read, but for those `without`."""
-    gone = set(without)
-    return [
-        (each.partition, offset, value)
-        for each in ranges
-        for offset in range(each.first_readable, each.end)
-        if offset not in gone
-    ]
-
-
-def intervals(rows: Iterable[tuple[Any, ...]]) -> dict[int, list[tuple[int, int]]]:
-    """The offsets of these rows, as a batch tells them."""
-    found: dict[int, list[tuple[int, int]]] = {}
-    for partition, offset, *_ in sorted(rows):
-        runs = found.setdefault(partition, [])
-        if runs and runs[-1][1] == offset:
-            runs[-1] = (runs[-1][0], offset + 1)
-        else:
-            runs.append((offset, offset + 1))
-    return found
-
-
 def deliver(
     output: Output,
     value: str,
@@ -134,11 +91,6 @@ def deliver(
     return sink.write(output.frame(written), ranges, lambda: intervals(read))
 
 
-def never() -> Mapping[int, Sequence[tuple[int, int]]]:
-    """Offsets that must not be asked for: a Spark job more."""
-    raise AssertionError("asked for the offsets read where nothing older is to be replaced")
-
-
 class SinkConformance:
     """The tests."""
 
@@ -152,13 +104,6 @@ class SinkConformance:
         assert outcome.rows in ({0: 5, 1: 3}, {})
         assert output.rows() == rows_of("a", *ranges)
 
-    def test_batch_follows_on_batch(self, output: Output) -> None:
-        """A range that starts where the output stands is taken."""
-        for start in range(0, 50, 10):
-            assert deliver(output, str(start), part(0, start, start + 10)).taken
-        assert [offset for _, offset, _ in output.rows()] == list(range(50))
-        assert output.sink().verdicts([part(0, 50, 51)])[part(0, 50, 51)] is Verdict.TAKE
-
     def test_a_duplicate_is_skipped_unevaluated(self, output: Output) -> None:
         """What was taken is skipped when it comes again, under the same token or a higher one, uncomputed."""
         done = [part(0, 0, 5), part(1, 0, 3)]
@@ -168,17 +113,6 @@ class SinkConformance:
             outcome = output.sink().write(output.poison(), again, never)
             assert outcome == WriteOutcome(taken=(), skipped=tuple(again), rows={})
         assert output.rows() == rows_of("a", *done)
-
-    def test_any_subset_can_be_replayed_by_others(self, output: Output) -> None:
-        """After a batch died between its commits, two others replay half of its ranges each: nothing is there twice."""
-        batch = [part(number, 0, 4) for number in range(4)]
-        deliver(output, "a", *batch)
-        for half in (
-            [part(0, 0, 4, epoch=20), part(2, 0, 4, epoch=21)],
-            [part(1, 0, 4, epoch=22), part(3, 0, 4, epoch=23)],
-        ):
-            assert deliver(output, "b", *half).skipped == tuple(half)
-        assert output.rows() == rows_of("a", *batch)
 
     def test_of_a_partly_taken_batch_the_rest_is_taken(self, output: Output) -> None:
         """Ranges that are there are left out, with their rows, and the others are written."""
@@ -218,15 +152,6 @@ class SinkConformance:
         assert output.rows() == rows_of("a", part(0, 0, 10))
         assert deliver(output, "c", part(0, 10, 12, generation=7)).taken
 
-    def test_groups_and_topics_do_not_meet(self, output: Output) -> None:
-        """Two groups, and two topics, have positions of their own in one output."""
-        for one in (part(0, 0, 5), part(0, 0, 5, group="h", epoch=3), part(0, 7, 9, topic="u", epoch=4)):
-            assert deliver(output, one.group + one.topic, one).taken == (one,)
-        assert len(output.rows()) == 12
-        newer = part(0, 0, 5, generation=30, epoch=31)
-        deliver(output, "new", newer)
-        assert sorted({value for _, _, value in output.rows()}) == ["gu", "ht", "new"]
-
     def test_ranges_without_rows_are_taken(self, output: Output) -> None:
         """What is filtered out, compacted away or aborted leaves no row, and the output moves on all the same."""
         ranges = [part(0, 0, 5), part(1, 3, 8)]
@@ -262,13 +187,6 @@ class SinkConformance:
         newer = part(2**31 - 1, 2**62 + 1, 2**62 + 2, epoch=2**62 + 9, generation=2**62)
         deliver(output, "b", newer)
         assert [value for _, _, value in output.rows()] == ["a", "b", "a"]
-
-    def test_many_partitions_at_once(self, output: Output) -> None:
-        """A batch of some hundred ranges is one step."""
-        ranges = [part(number, number, number + 2) for number in range(150)]
-        assert len(deliver(output, "a", *ranges).taken) == 150
-        assert len(output.rows()) == 300
-        assert set(output.sink().verdicts(ranges).values()) == {Verdict.SKIP}
 
 
 class ReplacingConformance:

@@ -54,6 +54,14 @@ def test_the_tutorial_shows_the_files_that_are_run() -> None:
     assert sorted(blocks) == sorted(path.read_text() for path in TUTORIAL.glob("*.py"))
 
 
+def test_the_page_of_sinks_shows_the_example() -> None:
+    """The sink and its test stand in the page as they are."""
+    page = (DOCS / "sinks.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    example = Path(__file__).parents[2] / "examples" / "sqlite_sink"
+    assert sorted(blocks[1:]) == sorted(path.read_text() for path in example.glob("*.py"))
+
+
 def test_each_public_name_is_in_the_reference_once() -> None:
     """The pages of `docs/api` name all of them, and nothing of that level that is none."""
     pages = "\n".join(path.read_text() for path in (DOCS / "api").glob("*.md"))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from marshal_dagster.spark.connector import fetch_beside
+from marshal_dagster.spark.connector import fetch_beside, fetch_connector
 from marshal_dagster.spark.decoding import AVRO_PACKAGE
 from marshal_dagster.spark.session import spark_settings, start_session
+from marshal_dagster.spark.sinks.delta_table import DELTA, delta_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
-    """A session with two task slots, the Kafka connector and Avro, stopped at the end."""
+    """A session with two task slots, the Kafka connector, Avro and Delta Lake, stopped at the end."""
+    jars = [*fetch_beside(AVRO_PACKAGE), *fetch_connector(DELTA)]
     session = start_session(
         spark_settings(
             app_name="marshal-dagster tests",
@@ -27,7 +29,9 @@ def spark() -> Iterator["SparkSession"]:
                 "spark.sql.shuffle.partitions": "2",
                 "spark.driver.memory": "1g",
                 "spark.stage.maxConsecutiveAttempts": "1",  # without which at most once refuses it
-                "spark.jars": ",".join(map(str, fetch_beside(AVRO_PACKAGE))),
+                "spark.databricks.delta.snapshotPartitions": "2",
+                **delta_settings(),
+                "spark.jars": ",".join(map(str, jars)),
             },
         )
     )

@@ -1,0 +1,127 @@
+"""A sink of rows in a table of SQLite, for effectively once."""
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+
+from pyspark.sql import DataFrame
+
+from marshal_dagster import ClaimedRange, ConfigurationError, Sink, WriteOutcome
+from marshal_dagster.spark.sinks import (
+    BeforeCommit,
+    Intervals,
+    OffsetsRead,
+    TakenRanges,
+    Verdict,
+    check_columns,
+    judge_ranges,
+    refuse_foreign_rows,
+    then_checked,
+)
+
+TABLES = """
+CREATE TABLE IF NOT EXISTS result (
+    "group" TEXT, topic TEXT, data_topic_id TEXT, generation INT, partition INT, "offset" INT, value TEXT
+);
+CREATE TABLE IF NOT EXISTS taken (
+    coordination_topic_id TEXT, "group" TEXT, topic TEXT, data_topic_id TEXT, partition INT, generation INT,
+    epoch INT, start INT, "end" INT, first_readable INT, in_any_order INT
+);
+"""
+
+
+class SqliteSink(Sink):
+    """Rows (partition, offset, value) in the table `result` of the file `path`, beside the ranges that they are of."""
+
+    takes_in_any_order = True
+
+    def __init__(self, path: str) -> None:
+        """Name the output."""
+        self.path = path
+
+    def verdicts(self, ranges: Sequence[ClaimedRange]) -> Mapping[ClaimedRange, Verdict]:
+        """Judge each range by those taken before."""
+        with self._transaction() as database:
+            return self._judge(database, ranges)
+
+    def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:  # noqa: ARG002
+        """Every row has its offset, so each can be replaced."""
+        return None
+
+    def write(
+        self,
+        frame: DataFrame,
+        ranges: Sequence[ClaimedRange],
+        offsets_read: OffsetsRead,
+        before_commit: BeforeCommit = lambda: None,
+    ) -> WriteOutcome:
+        """Write the rows and the ranges in one transaction, which begins with the judging."""
+        check_columns(frame.schema, reserved=())
+        if "offset" not in frame.columns:
+            raise ConfigurationError("the result has no column 'offset': keep it")
+        verdicts = self.verdicts(ranges)
+        if set(verdicts.values()) == {Verdict.SKIP}:
+            return WriteOutcome(taken=(), skipped=tuple(ranges), rows={})
+        rows = [(row["partition"], row["offset"], row["value"]) for row in frame.collect()]
+        refuse_foreign_rows([partition for partition, _, _ in rows], ranges)
+        before_commit()
+        read: Mapping[int, Intervals] = {}
+        if any(each.generation for each in ranges):
+            read = then_checked(offsets_read, before_commit)()
+        with self._transaction() as database:
+            verdicts = self._judge(database, ranges)
+            taken = tuple(each for each in ranges if verdicts[each] is not Verdict.SKIP)
+            for each in taken:
+                own = [row for row in rows if row[0] == each.partition]
+                self._replace(database, each, [*read.get(each.partition, ()), *((at, at + 1) for _, at, _ in own)])
+                self._insert(database, each, own)
+        skipped = tuple(each for each in ranges if each not in taken)
+        return WriteOutcome(taken=taken, skipped=skipped, rows={})
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(self.path, timeout=60)) as database, database:
+            database.executescript(TABLES)
+            database.execute("BEGIN IMMEDIATE")
+            yield database
+
+    def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+        verdicts = {}
+        for wanted in ranges:
+            taken = TakenRanges()
+            for row in database.execute(
+                'SELECT * FROM taken WHERE "group" = ? AND topic = ? AND partition = ? ORDER BY rowid',
+                (wanted.group, wanted.topic, wanted.partition),
+            ):
+                taken.add(ClaimedRange(*row))
+            verdicts[wanted] = judge_ranges(taken.beside(wanted), wanted)
+        return verdicts
+
+    def _replace(self, database: sqlite3.Connection, wanted: ClaimedRange, offsets: Sequence[tuple[int, int]]) -> None:
+        for first, behind in offsets:
+            start, end = max(first, wanted.first_readable), min(behind, wanted.end)
+            database.execute(
+                'DELETE FROM result WHERE "group" = ? AND topic = ? AND data_topic_id = ? AND partition = ?'
+                ' AND generation < ? AND "offset" >= ? AND "offset" < ?',
+                (wanted.group, wanted.topic, wanted.data_topic_id, wanted.partition, wanted.generation, start, end),
+            )
+
+    def _insert(self, database: sqlite3.Connection, taken: ClaimedRange, rows: Sequence[tuple[int, int, str]]) -> None:
+        key = (taken.group, taken.topic, taken.data_topic_id, taken.generation)
+        database.executemany("INSERT INTO result VALUES (?, ?, ?, ?, ?, ?, ?)", [(*key, *row) for row in rows])
+        database.execute(
+            "INSERT INTO taken VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                taken.coordination_topic_id,
+                taken.group,
+                taken.topic,
+                taken.data_topic_id,
+                taken.partition,
+                taken.generation,
+                taken.epoch,
+                taken.start,
+                taken.end,
+                taken.first_readable,
+                taken.in_any_order,
+            ),
+        )

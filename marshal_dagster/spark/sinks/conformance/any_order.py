@@ -1,0 +1,109 @@
+"""Cases of groups whose members claim ranges: each range is judged by itself, in whatever order they come."""
+
+from functools import partial
+
+from marshal_dagster.protocol.ranges import Verdict
+from marshal_dagster.spark.sinks.conformance.case import case_of
+from marshal_dagster.spark.sinks.conformance.cases import race
+from marshal_dagster.spark.sinks.conformance.replacing import replaced
+from marshal_dagster.spark.sinks.conformance.target import (
+    Target,
+    ahead,
+    deliver,
+    expect,
+    expect_refused,
+    expect_rows,
+    part,
+    rows_of,
+)
+from marshal_dagster.spark.sinks.port import WriteOutcome
+
+
+def ranges_in_any_order(target: Target) -> None:
+    """Each range is taken once, under a higher token than its neighbours' or a lower one."""
+    for start in (30, 0, 40, 10, 20):
+        one = ahead(0, start, start + 10, epoch=50 - start)
+        expect(deliver(target, "a", one).taken == (one,), f"{one} was not taken")
+    expect_rows(target, rows_of("a", part(0, 0, 50)), "after five ranges that came in any order")
+
+
+def range_that_comes_again(target: Target) -> None:
+    """The very range that is there is passed over, whoever comes with it, also when its neighbours are there."""
+    done = [ahead(0, start, start + 10, epoch=20) for start in (10, 30, 0, 20)]
+    for each in done:
+        deliver(target, "a", each)
+    for each in done:
+        for epoch in (19, 20, 21):
+            again = ahead(0, each.start, each.end, epoch=epoch)
+            verdict = target.sink().verdicts([again])[again]
+            expect(verdict is Verdict.SKIP, f"{again}, which the output has, is judged {verdict}")
+            deliver(target, "b", again)
+    expect_rows(target, rows_of("a", part(0, 0, 40)), "after ranges came again")
+
+
+def ranges_that_do_not_fit(target: Target) -> None:
+    """Another range over the same offsets, an older generation and another log are refused."""
+    held = [ahead(0, 30, 40, generation=7), ahead(0, 10, 20, generation=7)]
+    for each in held:
+        deliver(target, "a", each)
+    for start, end in ((0, 20), (10, 19), (11, 20), (20, 31), (12, 18), (0, 99)):
+        wrong = ahead(0, start, end, generation=7, epoch=50)
+        expect_refused(target, "b", wrong, ahead(1, 0, 3, generation=7), why=f"{wrong} over others")
+    for other in (
+        ahead(0, 20, 30, generation=6, epoch=50),
+        ahead(0, 20, 30, generation=7, log="another-log"),
+        ahead(0, 20, 30, generation=7, topic_id="another-topic"),
+    ):
+        expect_refused(target, "b", other, why=f"{other!r} beside {held[0]!r}")
+    between = ahead(0, 20, 30, generation=7)
+    expect(deliver(target, "c", between).taken == (between,), "what lies between two ranges was not taken")
+
+
+def ranges_and_whole_batches(target: Target) -> None:
+    """Whole batches follow on ranges only where these leave no gap, and ranges never overlap whole batches."""
+    deliver(target, "a", ahead(0, 20, 30))
+    deliver(target, "a", ahead(0, 0, 10))
+    expect_refused(target, "b", part(0, 30, 40, epoch=30), why="a whole batch after ranges with a gap")
+    deliver(target, "a", ahead(0, 10, 20))
+    whole = part(0, 30, 40, epoch=30)
+    expect(deliver(target, "b", whole).taken == (whole,), "a whole batch after ranges without a gap was not taken")
+    expect_refused(target, "b", ahead(0, 35, 45), why="a range over a whole batch")
+    expect_rows(target, rows_of("a", part(0, 0, 30)) + rows_of("b", whole), "after ranges and a whole batch")
+
+
+def ranges_of_a_new_generation(target: Target) -> None:
+    """A later range that is done first takes older rows away there alone; the earlier one does so in its turn."""
+    for start in (0, 10, 20, 30):
+        deliver(target, "old", ahead(0, start, start + 10))
+    for start in (22, 35, 12):
+        if not replaced(target, ahead(0, start, start + 10, generation=20, epoch=50 - start)):
+            return
+    old = rows_of("old", part(0, 0, 12), part(0, 32, 35))
+    expected = old + rows_of("new", part(0, 12, 32), part(0, 35, 45))
+    expect_rows(target, expected, "after three ranges of a new generation")
+
+
+def neighbours_at_once(target: Target) -> None:
+    """Writers of different ranges of one partition come to the end together, and all are taken sooner or later."""
+    ranges = {f"v{start}": ahead(0, start, start + 5, epoch=90 - start) for start in (15, 0, 10, 5)}
+    came_to = race(target, {value: [each] for value, each in ranges.items()})
+    for value, outcome in came_to.items():
+        if not isinstance(outcome, WriteOutcome):
+            deliver(target, value, ranges[value])  # it could not go on beside the others
+    expected = [row for value, each in ranges.items() for row in rows_of(value, each)]
+    expect_rows(target, expected, "after four neighbours came together")
+
+
+CASES = tuple(
+    map(
+        partial(case_of, in_any_order=True),
+        (
+            ranges_in_any_order,
+            range_that_comes_again,
+            ranges_that_do_not_fit,
+            ranges_and_whole_batches,
+            ranges_of_a_new_generation,
+            neighbours_at_once,
+        ),
+    )
+)

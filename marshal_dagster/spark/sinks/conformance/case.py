@@ -1,0 +1,39 @@
+"""One case of the kit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from inspect import getdoc
+
+from marshal_dagster.spark.sinks.conformance.target import Target, ahead, expect_refused
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Something that every sink does; `str()` is its name, as a test's id."""
+
+    name: str
+    rule: str
+    """What holds, in a sentence."""
+    _check: Callable[[Target], None]
+    _in_any_order: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    def check(self, target: Target) -> None:
+        """Raise `AssertionError` unless it holds of `target`, an output that is empty.
+
+        What the sink itself raises where it should not goes through. A case of ranges in any order asks of a sink that
+        says that it cannot take them just that it refuses them.
+        """
+        if self._in_any_order and not target.sink().takes_in_any_order:
+            expect_refused(
+                target, "a", ahead(0, 5, 10), why="takes_in_any_order is false, and a range came in any order"
+            )
+            return
+        self._check(target)
+
+
+def case_of(check: Callable[[Target], None], *, in_any_order: bool = False) -> Case:
+    """Return the case that a function is: its name, and its docstring as the rule."""
+    return Case(check.__name__, getdoc(check) or "", check, in_any_order)

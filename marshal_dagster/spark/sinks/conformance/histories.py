@@ -1,0 +1,118 @@
+"""Cases of many batches one after another, right and wrong ones, held against a model of a few lines."""
+
+from random import Random
+
+from marshal_dagster.errors import SinkRefused
+from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.spark.sinks.conformance.case import case_of
+from marshal_dagster.spark.sinks.conformance.target import (
+    Row,
+    Target,
+    deliver,
+    expect,
+    expect_rows,
+    intervals,
+    part,
+    rows_of,
+)
+
+_SEEDS = 6
+_STEPS = 15
+_PARTITIONS = 3
+
+
+class Model:
+    """What an output should hold: where each partition stands, and its rows."""
+
+    def __init__(self, dice: Random, first_partition: int, *, can_replace: bool) -> None:
+        self.rows: list[Row] = []
+        self._dice = dice
+        self._partitions = range(first_partition, first_partition + _PARTITIONS)
+        self._can_replace = can_replace
+        self._stands: dict[int, tuple[int, int, int]] = {}
+
+    def batch(self) -> list[ClaimedRange]:
+        """Return ranges of one batch: mostly what a correct member would have, sometimes not."""
+        partitions = self._dice.sample(self._partitions, self._dice.randint(1, _PARTITIONS))
+        return [self._range(partition) for partition in partitions]
+
+    def taken(self, batch: list[ClaimedRange]) -> set[int] | None:
+        """Return the partitions of which the range is to be taken, None if the batch is to be refused."""
+        verdicts = {each.partition: self._is_new(each) for each in batch}
+        if None in verdicts.values():
+            return None
+        return {partition for partition, is_new in verdicts.items() if is_new}
+
+    def apply(self, batch: list[ClaimedRange], read: list[Row], written: list[Row]) -> None:
+        """Take what `taken` says."""
+        taken = self.taken(batch) or set()
+        gone = {(partition, offset) for partition, offset, _ in read if partition in taken}
+        self.rows = [row for row in self.rows if row[:2] not in gone] + [row for row in written if row[0] in taken]
+        for each in batch:
+            if each.partition in taken:
+                self._stands[each.partition] = each.generation, each.epoch, each.end
+
+    def _range(self, partition: int) -> ClaimedRange:
+        dice = self._dice
+        generation, epoch, position = self._stands.get(partition, (0, 10, 0))
+        chance = dice.random()
+        if chance < 0.15 and self._can_replace:  # noqa: PLR2004 - chances
+            generation, position = generation + 5, dice.randint(0, max(1, position))
+            epoch = max(epoch, generation)
+        elif chance < 0.2:  # noqa: PLR2004
+            generation -= 1
+        elif chance < 0.25:  # noqa: PLR2004
+            position += 1
+        elif chance < 0.4 and position >= 3:  # noqa: PLR2004
+            position -= 3
+        start, end = position, position + dice.choice((0, 3, 3, 3, 8))
+        epoch += dice.choice((0, 0, 1, 3)) if dice.random() < 0.95 else -1  # noqa: PLR2004
+        readable = dice.randint(start, end) if dice.random() < 0.1 else start  # noqa: PLR2004
+        return part(partition, start, end, generation=max(0, generation), epoch=epoch, readable=readable)
+
+    def _is_new(self, wanted: ClaimedRange) -> bool | None:
+        if wanted.partition not in self._stands:
+            return True
+        generation, epoch, position = self._stands[wanted.partition]
+        if wanted.generation < generation or wanted.epoch < epoch:
+            return None
+        if wanted.generation > generation:
+            return True
+        if wanted.end == position:
+            return False
+        return True if wanted.start == position else None
+
+
+def random_histories(target: Target) -> None:
+    """After each step of a random history the output has exactly the rows that it should."""
+    spare = 10**6
+    deliver(target, "spare", part(spare, 0, 5))
+    can_replace = target.sink().can_replace([part(spare, 0, 5, generation=1)]) is None
+    for seed in range(_SEEDS):
+        dice = Random(seed)  # noqa: S311 - drives cases, guards nothing
+        model = Model(dice, seed * _PARTITIONS, can_replace=can_replace)
+        others = target.found()
+        for step in range(_STEPS):
+            _one_step(target, model, dice, f"v{step}")
+            expect_rows(target, others + model.rows, f"after step {step} of the random history {seed}")
+
+
+def _one_step(target: Target, model: Model, dice: Random, value: str) -> None:
+    batch = model.batch()
+    gone = {offset for offset in range(60) if dice.random() < 0.2}  # noqa: PLR2004 - chances
+    read = rows_of(value, *batch, without=gone)
+    written = [row for row in read if dice.random() < 0.9]  # noqa: PLR2004
+    taken = model.taken(batch)
+    try:
+        outcome = target.sink().write(target.frame(written), batch, lambda: intervals(read))
+    except SinkRefused as refused:
+        if taken is not None:
+            raise AssertionError(f"{batch} was refused: {refused}") from refused
+        return
+    expect(taken is not None, f"{batch} was not refused")
+    told = {each.partition for each in outcome.taken}
+    expect(told == taken, f"of {batch} the partitions {sorted(told)} were taken, not {sorted(taken or ())}")
+    model.apply(batch, read, written)
+
+
+CASES = (case_of(random_histories),)

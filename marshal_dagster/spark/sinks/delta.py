@@ -1,0 +1,363 @@
+"""A sink of rows in a Delta table, whose commits say with the rows how far each partition is.
+
+Every commit of the sink holds, as user metadata, the positions of all partitions of the output, and as application
+transaction (`APPLICATION`) its number. Delta lets no two commits of one application transaction overlap, and writes
+none twice: so a commit is a compare-and-set of the number before it, and who loses judges anew
+(docs/decisions/0009-delta.md). `delta_table` carries it out with Spark; this module says what is to be done.
+"""
+
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition, Verdict, judge
+from marshal_dagster.spark.sinks.port import (
+    BeforeCommit,
+    Intervals,
+    OffsetsRead,
+    WriteOutcome,
+    check_columns,
+    check_ranges,
+    refuse_foreign_rows,
+    then_checked,
+    unreplaceable,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+APPLICATION = "marshal-dagster"
+"""The application id of the sink's transactions in a table."""
+MARSHAL_COLUMN = "marshal"
+VERSION = 1
+"""The newest of what a commit says of the positions; a newer one is refused."""
+
+_Key = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is known of one partition: where it stands, and the first generation that it was written in."""
+
+    position: StoredPosition
+    first_generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a commit of the sink says: its number, who made it, and where all partitions of the output stand."""
+
+    number: int = 0
+    attempt: str = ""
+    kept: Mapping[_Key, Kept] = field(default_factory=dict)
+
+    def then(self, attempt: str, taken: Sequence[ClaimedRange]) -> "Commit":
+        """Return the commit that follows on this one and takes these ranges."""
+        changed = {_key(each): _kept(self.kept.get(_key(each)), each) for each in taken}
+        return Commit(self.number + 1, attempt, {**self.kept, **changed})
+
+    def to_metadata(self) -> str:
+        """Return it as text."""
+        kept = [
+            {
+                "group": group,
+                "topic": topic,
+                "partition": partition,
+                "coordination_topic_id": each.position.coordination_topic_id,
+                "data_topic_id": each.position.data_topic_id,
+                "generation": each.position.generation,
+                "epoch": each.position.epoch,
+                "position": each.position.position,
+                "first_generation": each.first_generation,
+            }
+            for (group, topic, partition), each in sorted(self.kept.items())
+        ]
+        said = {"version": VERSION, "number": self.number, "attempt": self.attempt, "positions": kept}
+        return json.dumps({APPLICATION: said}, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_metadata(cls, text: str | None) -> "Commit | None":
+        """Return what `to_metadata` wrote, None for what others write into their commits.
+
+        Raises `SinkRefused` for a newer version.
+        """
+        try:
+            said = json.loads(text or "null")
+        except ValueError:
+            return None
+        if not isinstance(said, dict) or APPLICATION not in said:
+            return None
+        ours: dict[str, Any] = said[APPLICATION]
+        if ours["version"] != VERSION:
+            raise SinkRefused(
+                f"the table's commits are of version {ours['version']}, this marshal-dagster knows {VERSION}: run one "
+                "that is at least as new as the table's last writer"
+            )
+        kept = {(each["group"], each["topic"], each["partition"]): _kept_from(each) for each in ours["positions"]}
+        return cls(ours["number"], ours["attempt"], kept)
+
+
+class Rows(Protocol):
+    """The rows of an evaluated frame, which are there to be written more than once."""
+
+    @property
+    def counts(self) -> Mapping[int | None, int]:
+        """Rows by partition."""
+        ...
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether there is a column `offset`."""
+        ...
+
+    def offsets(self) -> Mapping[int, Intervals]:
+        """Work out at which offsets of each partition there are rows."""
+        ...
+
+
+class Table(Protocol):
+    """What the sink needs of a Delta table."""
+
+    def commits(self) -> Iterator[Commit]:
+        """Yield what the sink's commits say, the newest first; none if there is no table."""
+        ...
+
+    def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[Rows]:
+        """Evaluate the rows, but for those of the partitions `done`."""
+        ...
+
+    def held(self, ranges: Sequence[ClaimedRange], *, only_older: bool) -> list[tuple[ClaimedRange, int, bool]]:
+        """Return which ranges can be read where the table holds rows of this data topic.
+
+        That is the range, a generation of these rows, and whether all of them have offsets.
+        """
+        ...
+
+    def commit(
+        self, rows: Rows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
+    ) -> None:
+        """Add the rows of the ranges in one commit, in place of older generations' at the offsets `replaced`.
+
+        Does so if no other commit has that number, else raises anything or does nothing.
+        """
+        ...
+
+
+class DeltaSink:
+    """Rows in the Delta table at `path`, with a column `marshal` more that says which range they are of.
+
+    The session needs Delta Lake (`delta_settings`). The frame is kept on the executors while it is written.
+    """
+
+    takes_in_any_order = False
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        session: "Callable[[], SparkSession] | None" = None,
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        """Name the output; nothing is read or made before it is used.
+
+        `session` gives the Spark session; by default it is the active one, which must be there before the batch is
+        claimed, as the table is asked then. `options` are those of Delta's writer, such as `mergeSchema`. Raises
+        `ConfigurationError` for an empty path, and for options that are the sink's own.
+        """
+        if not path:
+            raise ConfigurationError("path: empty; give the folder of the Delta table")
+        own = {each.lower() for each in options or ()} & {"usermetadata", "txnappid", "txnversion", "replacewhere"}
+        if own:
+            raise ConfigurationError(f"options: {', '.join(sorted(own))}: by these the sink makes its commits")
+        self.path = path
+        self._session = session or _active_session
+        self._options = dict(options or {})
+
+    def __repr__(self) -> str:
+        return f"DeltaSink({self.path!r})"
+
+    def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+        """Say what would be done with each range (`Sink.verdicts`)."""
+        check_ranges(ranges)
+        table = self._table()
+        newest = _newest(table)
+        verdicts = _judge(newest, ranges)
+        self._refuse_unreplaceable(table, _open(verdicts), newest)
+        return verdicts
+
+    def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
+        """Return None if a new generation could replace what is there, else why not (`Sink.can_replace`)."""
+        for wanted, generation, has_offsets in self._table().held(_readable(ranges), only_older=False):
+            if not has_offsets:
+                return unreplaceable(wanted, generation, f"table {self.path}")
+        return None
+
+    def write(
+        self,
+        frame: "DataFrame",
+        ranges: Sequence[ClaimedRange],
+        offsets_read: OffsetsRead,
+        before_commit: BeforeCommit = lambda: None,
+    ) -> WriteOutcome:
+        """Write the rows of each range that is not yet there, in one commit (`Sink.write`)."""
+        check_columns(frame.schema, {MARSHAL_COLUMN})
+        check_ranges(ranges)
+        table = self._table()
+        newest = _newest(table)
+        wanted = _open(_judge(newest, ranges))
+        if not wanted:
+            return WriteOutcome(taken=(), skipped=tuple(ranges), rows={})
+        self._refuse_unreplaceable(table, wanted, newest)
+        done = [each.partition for each in ranges if each not in wanted]
+        with table.evaluated(frame, done) as rows:
+            refuse_foreign_rows(["null" if each is None else each for each in rows.counts], wanted)
+            self._reached("evaluated")
+            before_commit()
+            taken = self._take(table, wanted, rows, then_checked(offsets_read, before_commit))
+        return WriteOutcome(
+            taken=taken,
+            skipped=tuple(each for each in ranges if each not in taken),
+            rows={each.partition: rows.counts.get(each.partition, 0) for each in taken},
+        )
+
+    def _take(
+        self, table: Table, wanted: Sequence[ClaimedRange], rows: Rows, offsets_read: OffsetsRead
+    ) -> tuple[ClaimedRange, ...]:
+        """Take, in one commit, those of `wanted` that are not done meanwhile."""
+        read: Mapping[int, Intervals] | None = None
+        while True:
+            newest = _newest(table)
+            taken = _open(_judge(newest, wanted))
+            if not taken:
+                return ()
+            over_older = self._refuse_unreplaceable(table, taken, newest)
+            if over_older and read is None:
+                own = rows.offsets() if rows.has_offsets else {}
+                read = _both(offsets_read(), own)
+                continue
+            commit = newest.then(secrets.token_hex(16), taken)
+            replaced = {each: _within(each, (read or {}).get(each.partition, ())) for each in over_older}
+            self._reached("judged")
+            if self._commit(table, rows, taken, commit, replaced):
+                self._reached("committed")
+                return taken
+
+    def _commit(
+        self,
+        table: Table,
+        rows: Rows,
+        taken: Sequence[ClaimedRange],
+        commit: Commit,
+        replaced: Mapping[ClaimedRange, Intervals],
+    ) -> bool:
+        """Commit, or return False if another was first. What became of it the table alone knows, not the answer."""
+        failure: Exception | None = None
+        try:
+            table.commit(rows, taken, commit, replaced)
+        except Exception as error:  # noqa: BLE001 - another's commit, a lost answer and a full disk look much alike
+            failure = error
+        for other in table.commits():
+            if other.number == commit.number:
+                return other.attempt == commit.attempt
+            if other.number < commit.number:
+                break
+        if failure is not None:
+            raise failure
+        raise SinkRefused(
+            f"table {self.path} has commits of marshal-dagster that its history no longer shows: nothing was written. "
+            "The table was restored, or its log was cleaned (delta.logRetentionDuration) while the sink's last commit "
+            "was older than that; write to a new output, and keep the log longer"
+        )
+
+    def _refuse_unreplaceable(
+        self, table: Table, ranges: Sequence[ClaimedRange], newest: Commit
+    ) -> tuple[ClaimedRange, ...]:
+        """Return which of `ranges` lie over rows of older generations; refuse where these cannot be replaced."""
+        later = [each for each in _readable(ranges) if _is_later(newest.kept.get(_key(each)), each)]
+        held = table.held(later, only_older=True) if later else []
+        for wanted, generation, has_offsets in held:
+            if not has_offsets:
+                raise SinkRefused(unreplaceable(wanted, generation, f"table {self.path}"))
+        return tuple(dict.fromkeys(wanted for wanted, _, _ in held))
+
+    def _table(self) -> Table:
+        """Return the table; tests put another in its place."""
+        from marshal_dagster.spark.sinks.delta_table import DeltaTable
+
+        return DeltaTable(self._session(), self.path, self._options)
+
+    def _reached(self, step: str) -> None:
+        """Do nothing; tests crash here."""
+
+
+def _newest(table: Table) -> Commit:
+    return next(table.commits(), Commit())
+
+
+def _judge(newest: Commit, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+    kept = {each: newest.kept.get(_key(each)) for each in ranges}
+    return {each: judge(known.position if known else None, each) for each, known in kept.items()}
+
+
+def _open(verdicts: Mapping[ClaimedRange, Verdict]) -> tuple[ClaimedRange, ...]:
+    return tuple(each for each, verdict in verdicts.items() if verdict is not Verdict.SKIP)
+
+
+def _readable(ranges: Sequence[ClaimedRange]) -> list[ClaimedRange]:
+    return [each for each in ranges if each.first_readable < each.end]
+
+
+def _is_later(kept: Kept | None, wanted: ClaimedRange) -> bool:
+    return kept is not None and wanted.generation > kept.first_generation
+
+
+def _both(one: Mapping[int, Intervals], other: Mapping[int, Intervals]) -> dict[int, Intervals]:
+    return {number: (*one.get(number, ()), *other.get(number, ())) for number in one.keys() | other.keys()}
+
+
+def _within(taken: ClaimedRange, offsets: Intervals) -> list[tuple[int, int]]:
+    """Return those of `offsets` that `taken` could read."""
+    cut = [(max(start, taken.first_readable), min(end, taken.end)) for start, end in offsets]
+    return sorted((start, end) for start, end in cut if start < end)
+
+
+def _key(wanted: ClaimedRange) -> _Key:
+    return wanted.group, wanted.topic, wanted.partition
+
+
+def _kept(before: Kept | None, taken: ClaimedRange) -> Kept:
+    position = StoredPosition(
+        coordination_topic_id=taken.coordination_topic_id,
+        data_topic_id=taken.data_topic_id,
+        generation=taken.generation,
+        epoch=taken.epoch,
+        position=taken.end,
+    )
+    return Kept(position, before.first_generation if before else taken.generation)
+
+
+def _kept_from(found: Mapping[str, Any]) -> Kept:
+    position = StoredPosition(
+        coordination_topic_id=found["coordination_topic_id"],
+        data_topic_id=found["data_topic_id"],
+        generation=found["generation"],
+        epoch=found["epoch"],
+        position=found["position"],
+    )
+    return Kept(position, found["first_generation"])
+
+
+def _active_session() -> "SparkSession":
+    from pyspark.sql import SparkSession
+
+    session = SparkSession.getActiveSession()
+    if session is None:
+        raise ConfigurationError(
+            "a Delta table is asked through Spark before the batch is read, and there is no session: start it before "
+            "the batch is claimed, or give the sink `session`"
+        )
+    return session

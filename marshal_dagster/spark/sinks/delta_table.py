@@ -1,0 +1,197 @@
+"""A Delta table by Spark's public means alone, SQL and the DataFrame writer: no JVM is called."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.spark.connector import cache_folder, connector_jars
+from marshal_dagster.spark.sinks.delta import APPLICATION, MARSHAL_COLUMN, Commit, Rows
+from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN, Intervals
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+DELTA = "io.delta:delta-spark_2.13:4.0.0"
+"""Maven coordinates of Delta Lake for Spark 4.0; `fetch_connector` fetches its jars ahead."""
+_COMMITS_AT_FIRST = 20
+_MISSING = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND")
+_UNKNOWN_SYNTAX = "PARSE_SYNTAX_ERROR"
+
+
+def delta_settings(ivy_folder: "Path | None" = None) -> dict[str, str]:
+    """Return the settings of a session that knows Delta Lake, for `spark_settings(extra=...)`.
+
+    Its jars are those that `fetch_connector(DELTA)` has fetched; where it has not, Spark fetches them.
+    """
+    jars = connector_jars(DELTA, ivy_folder or cache_folder())
+    return {
+        **({"spark.jars": ",".join(map(str, jars))} if jars else {"spark.jars.packages": DELTA}),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    }
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """A frame that executors keep."""
+
+    frame: "DataFrame"
+    counts: Mapping[int | None, int]
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether there is a column `offset`."""
+        return OFFSET_COLUMN in self.frame.columns
+
+    def offsets(self) -> Mapping[int, Intervals]:
+        """Work out at which offsets of each partition there are rows."""
+        from marshal_dagster.spark.reading import offsets_read
+
+        return offsets_read(self.frame.where(f"{OFFSET_COLUMN} IS NOT NULL"))
+
+
+class DeltaTable:
+    """The table at `path`."""
+
+    def __init__(self, spark: "SparkSession", path: str, options: Mapping[str, str]) -> None:
+        """Name the table; nothing is read yet."""
+        self._spark = spark
+        self._path = path
+        self._options = options
+        self._name = f"delta.`{path.replace('`', '``')}`"
+
+    def commits(self) -> Iterator[Commit]:
+        """Yield what the sink's commits say, the newest first (`Table.commits`)."""
+        seen = 0
+        for limit in (f" LIMIT {_COMMITS_AT_FIRST}", ""):
+            found = self._history(limit)
+            for metadata in found[seen:]:
+                commit = Commit.from_metadata(metadata)
+                if commit is not None:
+                    yield commit
+            seen = len(found)
+            if seen < _COMMITS_AT_FIRST:
+                return
+
+    @contextmanager
+    def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[Rows]:
+        """Have the executors keep the rows, and count them."""
+        from pyspark.sql import functions as f
+        from pyspark.storagelevel import StorageLevel
+
+        partition = f.col(PARTITION_COLUMN)
+        wanted = frame.where(partition.isNull() | ~partition.isin(list(done))) if done else frame
+        kept = wanted.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            counts = {row[0]: row[1] for row in kept.groupBy(PARTITION_COLUMN).count().collect()}
+            yield KeptRows(kept, counts)
+        finally:
+            kept.unpersist()
+
+    def held(self, ranges: Sequence[ClaimedRange], *, only_older: bool) -> list[tuple[ClaimedRange, int, bool]]:
+        """Return where the table holds rows (`Table.held`)."""
+        from pyspark.sql import functions as f
+
+        if not ranges or not self._history(" LIMIT 1"):
+            return []
+        table = self._spark.read.format("delta").load(self._path)
+        if MARSHAL_COLUMN not in table.columns:
+            return []
+        offset = f.col(OFFSET_COLUMN) if OFFSET_COLUMN in table.columns else f.lit(None)
+        conditions = [f.expr(_rows_at(each, only_older=only_older)) for each in ranges]
+        found = (
+            table.where(reduce(_or, conditions))
+            .groupBy(PARTITION_COLUMN)
+            .agg(f.min(f"{MARSHAL_COLUMN}.generation"), f.count("*"), f.count(offset))
+            .collect()
+        )
+        by_partition = {each.partition: each for each in ranges}
+        return [(by_partition[row[0]], row[1], row[2] == row[3]) for row in sorted(found)]
+
+    def commit(
+        self, rows: Rows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
+    ) -> None:
+        """Add the rows in one commit of that number (`Table.commit`)."""
+        from pyspark.sql import functions as f
+
+        assert isinstance(rows, KeptRows)  # noqa: S101 - made by `evaluated`
+        fields = [
+            (each.partition, each.group, each.topic, each.data_topic_id, each.generation, each.first_readable, each.end)
+            for each in taken
+        ]
+        known = self._spark.createDataFrame(
+            fields,
+            "partition INT, `group` STRING, topic STRING, data_topic_id STRING, generation BIGINT, "
+            "first_readable BIGINT, `end` BIGINT",
+        )
+        marshal = f.struct(*known.columns[1:], f.lit(commit.attempt).alias("attempt")).alias(MARSHAL_COLUMN)
+        named = known.select(f.col(PARTITION_COLUMN).alias("marshal_partition"), marshal)
+        frame = rows.frame
+        written = frame.join(f.broadcast(named), frame[PARTITION_COLUMN] == named["marshal_partition"]).select(
+            *(frame[name] for name in frame.columns), MARSHAL_COLUMN
+        )
+        writer = (
+            written.write.format("delta")
+            .options(**self._options)
+            .option("userMetadata", commit.to_metadata())
+            .option("txnAppId", APPLICATION)
+            .option("txnVersion", commit.number)
+        )
+        gone = [_rows_at(each, only_older=True, offsets=offsets) for each, offsets in replaced.items() if offsets]
+        if gone:
+            own = f"{MARSHAL_COLUMN}.attempt = {_text(commit.attempt)}"
+            writer.mode("overwrite").option("replaceWhere", " OR ".join([own, *gone])).save(self._path)
+        else:
+            writer.mode("append").save(self._path)
+
+    def _history(self, limit: str) -> list[str | None]:
+        """Return the user metadata of the table's commits, the newest first; none if there is no table."""
+        from pyspark.errors import PySparkException
+
+        try:
+            found = self._spark.sql(f"DESCRIBE HISTORY {self._name}{limit}").select("userMetadata").collect()
+        except PySparkException as error:
+            condition = error.getCondition()
+            if condition in _MISSING:
+                return []
+            if condition == _UNKNOWN_SYNTAX:
+                raise ConfigurationError(
+                    "this session does not know Delta Lake: start it with `delta_settings`, in a process that has no "
+                    "session yet"
+                ) from error
+            raise
+        return [row[0] for row in found]
+
+
+def _rows_at(wanted: ClaimedRange, *, only_older: bool, offsets: Intervals | None = None) -> str:
+    """Return the SQL of the rows of one group, topic and data topic where `wanted` can be read, or at its `offsets`."""
+    own = {"group": wanted.group, "topic": wanted.topic, "data_topic_id": wanted.data_topic_id}
+    parts = [
+        f"{PARTITION_COLUMN} = {wanted.partition}",
+        *(f"{MARSHAL_COLUMN}.`{name}` = {_text(value)}" for name, value in own.items()),
+    ]
+    if only_older:
+        parts.append(f"{MARSHAL_COLUMN}.generation < {wanted.generation}")
+    if offsets is None:
+        parts.append(f"{MARSHAL_COLUMN}.first_readable < {wanted.end}")
+        parts.append(f"{MARSHAL_COLUMN}.`end` > {wanted.first_readable}")
+    else:
+        at = [f"({OFFSET_COLUMN} >= {start} AND {OFFSET_COLUMN} < {end})" for start, end in offsets]
+        parts.append(f"({' OR '.join(at)})")
+    return f"({' AND '.join(parts)})"
+
+
+def _text(value: str) -> str:
+    """Return a literal of Spark SQL."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def _or(one: "Column", other: "Column") -> "Column":
+    return one | other

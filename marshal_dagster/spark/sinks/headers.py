@@ -1,0 +1,51 @@
+"""Headers that say which message a record comes from, for an output topic that is written at least once."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN, check_ranges
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_HEADERS = "headers"
+_PREFIX = "marshal-"
+
+
+def with_source_headers(frame: "DataFrame", ranges: Sequence[ClaimedRange]) -> "DataFrame":
+    """Return `frame` with a column `headers` for Spark's Kafka writer, which names the message of each row.
+
+    They are `marshal-group`, `-topic`, `-partition`, `-generation`, `-epoch` and, where there is a column `offset`,
+    `-offset`, as text; what stands in `headers` already comes before them. A delivery that is repeated has the same
+    headers but for the epoch, which is higher; one that a person asked for has a higher generation. `ranges` are those
+    of the batch; a row of another partition is left out.
+    Raises `ValueError` for ranges of more than one group or topic.
+    """
+    from pyspark.sql import functions as f
+
+    check_ranges(ranges)
+    known = frame.sparkSession.createDataFrame(
+        [(each.partition, each.group, each.topic, each.generation, each.epoch) for each in ranges],
+        "source_partition INT, source_group STRING, source_topic STRING, source_generation LONG, source_epoch LONG",
+    )
+    columns = {
+        "group": known["source_group"],
+        "topic": known["source_topic"],
+        "partition": frame[PARTITION_COLUMN],
+        "generation": known["source_generation"],
+        "epoch": known["source_epoch"],
+    }
+    if OFFSET_COLUMN in frame.columns:
+        columns["offset"] = frame[OFFSET_COLUMN]
+    headers = f.array(
+        *(
+            f.struct(f.lit(_PREFIX + name).alias("key"), value.cast("string").cast("binary").alias("value"))
+            for name, value in columns.items()
+        )
+    )
+    if _HEADERS in frame.columns:
+        headers = f.concat(f.coalesce(frame[_HEADERS], f.expr("array()")), headers)
+    others = [frame[name] for name in frame.columns if name != _HEADERS]
+    joined = frame.join(f.broadcast(known), frame[PARTITION_COLUMN] == known["source_partition"])
+    return joined.select(*others, headers.alias(_HEADERS))

@@ -1,0 +1,297 @@
+"""The Delta sink by its rules, over a table that compares and sets commit numbers as Delta does; no Spark."""
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import ParseException
+
+from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.spark.sinks import DeltaSink
+from marshal_dagster.spark.sinks.conformance import CASES, Case, Row, Target
+from marshal_dagster.spark.sinks.conformance.target import deliver, intervals, never, part, rows_of
+from marshal_dagster.spark.sinks.delta import Commit, Rows, Table
+from marshal_dagster.spark.sinks.port import Intervals
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+LONG = {"overtaken_at_any_step", "death_while_replacing", "death_at_any_step", "random_histories"}
+MAKE = """
+CREATE TABLE IF NOT EXISTS history (number INT PRIMARY KEY, metadata TEXT);
+CREATE TABLE IF NOT EXISTS result (
+    partition INT, "offset" INT, value TEXT,
+    "group" TEXT, topic TEXT, data_topic_id TEXT, generation INT, first INT, "end" INT
+);
+"""
+HERE = 'partition = ? AND "group" = ? AND topic = ? AND data_topic_id = ?'
+
+
+@dataclass(frozen=True)
+class StandInRows:
+    """Rows, without Spark."""
+
+    has_offsets: bool
+    rows: Sequence[tuple[Any, ...]]
+
+    @property
+    def counts(self) -> dict[int | None, int]:
+        """Rows by partition."""
+        partitions = [row[0] for row in self.rows]
+        return {each: partitions.count(each) for each in partitions}
+
+    def offsets(self) -> Mapping[int, Intervals]:
+        """The offsets of all rows."""
+        return intervals(self.rows)
+
+
+class StandInTable:
+    """A table in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def opened(self) -> Iterator[sqlite3.Connection]:
+        """Give a transaction."""
+        with closing(sqlite3.connect(self.path, timeout=60)) as database, database:
+            database.executescript(MAKE)
+            database.execute("BEGIN IMMEDIATE")
+            yield database
+
+    def commits(self) -> Iterator[Commit]:
+        """All of them, the newest first."""
+        with self.opened() as database:
+            found = database.execute("SELECT metadata FROM history ORDER BY number DESC").fetchall()
+        for (metadata,) in found:
+            commit = Commit.from_metadata(metadata)
+            if commit is not None:
+                yield commit
+
+    @contextmanager
+    def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[Rows]:
+        """The rows of a local frame."""
+        rows = [row.asDict() for row in frame.collect() if row["partition"] not in done]
+        found = [(row["partition"], row.get("offset"), row["value"]) for row in rows]
+        yield StandInRows("offset" in frame.columns, found)
+
+    def held(self, ranges: Sequence[ClaimedRange], *, only_older: bool) -> list[tuple[ClaimedRange, int, bool]]:
+        """Where there are rows."""
+        with self.opened() as database:
+            found = [
+                (
+                    each,
+                    *database.execute(
+                        f'SELECT min(generation), count(*) = count("offset") FROM result WHERE {HERE} '  # noqa: S608
+                        'AND first < ? AND "end" > ? AND (generation < ? OR NOT ?)',
+                        (*here(each), each.end, each.first_readable, each.generation, only_older),
+                    ).fetchone(),
+                )
+                for each in ranges
+            ]
+        return [(each, generation, bool(whole)) for each, generation, whole in found if generation is not None]
+
+    def commit(
+        self, rows: Rows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
+    ) -> None:
+        """Add the rows, if no commit has that number."""
+        assert isinstance(rows, StandInRows)
+        with self.opened() as database:
+            (newest,) = database.execute("SELECT coalesce(max(number), 0) FROM history").fetchone()
+            if newest >= commit.number:
+                return
+            database.execute("INSERT INTO history VALUES (?, ?)", (commit.number, commit.to_metadata()))
+            for each, offsets in replaced.items():
+                for start, end in offsets:
+                    database.execute(
+                        f"DELETE FROM result WHERE {HERE} AND generation < ? "  # noqa: S608
+                        'AND "offset" >= ? AND "offset" < ?',
+                        (*here(each), each.generation, start, end),
+                    )
+            for each in taken:
+                of_range = (each.group, each.topic, each.data_topic_id, each.generation, each.first_readable, each.end)
+                database.executemany(
+                    "INSERT INTO result VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    [(*row, *of_range) for row in rows.rows if row[0] == each.partition],
+                )
+
+
+def here(wanted: ClaimedRange) -> tuple[int, str, str, str]:
+    """What stands for `HERE`."""
+    return wanted.partition, wanted.group, wanted.topic, wanted.data_topic_id
+
+
+class StandInSink(DeltaSink):
+    """A sink of such a table."""
+
+    def __init__(self, path: Path, table: StandInTable | None = None) -> None:
+        super().__init__(str(path))
+        self.table = table or StandInTable(path)
+
+    def _table(self) -> Table:
+        return self.table
+
+
+class DeltaTarget(Target):
+    """A table of its own."""
+
+    most_steps = 20
+
+    def __init__(self, folder: Path) -> None:
+        self.table = StandInTable(folder / "table.db")
+
+    def sink(self) -> DeltaSink:
+        """Another process's sink."""
+        return StandInSink(self.table.path)
+
+    def rows(self) -> list[Row]:
+        """The table as it is."""
+        with self.table.opened() as database:
+            return database.execute('SELECT partition, "offset", value FROM result').fetchall()
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> DeltaTarget:
+    """An empty table."""
+    return DeltaTarget(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[pytest.mark.thorough] if str(case) in LONG else [], id=str(case)) for case in CASES],
+)
+def test_the_sink_conforms(case: Case, target: DeltaTarget) -> None:
+    """Every case of the kit holds, also at each line of the sink where a writer may die or stall."""
+    case.check(target)
+
+
+class Told(StandInTable):
+    """A table whose answer to a commit is another."""
+
+    def __init__(self, path: Path, told: Callable[[Callable[[], None]], None]) -> None:
+        super().__init__(path)
+        self._told = told
+
+    def commit(
+        self, rows: Rows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
+    ) -> None:
+        """Answer so."""
+        self._told(lambda: StandInTable.commit(self, rows, taken, commit, replaced))
+
+
+def write(target: DeltaTarget, told: Callable[[Callable[[], None]], None], wanted: ClaimedRange) -> Any:  # noqa: ANN401
+    """Write through a table that answers so."""
+    sink = StandInSink(target.table.path, Told(target.table.path, told))
+    return sink.write(target.frame(rows_of("a", wanted)), [wanted], never)
+
+
+def test_a_commit_whose_answer_was_lost_counts(target: DeltaTarget) -> None:
+    """What became of a commit is read in the table."""
+
+    def lost(commit: Callable[[], None]) -> None:
+        commit()
+        raise OSError("connection lost")
+
+    assert write(target, lost, part(0, 0, 3)).taken == (part(0, 0, 3),)
+    assert target.found() == rows_of("a", part(0, 0, 3))
+
+
+def test_a_commit_that_fails_is_an_error(target: DeltaTarget) -> None:
+    """Where no other was first, what Delta raised is raised."""
+
+    def fails(_: Callable[[], None]) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write(target, fails, part(0, 0, 3))
+    assert target.found() == []
+    assert deliver(target, "b", part(0, 0, 3)).taken
+
+
+def test_one_that_was_too_late_judges_anew(target: DeltaTarget) -> None:
+    """Where another's commit has the number, Delta raises or writes nothing; the range is judged by what is there."""
+    for number, raises in enumerate((True, False)):
+        mine = part(number, 0, 3)
+        tries: list[str] = []
+
+        def late(
+            commit: Callable[[], None], mine: ClaimedRange = mine, tries: list[str] = tries, raises: bool = raises
+        ) -> None:
+            tries.append("commit")
+            if len(tries) == 1:
+                deliver(target, "other", part(mine.partition + 10, 0, 3))
+                if raises:
+                    raise RuntimeError("ConcurrentTransactionException")
+                return
+            commit()
+
+        assert write(target, late, mine).taken == (mine,)
+        assert len(tries) == 2
+
+
+def test_a_table_whose_log_was_cleaned_is_refused(target: DeltaTarget) -> None:
+    """Where Delta knows of our commits and the history does not show them, nothing is written."""
+    deliver(target, "a", part(0, 0, 3))
+    with target.table.opened() as database:
+        database.execute("UPDATE history SET metadata = NULL")
+    with pytest.raises(SinkRefused, match="its history no longer shows"):
+        deliver(target, "b", part(0, 0, 3, epoch=20))
+    assert target.found() == rows_of("a", part(0, 0, 3))
+
+
+def test_commits_of_others_are_passed_over(target: DeltaTarget) -> None:
+    """Their user metadata may be any text."""
+    deliver(target, "a", part(0, 0, 3))
+    with target.table.opened() as database:
+        for number, text in enumerate((None, "", "a note", "3", "[]", '{"other": 1}'), 90):
+            database.execute("INSERT INTO history VALUES (?, ?)", (number, text))
+    assert deliver(target, "b", part(0, 0, 3, epoch=20)).skipped
+
+
+def test_commits_of_a_newer_version_are_refused() -> None:
+    """Older code does not read them as its own."""
+    with pytest.raises(SinkRefused, match="of version 2, this marshal-dagster knows 1"):
+        Commit.from_metadata(json.dumps({"marshal-dagster": {"version": 2}}))
+
+
+def test_what_a_commit_says_is_read_back() -> None:
+    """Names may hold what JSON escapes."""
+    taken = [part(0, 2**62, 2**63 - 1, group='a "group"', topic="t"), part(3, 0, 0, generation=5, epoch=9)]
+    commit = Commit(7).then("attempt", taken)
+    assert Commit.from_metadata(commit.to_metadata()) == commit
+    assert commit.number == 8
+    later = commit.then("next", [part(3, 0, 4, generation=9, epoch=10)])
+    assert later.kept["g", "t", 3].first_generation == 5
+
+
+def test_options_that_are_the_sinks_own_are_refused() -> None:
+    """By these it makes its commits."""
+    with pytest.raises(ConfigurationError, match="txnversion"):
+        DeltaSink("/out", options={"txnVersion": "1"})
+    with pytest.raises(ConfigurationError, match="path: empty"):
+        DeltaSink("")
+
+
+def test_the_table_is_asked_in_a_session() -> None:
+    """Without one the error says what to do."""
+    sink = DeltaSink("/out", session=None)
+    with pytest.raises(ConfigurationError, match="start it before the batch is claimed"):
+        sink.verdicts([part(0, 0, 3)])
+
+
+def test_a_session_without_delta_is_told_so() -> None:
+    """Spark alone does not know what is asked."""
+
+    class PlainSession:
+        def sql(self, _: str) -> None:
+            raise ParseException("Syntax error at or near 'LIMIT'", errorClass="PARSE_SYNTAX_ERROR")
+
+    sink = DeltaSink("/out", session=PlainSession)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="start it with `delta_settings`"):
+        sink.verdicts([part(0, 0, 3)])

@@ -1,0 +1,153 @@
+"""The Delta sink on real tables; its rules by themselves are in `tests/fast/test_sink_delta`."""
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from marshal_dagster.errors import SinkRefused
+from marshal_dagster.spark.sinks import DeltaSink
+from marshal_dagster.spark.sinks.conformance import CASES, Case, Target
+from marshal_dagster.spark.sinks.conformance.target import deliver, intervals, never, part, rows_of
+from marshal_dagster.spark.sinks.delta import APPLICATION, Commit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ON_A_TABLE = ("ranges_without_rows", "inside_an_older_range", "rows_without_offsets")
+
+
+class DeltaTarget(Target):
+    """A table of its own."""
+
+    def __init__(self, spark: "SparkSession", path: Path) -> None:
+        self.spark = spark
+        self.path = path
+
+    def sink(self) -> DeltaSink:
+        """Another process's sink."""
+        return DeltaSink(str(self.path), session=self._session)
+
+    def rows(self) -> list[tuple[int, int | None, str]]:
+        """Read the table as anybody would."""
+        if not (self.path / "_delta_log").exists():
+            return []
+        frame = self._session().read.format("delta").load(str(self.path))
+        offset = "offset" if "offset" in frame.columns else "NULL"
+        return [tuple(row) for row in frame.selectExpr("partition", offset, "value").collect()]
+
+    def _session(self) -> "SparkSession":
+        assert self.spark is not None
+        return self.spark
+
+
+@pytest.fixture
+def target(spark: "SparkSession", tmp_path: Path) -> DeltaTarget:
+    """No table yet."""
+    return DeltaTarget(spark, tmp_path / "a `table`'s folder")
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if str(case) in ON_A_TABLE], ids=str)
+def test_the_sink_conforms(case: Case, target: DeltaTarget) -> None:
+    """Those cases in which Spark and Delta have a part."""
+    case.check(target)
+
+
+def slow_append(spark: "SparkSession", path: Path, commit: Commit, begun: threading.Event, value: str) -> None:
+    """Commit as the sink does, but slowly; tell when Delta has begun."""
+    from pyspark.sql import functions as f
+
+    def pause(value: str) -> str:
+        time.sleep(4)
+        return value
+
+    frame = spark.createDataFrame([(0, 0, value)], "partition int, offset long, value string")
+    slow = frame.withColumn("value", f.udf(pause, "string")("value"))
+    threading.Timer(1.5, begun.set).start()
+    options = {"userMetadata": commit.to_metadata(), "txnAppId": APPLICATION, "txnVersion": str(commit.number)}
+    slow.write.format("delta").mode("append").options(**options).save(str(path))
+
+
+def test_delta_lets_no_two_commits_of_a_number_overlap(spark: "SparkSession", tmp_path: Path) -> None:
+    """Of two appends of the same number, one of which began before the other ended, one is in the table.
+
+    Two plain appends both would be: this is what the sink stands on.
+    """
+    spark.createDataFrame([(0, 9, "old")], "partition int, offset long, value string").write.format("delta").save(
+        str(tmp_path)
+    )
+    begun = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(slow_append, spark, tmp_path, Commit(1, "slow"), begun, "slow")
+        assert begun.wait(60)
+        fast = spark.createDataFrame([(0, 0, "fast")], "partition int, offset long, value string")
+        fast.write.format("delta").mode("append").options(txnAppId=APPLICATION, txnVersion="1").save(str(tmp_path))
+        with pytest.raises(Exception, match="DELTA_CONCURRENT_TRANSACTION"):
+            first.result(120)
+    values = [row.value for row in spark.read.format("delta").load(str(tmp_path)).collect()]
+    assert sorted(values) == ["fast", "old"]
+
+
+class Crash(BaseException):
+    """Stands for the end of a process."""
+
+
+STEPS = ("evaluated", "judged", "committed")
+
+
+def test_dying_at_each_step(target: DeltaTarget) -> None:
+    """A new generation and another partition's first batch are one step; delivered again each row is there once."""
+    done = part(20, 0, 1)
+    deliver(target, "old", done, *(part(number, 0, 4) for number in range(len(STEPS))))
+    for number, step in enumerate(STEPS):
+        batch = [part(number, 1, 3, generation=20, epoch=21), part(10 + number, 0, 2)]
+        sink = target.sink()
+
+        def reached(at: str, step: str = step) -> None:
+            if at == step:
+                raise Crash
+
+        sink._reached = reached  # type: ignore[method-assign,assignment]
+        read = rows_of("new", *batch)
+        with pytest.raises(Crash):
+            sink.write(target.frame(read), batch, lambda read=read: intervals(read))  # type: ignore[misc]
+        before = [row for row in target.found() if row[0] in {number, 10 + number}]
+        assert len(before) == (6 if step == "committed" else 4)
+        assert done in deliver(target, "new", *batch, done).skipped
+        old = rows_of("old", part(number, 0, 1), part(number, 3, 4))
+        assert [row for row in target.found() if row[0] in {number, 10 + number}] == sorted(old + read)
+
+
+def test_a_writer_that_was_overtaken_adds_nothing(target: DeltaTarget) -> None:
+    """One that stalls before its commit, over rows of an older generation too, is judged by what is there then."""
+    deliver(target, "old", part(0, 0, 6))
+    late = part(0, 2, 4, generation=20, epoch=21)
+    sink = target.sink()
+    stalled: list[str] = []
+
+    def reached(step: str) -> None:
+        if step == "judged" and not stalled:
+            stalled.append(step)
+            deliver(target, "new", part(0, 2, 4, generation=20, epoch=22))
+
+    sink._reached = reached  # type: ignore[method-assign]
+    read = rows_of("late", late)
+    with pytest.raises(SinkRefused, match="fencing token 21 is lower than 22"):
+        sink.write(target.frame(read), [late], lambda: intervals(read))
+    assert target.found() == sorted(rows_of("old", part(0, 0, 2), part(0, 4, 6)) + rows_of("new", late))
+
+
+def test_a_table_whose_log_was_cleaned_is_refused(target: DeltaTarget) -> None:
+    """Where a checkpoint knows of our commits and the history does not show them, nothing is written."""
+    spark, table = target._session(), f"delta.`{str(target.path).replace('`', '``')}`"
+    deliver(target, "a", part(0, 0, 3))
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+    spark.sql(f"DELETE FROM {table} WHERE offset = 0")  # noqa: S608 - the test's own table
+    for commit in ("0", "1"):
+        (target.path / "_delta_log" / f"{commit:0>20}.json").unlink()
+    with pytest.raises(SinkRefused, match="its history no longer shows"):
+        target.sink().write(target.frame(rows_of("b", part(0, 0, 3))), [part(0, 0, 3)], never)
+    assert target.found() == [(0, 1, "a"), (0, 2, "a")]

@@ -1,0 +1,44 @@
+"""An output topic that is written at least once: its readers can tell repeated records by their headers."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from marshal_dagster.spark.sinks import with_source_headers
+from marshal_dagster.spark.sinks.conformance.target import part
+from tests.real.conftest import MakeTopic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def test_repeated_records_are_told_by_their_headers(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
+    """Whoever keeps one record of each source message and generation has each once; own headers are kept."""
+    output = topic()
+    frame = spark.range(6).selectExpr(
+        "CAST(id % 2 AS int) AS partition",
+        "id AS offset",
+        "CAST(id AS string) AS value",
+        "IF(id < 3, array(named_struct('key', 'mine', 'value', binary('x'))), NULL) AS headers",
+    )
+    for epoch, generation in ((10, 0), (11, 0), (21, 20)):
+        ranges = [part(number, 0, 6, epoch=epoch, generation=generation) for number in (0, 1)]
+        written = with_source_headers(frame, ranges).select("value", "headers")
+        written.write.format("kafka").options(**{"kafka.bootstrap.servers": kafka, "topic": output}).save()
+    options = {"kafka.bootstrap.servers": kafka, "subscribe": output, "includeHeaders": "true"}
+    found = spark.read.format("kafka").options(**options).load().selectExpr("string(value)", "headers").collect()
+    told = [(row.value, {each.key: bytes(each.value).decode() for each in row.headers}) for row in found]
+    assert len(told) == 18
+    assert all(headers.get("mine") == ("x" if int(value) < 3 else None) for value, headers in told)
+    names = ("marshal-group", "marshal-topic", "marshal-partition", "marshal-offset", "marshal-generation")
+    once = {tuple(headers[name] for name in names): value for value, headers in told}
+    sources = {("g", "t", str(n % 2), str(n), generation): str(n) for n in range(6) for generation in ("0", "20")}
+    assert once == sources
+    assert {headers["marshal-epoch"] for _, headers in told} == {"10", "11", "21"}
+
+
+def test_ranges_are_of_one_topic(spark: "SparkSession") -> None:
+    """Partitions of two topics cannot be told apart."""
+    frame = spark.range(1).selectExpr("0 AS partition", "'x' AS value")
+    with pytest.raises(ValueError, match="more than one group or topic"):
+        with_source_headers(frame, [part(0, 0, 1), part(1, 0, 1, topic="u")])
