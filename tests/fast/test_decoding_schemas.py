@@ -48,6 +48,12 @@ def test_an_id_that_the_registry_does_not_know_is_no_error(registry: Registry) -
     assert len(registry.asked) == 2
 
 
+@pytest.mark.parametrize("number", [2**31, 2**32 - 1])
+def test_an_id_that_no_registry_can_give_is_not_known(registry: Registry, number: int) -> None:
+    """Four bytes of a broken record may say it; asked for it, Confluent's answers that there is no such path."""
+    assert SchemaRegistry(url=registry.url).by_id(number) is None
+
+
 def test_the_newest_schema_is_asked_for_each_time(registry: Registry) -> None:
     """A subject gets new versions."""
     schemas = SchemaRegistry(url=registry.url)

@@ -15,6 +15,8 @@ from marshal_dagster.errors import ConfigurationError, UnavailableError
 
 _UNKNOWN: Final = frozenset({40401, 40402, 40403})
 """What a registry answers when it has no such subject, version, or schema."""
+_LARGEST_ID: Final = 2**31 - 1
+"""Of a larger one it says, as of any path that it does not have, that there is none."""
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 _MOST_BYTES: Final = 16 * 1024 * 1024
 
@@ -104,7 +106,7 @@ class SchemaRegistry:
 
     def by_id(self, number: int, /) -> Schema | None:
         """Ask for the schema of that id; it is asked for once. Raises `UnavailableError`, `ConfigurationError`."""
-        return self._schema(f"/schemas/ids/{number}")
+        return self._schema(f"/schemas/ids/{number}") if number <= _LARGEST_ID else None
 
     def latest(self, subject: str, /) -> Schema:
         """Ask for the newest schema of `subject`, each time. Raises `UnavailableError`, `ConfigurationError`."""
