@@ -158,7 +158,7 @@ class SchemaRegistry:
         class AsItIs(HTTPErrorProcessor):
             """Gives each answer, and follows no redirection: it would take the login along to another server."""
 
-            def http_response(self, _: Request, response: HTTPResponse) -> HTTPResponse:
+            def http_response(self, request: Request, response: HTTPResponse) -> HTTPResponse:  # noqa: ARG002 - the base's name
                 return response
 
             https_response = http_response
