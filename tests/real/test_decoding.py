@@ -335,6 +335,27 @@ def test_an_avro_record_of_nulls_alone_is_a_good_one(spark: "SparkSession", regi
     assert found[2] is None
 
 
+def test_an_avro_record_of_another_name_is_bad(spark: "SparkSession", registry: Registry) -> None:
+    """Its fields may fit, or all have defaults; an alias lets it in. A schema that is none is an error."""
+    order, invoice = (
+        registry.register(name, json.dumps(record(name, {"id": "long"}))) for name in ("Order", "Invoice")
+    )
+    text = registry.register("text", '"string"')
+    frame = batch(spark, [framed(order, b"\x02"), framed(invoice, b"\x02"), framed(text, b"\x02a")])
+    reader = record("Order", {"id": "long"}, defaults={"id": 0})
+    bad = [
+        f"schema id {number} is of {told}, and the schema to read by is of Order, with no such alias"
+        for number, told in ((invoice, "record Invoice"), (text, "no record"))
+    ]
+    schemas = SchemaRegistry(url=registry.url)
+    assert outcome(decode_avro(frame, schemas, schema=json.dumps(reader)), 3) == [{"id": 1}, *bad]
+    named = json.dumps({**reader, "name": "Paper", "aliases": ["shop.Order", "Invoice"]})
+    assert outcome(decode_avro(frame, schemas, schema=named), 3)[:2] == [{"id": 1}, {"id": 1}]
+    none = framed(registry.register("none", "{"), b"\x02")
+    with pytest.raises(ConfigurationError, match="no Avro schema"):
+        decode_avro(batch(spark, [none]), schemas, schema=named)
+
+
 def test_avro_without_a_frame_and_with_schemas_in_files(spark: "SparkSession", tmp_path: Path) -> None:
     """No registry is needed."""
     one = {"id": 1, "note": "a"}
