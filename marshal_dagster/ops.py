@@ -484,9 +484,9 @@ class BatchWork:
             mean = bytes_per_offset(delivery.data, delivery.connection, self.claimer.group, self.spec.topic)
         except TopicMissing:  # the batch says so
             return limit
-        if not mean:
+        if mean is None:
             return limit
-        by_size = max(1, int(max_bytes / mean))
+        by_size = max(1, int(max_bytes / max(mean, 1.0)))  # of empty records, the next may be no empty ones
         self.context.log.info(
             "an offset of %s has about %.0f bytes: %d bytes are %d offsets", self.spec.topic, mean, max_bytes, by_size
         )

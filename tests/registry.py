@@ -61,6 +61,8 @@ class Registry:
         match [unquote(part) for part in path.strip("/").split("/")]:
             case ["schemas", "ids", text]:
                 number = int(text)
+                if number > 2**31 - 1:  # as its path takes no more than an int, there is no such path
+                    return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
                 if number not in self.schemas:
                     return 404, {"error_code": 40403, "message": f"Schema {number} not found"}
                 if query == "format=serialized":

@@ -244,6 +244,7 @@ def test_records_are_told_apart_from_offsets_where_they_are_counted(stand: Stand
         (100.0, {"max_bytes": 1_250, "max_records": 20}, [12, 12, 6]),
         (100.0, {"max_bytes": 3_000, "max_records": 20}, [20, 10]),
         (1e9, {"max_bytes": 1_000, "max_batches": 2}, [1, 1]),
+        (0.0, {"max_bytes": 12}, [12, 12, 6]),
         (None, {"max_bytes": 1}, [30]),
     ],
 )

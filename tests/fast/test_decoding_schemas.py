@@ -48,6 +48,12 @@ def test_an_id_that_the_registry_does_not_know_is_no_error(registry: Registry) -
     assert len(registry.asked) == 2
 
 
+@pytest.mark.parametrize("number", [2**31, 2**32 - 1])
+def test_an_id_that_no_registry_can_give_is_not_known(registry: Registry, number: int) -> None:
+    """Four bytes of a broken record may say it; asked for it, Confluent's answers that there is no such path."""
+    assert SchemaRegistry(url=registry.url).by_id(number) is None
+
+
 def test_the_newest_schema_is_asked_for_each_time(registry: Registry) -> None:
     """A subject gets new versions."""
     schemas = SchemaRegistry(url=registry.url)
@@ -104,14 +110,19 @@ def test_a_login_goes_to_no_other_server(registry: Registry) -> None:
         assert other.asked == []
 
 
-def test_an_answer_that_is_cut_or_no_http_is_an_error() -> None:
-    """Something else listens at that port."""
+@pytest.mark.parametrize(
+    "answered",
+    [b"hello\r\n", b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n50\r\nshort"],
+    ids=["no HTTP", "cut"],
+)
+def test_an_answer_that_is_cut_or_no_http_is_an_error(answered: bytes) -> None:
+    """Something else listens at that port, or it goes down within an answer."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer() -> None:
             with server.accept()[0] as client:
                 client.recv(1_000)
-                client.sendall(b"hello\r\n")
+                client.sendall(answered)
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -128,6 +139,8 @@ def test_an_answer_that_is_cut_or_no_http_is_an_error() -> None:
         {"url": "http://etl:hunter2@registry"},
         {"url": "http://registry", "username": "etl"},
         {"url": "http://registry", "username": "etl", "password": "x", "token": "y"},
+        {"url": "http://registry", "token": "hunter2\n"},
+        {"url": "http://registry", "token": "hunter2\u20ac"},
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, str]) -> None:

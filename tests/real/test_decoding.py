@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -126,6 +126,36 @@ def test_each_json_value_is_good_or_bad_for_a_reason(spark: "SparkSession") -> N
     assert outcome(decoded, len(JSONS)) == found
 
 
+HUGE = "a number with an exponent of 10,000 or more"
+HUGES: list[tuple[str, Any]] = [
+    ('{"price": 1e1000000000}', HUGE),
+    ('{"price": 2e2, "x": [1.5E-0099999999]}', HUGE),
+    ('{"price": "1e1000000000"}', HUGE),
+    (r'{"price": "1\u0065\u0661\u0660,00000000"}', HUGE),
+    ('{"price": "1e1000000000", "price": 1}', HUGE),
+    ('{"price": 1}, "m": {"price": "1e1000000000"}', HUGE),
+    (r'{"lines": [5, {"price": "1\u00651000000000"}]}', HUGE),
+    ('{"lines": [{"price": "1e-,999999999"}]}', HUGE),
+    (r'{"note": "\\\"1e123456789", "price": 1.5}', {"price": 1.5, "note": '\\"1e123456789', "lines": None}),
+    ('{"note": "81e34567", "price": "2.5"}', {"price": 2.5, "note": "81e34567", "lines": None}),
+    ('{"price": 1e0000002}', {"price": 100, "note": None, "lines": None}),
+]
+
+
+def test_a_number_of_a_billion_digits_is_bad_and_not_written_out(spark: "SparkSession") -> None:
+    """In 13 bytes it would hold up a task for hours, or take all its memory; in a string field it is a text."""
+    schema = "price decimal(10, 2), note string, lines array<struct<price: decimal(38, 9)>>"
+    decoded = decode_json(batch(spark, [value for value, _ in HUGES]), schema)
+    found = outcome(decoded, len(HUGES))
+    assert dict(enumerate(found)) == dict(enumerate(expected for _, expected in HUGES))
+
+
+def test_a_text_that_only_looks_like_days_is_no_date(spark: "SparkSession") -> None:
+    """Spark's fallback would take it for days since 1970, or for the year 57275."""
+    values = ['{"day": "2020-01-01"}', '{"day": "7"}', '{"day": "20200101"}']
+    assert outcome(decode_json(batch(spark, values), "day date"), 3) == [{"day": date(2020, 1, 1)}, MISFIT, MISFIT]
+
+
 def test_a_null_value_is_good_where_it_is_meant(spark: "SparkSession") -> None:
     """A tombstone is a row without a value then."""
     decoded = decode_json(batch(spark, [None, '{"id": 1}', ""]), "id int NOT NULL", nulls=Nulls.KEEP)
@@ -170,7 +200,8 @@ def test_new_fields_are_an_error_where_asked(spark: "SparkSession") -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "options"), [("a intt", {}), ("int", {}), ("", {}), ("a int", {"Mode": "DROPMALFORMED"})]
+    ("schema", "options"),
+    [("a intt", {}), ("int", {}), ("", {}), ("a int", {"Mode": "DROPMALFORMED"}), ("a array<struct<b: tinyint>>", {})],
 )
 def test_a_json_schema_or_option_that_cannot_be_is_refused(
     spark: "SparkSession", schema: str, options: dict[str, str]
@@ -221,7 +252,7 @@ def test_dead_letters_hold_all_that_the_record_was(
     )
     assert (second[0], second[1]) == (f"{name}/0/2".encode(), None)
     assert dict(second[2] or [])["marshal.key"] is None
-    with pytest.raises(Exception, match="cannot go to that topic itself"):
+    with pytest.raises(ConfigurationError, match="cannot go to that topic itself"):
         decoded.or_dead_letter(name, connection)
     executions = spark._jsparkSession.sharedState().statusStore().executionsList()
     plans = "".join(executions.apply(each).physicalPlanDescription() for each in range(executions.size()))
@@ -302,6 +333,27 @@ def test_an_avro_record_of_nulls_alone_is_a_good_one(spark: "SparkSession", regi
     assert found[0] == {"note": None}
     assert "ends too early" in found[1]
     assert found[2] is None
+
+
+def test_an_avro_record_of_another_name_is_bad(spark: "SparkSession", registry: Registry) -> None:
+    """Its fields may fit, or all have defaults; an alias lets it in. A schema that is none is an error."""
+    order, invoice = (
+        registry.register(name, json.dumps(record(name, {"id": "long"}))) for name in ("Order", "Invoice")
+    )
+    text = registry.register("text", '"string"')
+    frame = batch(spark, [framed(order, b"\x02"), framed(invoice, b"\x02"), framed(text, b"\x02a")])
+    reader = record("Order", {"id": "long"}, defaults={"id": 0})
+    bad = [
+        f"schema id {number} is of {told}, and the schema to read by is of Order, with no such alias"
+        for number, told in ((invoice, "record Invoice"), (text, "no record"))
+    ]
+    schemas = SchemaRegistry(url=registry.url)
+    assert outcome(decode_avro(frame, schemas, schema=json.dumps(reader)), 3) == [{"id": 1}, *bad]
+    named = json.dumps({**reader, "name": "Paper", "aliases": ["shop.Order", "Invoice"]})
+    assert outcome(decode_avro(frame, schemas, schema=named), 3)[:2] == [{"id": 1}, {"id": 1}]
+    none = framed(registry.register("none", "{"), b"\x02")
+    with pytest.raises(ConfigurationError, match="no Avro schema"):
+        decode_avro(batch(spark, [none]), schemas, schema=named)
 
 
 def test_avro_without_a_frame_and_with_schemas_in_files(spark: "SparkSession", tmp_path: Path) -> None:

@@ -36,7 +36,8 @@ def decode_avro(
     batch's schema ids are looked up first, in a pass of its own.
 
     Bad is a value that is null (but see `nulls`), empty, without a frame, of a schema id that `schemas` does not know
-    or that is of another kind, that ends too early, or does not fit the schema to read by. A `schemas` that cannot be
+    or that is of another kind or another record than the one to read by (by its name without namespace, or its
+    aliases), that ends too early, or does not fit the schema to read by. A `schemas` that cannot be
     asked makes no record bad: `UnavailableError` or `ConfigurationError` is raised, the latter also for a schema that
     cannot be used, and for a session without `AVRO_PACKAGE`.
     """
@@ -51,7 +52,8 @@ def decode_avro(
         )
         told: Column = f.lit("it ends too early, or is not of the schema")
     else:
-        found = framing.schemas_of(frame, schemas, SchemaKind.AVRO)
+        known = framing.schemas_of(frame, schemas, SchemaKind.AVRO)
+        found = {each: _if_of_reader(each, schema, reader) for each, schema in known.items()}
         value = _read_by_id(found, reader)
         reason = framing.frame_reason(found, nulls)
         told = f.concat(f.lit("it ends too early, or is not of schema id "), framing.schema_id().cast("string"))
@@ -89,6 +91,29 @@ def _record(text: str, source: str) -> dict[str, Any]:
     if not isinstance(parsed, dict) or parsed.get("type") != "record" or not isinstance(parsed.get("fields"), list):
         raise ConfigurationError(f"{source}: the schema to read by must be that of a record")
     return parsed
+
+
+def _if_of_reader(number: int, schema: Schema | str, reader: Mapping[str, Any]) -> Schema | str:
+    """Give `schema`, or why nothing written with it is of `reader`, by name: Java's Avro compares fields alone.
+
+    Where fields have defaults it would take any other record of the topic for one of these.
+    """
+    if isinstance(schema, str):
+        return schema
+    try:
+        written = json.loads(schema.text)
+    except ValueError as error:
+        raise ConfigurationError(f"schema id {number}: no Avro schema, it is not JSON ({error})") from error
+    name = _short(written.get("name")) if isinstance(written, dict) else ""
+    wanted = _short(reader.get("name"))
+    if name in {wanted, *map(_short, reader.get("aliases", ()))}:
+        return schema
+    told = f"is of record {name}" if name else "is of no record"
+    return f"schema id {number} {told}, and the schema to read by is of {wanted}, with no such alias"
+
+
+def _short(name: object) -> str:
+    return str(name or "").rpartition(".")[2]
 
 
 def _read_by_id(found: Mapping[int, Schema | str], reader: Mapping[str, Any]) -> "Column":

@@ -89,12 +89,12 @@ class Decoded:
         A dead letter has the record's value as it was and its headers, behind which come `marshal.topic`, `.partition`,
         `.offset`, `.timestamp` (ms), `.key` and `.reason`; its key is `topic/partition/offset`. It is written at least
         once: a batch that is repeated writes its dead letters again, under the same keys. Raises `ConfigurationError`
-        where `topic` is the one that was read.
+        for a bad record of `topic` itself.
         """
         from pyspark.sql import functions as f
 
-        looped = f.lit(f"dead letters of topic {topic!r} cannot go to that topic itself")
-        key = f.when(f.col("topic") == topic, f.raise_error(looped)).otherwise(_coordinates())
+        looped = f"dead letters of topic {topic!r} cannot go to that topic itself"
+        key = f.when(f.col("topic") == topic, f.raise_error(f.lit(looped))).otherwise(_coordinates())
         bad = self._frame.where(f.col(_REASON).isNotNull())
         headers = f.array(
             *(f.struct(f.lit(f"marshal.{name}").alias("key"), _header(name).alias("value")) for name in _HEADERS)
@@ -102,9 +102,13 @@ class Decoded:
         if "headers" in self._columns:
             headers = f.concat(f.coalesce(f.col("headers"), f.filter(headers, lambda _: f.lit(False))), headers)  # noqa: FBT003
         letters = bad.select(key.cast("binary").alias("key"), "value", headers.alias("headers"))
-        letters.write.format("kafka").options(**connection.spark_options()).option("topic", topic).option(
-            "includeHeaders", "true"
-        ).save()
+        writer = letters.write.format("kafka").options(**connection.spark_options())
+        try:
+            writer.option("topic", topic).option("includeHeaders", "true").save()
+        except Exception as error:  # Spark's, in which the JVM's words are
+            if looped in str(error):
+                raise ConfigurationError(looped) from error
+            raise
         return self.split()[0]
 
     def split(self) -> tuple["DataFrame", "DataFrame"]:

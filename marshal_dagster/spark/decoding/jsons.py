@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType, StructType
 
-_OURS = frozenset({"mode", "columnnameofcorruptrecord"})
+_OURS = frozenset({"mode", "columnnameofcorruptrecord", "enabledatetimeparsingfallback"})
+_HUGE = r"[0-9][eE][+-]?0*[1-9][0-9]{4}"
+_HUGE_IN_STRING = r"[eE][\p{Nd},+-]{5}"
 _VALUE = "v"
 _CORRUPT = "corrupt"
 
@@ -29,10 +31,11 @@ def decode_json(
     Bad is a value that is null (but see `nulls`), empty, not UTF-8, not exactly one JSON object, or has another type in
     a field than declared; a field that is declared NOT NULL and is missing or null makes it bad, too, unless that lies
     in an array or a map. Other missing fields are null, fields that were not declared are left out. `options` are those
-    of Spark's `from_json`.
+    of Spark's `from_json`. Where `schema` has a decimal, a number with an exponent of 10,000 or more makes a value bad.
 
     With `new_fields="fail"` the batch is looked at first, in a pass of its own: `SchemaDrift` is raised where objects
-    have fields that `schema` lacks. Raises `ConfigurationError` for a schema or options that cannot be.
+    have fields that `schema` lacks. Raises `ConfigurationError` for a schema or options that cannot be, `tinyint` among
+    them: Spark takes 200 for -56.
     """
     from pyspark.sql import functions as f
 
@@ -44,7 +47,10 @@ def decode_json(
     if new_fields == "fail":
         _refuse_new_fields(frame, declared)
     text = f.try_validate_utf8(f.col("value").cast("string"))
-    parsed, end = _parse(text, declared, given)
+    end = uuid.uuid4().hex
+    wrapped = _wrapped(text, end)
+    is_huge = _is_huge(text, wrapped, end, declared, given)
+    parsed = _parse(f.when(~is_huge, wrapped), end, declared, given)
     read, parsed = read_once(frame, parsed)
     entries, corrupt = parsed[end], parsed[_CORRUPT]
     value = entries[_VALUE]
@@ -53,6 +59,7 @@ def decode_json(
         f.when(f.col("value").isNull(), f.lit("null value") if nulls is Nulls.BAD else f.lit(None))
         .when(f.length("value") == 0, f.lit("empty value"))
         .when(text.isNull(), f.lit("not UTF-8"))
+        .when(is_huge, f.lit("a number with an exponent of 10,000 or more"))
         .when(corrupt.isNotNull(), f.lit("not JSON, or another type in a field than declared"))
         .when(~f.coalesce(is_one, f.lit(False)), f.lit("not exactly one JSON value"))  # noqa: FBT003
         .when(value.isNull(), f.lit("JSON null"))
@@ -85,7 +92,7 @@ def infer_json_schema(frame: "DataFrame") -> "StructType":
 
 def _declared(schema: "StructType | str") -> "StructType":
     from pyspark.errors import PySparkException
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import ByteType, DataType, StructType
 
     try:
         declared = DataType.fromDDL(schema) if isinstance(schema, str) else schema
@@ -93,26 +100,83 @@ def _declared(schema: "StructType | str") -> "StructType":
         raise ConfigurationError(f"schema: {schema!r} is no DDL ({str(error).splitlines()[0]})") from error
     if not isinstance(declared, StructType) or not declared.fields:
         raise ConfigurationError(f"schema: {schema!r}; give the fields of an object, as a StructType or as DDL")
+    if _holds(declared, ByteType):
+        raise ConfigurationError("schema: Spark takes 200 in a tinyint of JSON for -56; declare a smallint")
     return declared
 
 
-def _parse(text: "Column", declared: "StructType", options: Mapping[str, str]) -> tuple["Column", str]:
-    """Parse each text as one entry of a map, with another entry behind it, in a column that has the name of that one.
+def _holds(declared: "DataType", kind: "type[DataType]") -> bool:
+    from pyspark.sql import types as t
+
+    match declared:
+        case t.StructType():
+            return any(_holds(field.dataType, kind) for field in declared.fields)
+        case t.ArrayType():
+            return _holds(declared.elementType, kind)
+        case t.MapType():
+            return _holds(declared.valueType, kind)
+    return isinstance(declared, kind)
+
+
+def _is_huge(
+    text: "Column", wrapped: "Column", end: str, declared: "StructType", options: Mapping[str, str]
+) -> "Column":
+    """Tell whether Spark would write out all the zeros of a number, of which 13 bytes can ask for a billion.
+
+    It does so for decimals, for minutes or until there is no memory left; they may stand in strings, too. What might
+    hold one is looked at closely: numbers without the strings around them, then the strings of decimal fields. What
+    cannot be looked at, or hides one field behind another of the same name, is taken for one that does.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import DecimalType
+
+    if not _holds(declared, DecimalType):
+        return f.lit(False)  # noqa: FBT003
+    bare = f.regexp_replace(f.regexp_replace(text, r"(?s)\\.", ""), r'"[^"]*+"', "")
+    found = _parse(wrapped, end, _strings_of_decimals(declared), options)
+    is_huge = bare.rlike(_HUGE) | f.to_json(found).rlike(_HUGE_IN_STRING)
+    is_hidden = found[_CORRUPT].isNotNull() | f.try_parse_json(wrapped).isNull()
+    may_be = text.rlike(rf"{_HUGE_IN_STRING}|\\u")
+    return f.coalesce(may_be & f.coalesce(is_huge | is_hidden, f.lit(True)), f.lit(False))  # noqa: FBT003
+
+
+def _strings_of_decimals(declared: "DataType") -> "DataType":
+    """Give the type with its decimals alone, as strings."""
+    from pyspark.sql import types as t
+
+    match declared:
+        case t.StructType():
+            held = (field for field in declared.fields if _holds(field.dataType, t.DecimalType))
+            return t.StructType([t.StructField(field.name, _strings_of_decimals(field.dataType)) for field in held])
+        case t.ArrayType():
+            return t.ArrayType(_strings_of_decimals(declared.elementType))
+        case t.MapType():
+            return t.MapType(declared.keyType, _strings_of_decimals(declared.valueType))
+    return t.StringType()
+
+
+def _wrapped(text: "Column", end: str) -> "Column":
+    """Make each text one entry of a map, with another entry behind it, in a field that has the name of that one.
 
     Spark's parser stops after the first value and takes an array for several objects; a text that is more or less than
     one value leaves this map without its second entry, or with a third. No text can write these by itself: it does not
     know their name.
     """
     from pyspark.sql import functions as f
+
+    return f.concat(f.lit(f'{{"{end}":{{"{_VALUE}":'), text, f.lit(f'\n,"{end}":{{}}}}}}'))
+
+
+def _parse(wrapped: "Column", end: str, declared: "DataType", options: Mapping[str, str]) -> "Column":
+    from pyspark.sql import functions as f
     from pyspark.sql import types as t
 
-    end = uuid.uuid4().hex
     outer = t.StructType(
         [t.StructField(end, t.MapType(t.StringType(), declared)), t.StructField(_CORRUPT, t.StringType())]
     )
-    wrapped = f.concat(f.lit(f'{{"{end}":{{"{_VALUE}":'), text, f.lit(f'\n,"{end}":{{}}}}}}'))
     settings = {**options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    return f.from_json(wrapped, outer, settings), end
+    settings["enableDateTimeParsingFallback"] = "false"  # it takes "7" for 1970-01-08
+    return f.from_json(wrapped, outer, settings)
 
 
 def _missing(value: "Column", declared: "StructType", above: str = "") -> Iterator[tuple[str, "Column"]]:

@@ -15,6 +15,8 @@ from marshal_dagster.errors import ConfigurationError, UnavailableError
 
 _UNKNOWN: Final = frozenset({40401, 40402, 40403})
 """What a registry answers when it has no such subject, version, or schema."""
+_LARGEST_ID: Final = 2**31 - 1
+"""Of a larger one it says, as of any path that it does not have, that there is none."""
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 _MOST_BYTES: Final = 16 * 1024 * 1024
 
@@ -101,10 +103,12 @@ class SchemaRegistry:
             raise ConfigurationError("url: give only the address; who logs in stands in username and password")
         if (self.username is None) != (self.password is None) or (self.token and self.username):
             raise ConfigurationError("give username and password, or token, or none of them")
+        if self.token and not (self.token.isascii() and self.token.isprintable()):  # http.client's error would show it
+            raise ConfigurationError("token: it has characters that no token has, such as a line break at its end")
 
     def by_id(self, number: int, /) -> Schema | None:
         """Ask for the schema of that id; it is asked for once. Raises `UnavailableError`, `ConfigurationError`."""
-        return self._schema(f"/schemas/ids/{number}")
+        return self._schema(f"/schemas/ids/{number}") if number <= _LARGEST_ID else None
 
     def latest(self, subject: str, /) -> Schema:
         """Ask for the newest schema of `subject`, each time. Raises `UnavailableError`, `ConfigurationError`."""
@@ -148,26 +152,28 @@ class SchemaRegistry:
         return kept
 
     def _request(self, path: str) -> Mapping[str, Any] | None:
-        from http.client import HTTPException
-        from urllib.error import HTTPError
-        from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+        from http.client import HTTPException, HTTPResponse
+        from urllib.request import HTTPErrorProcessor, HTTPSHandler, Request, build_opener
 
-        class Stay(HTTPRedirectHandler):
-            """Follows no redirection: it would take the login along to another server."""
+        class AsItIs(HTTPErrorProcessor):
+            """Gives each answer, and follows no redirection: it would take the login along to another server."""
 
-            def redirect_request(self, *_: object) -> None:
-                return None
+            def http_response(self, request: Request, response: HTTPResponse) -> HTTPResponse:  # noqa: ARG002 - the base's name
+                return response
+
+            https_response = http_response
 
         request = Request(f"{self.url.rstrip('/')}{path}", headers=self._headers())  # noqa: S310 - http(s), see above
         try:
             trusting = HTTPSHandler(context=ssl.create_default_context(cafile=self.ca_location))
-            with build_opener(Stay, trusting).open(request, timeout=self.timeout_s) as answer:
-                return _object(answer.read(_MOST_BYTES), self.url)
-        except HTTPError as error:
-            self._raise_unless_unknown(error.code, error.read(_MOST_BYTES))
-            return None
+            with build_opener(AsItIs, trusting).open(request, timeout=self.timeout_s) as answer:
+                status, body = answer.status, answer.read(_MOST_BYTES)
         except (OSError, ValueError, HTTPException) as error:  # no host, a time-out, TLS, an answer cut short
             raise UnavailableError(f"schema registry {self.url} cannot be asked: {error}") from error
+        if status == HTTPStatus.OK:
+            return _object(body, self.url)
+        self._raise_unless_unknown(status, body)
+        return None
 
     def _raise_unless_unknown(self, status: int, body: bytes) -> None:
         """Return if there is surely no such thing: that it cannot be asked makes no record bad."""
