@@ -1,11 +1,14 @@
 """A batch handed over to a script: what the script is told, and when it is taken back from it."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 from pydantic import SecretStr
 
@@ -115,6 +118,16 @@ def test_a_script_stops_without_its_run(scene: Scene, monkeypatch: pytest.Monkey
     with pytest.raises(BatchAborted, match="has died"):
         script()
     assert not folders[0].exists()
+
+
+def test_a_run_that_died_and_was_not_reaped_is_dead() -> None:
+    """Its parent, Dagster's daemon say, may not have asked yet how it ended."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
+        handed = submitted.HandedOver("b", "t", (), {}, run.pid, psutil.Process(run.pid).create_time())
+        assert handed.has_launcher
+        run.kill()
+        until(lambda: psutil.Process(run.pid).status() == psutil.STATUS_ZOMBIE)
+        assert not handed.has_launcher
 
 
 def test_what_the_scripts_sink_took_is_committed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
