@@ -17,6 +17,7 @@ from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark import jobs, reading, submitted
+from marshal_dagster.spark.launching import rendered
 from marshal_dagster.spark.submitted import BATCH_VARIABLE, SubmittedBatch, read_outcome, submitted_batch
 from marshal_dagster.submit import Submission, handed_over
 from tests.delivering import Scene
@@ -58,7 +59,7 @@ def test_the_script_is_told_its_ranges_and_no_one_else_a_secret(scene: Scene) ->
             assert "made-up" not in " ".join([*command, *submission.environment.values()])
             assert submission.folder.stat().st_mode & 0o077 == 0
             assert all(each.stat().st_mode & 0o077 == 0 for each in submission.folder.iterdir())
-            assert "spark.secret made-up\n" in (submission.folder / "spark.conf").read_text()
+            assert "spark.secret=made-up\n" in (submission.folder / "spark.conf").read_text()
         assert not submission.folder.exists()
     assert batch.committed
 
@@ -152,8 +153,16 @@ def test_a_script_that_nobody_submitted_says_so(tmp_path: Path) -> None:
     with pytest.raises(BatchAborted, match="taken back"), submitted_batch({BATCH_VARIABLE: str(tmp_path)}):
         raise AssertionError
     assert read_outcome(tmp_path) is None
-    with pytest.raises(ConfigurationError, match=r"spark\.x: a setting of a Spark process is one line"):
-        Submission(tmp_path).command("s.py", settings={"spark.x": "a\nb"})
+    for two_lines in ("a\nb", "a\rspark.master b"):
+        with pytest.raises(ConfigurationError, match=r"spark\.x: a setting of a Spark process is one line"):
+            Submission(tmp_path).command("s.py", settings={"spark.x": two_lines})
+
+
+def test_settings_are_read_as_they_were_given() -> None:
+    """Java's properties end a name at a space, a colon or an equals sign, and skip one more sign behind a space."""
+    assert rendered({"spark.a": "=b:c #d", "spark.executorEnv.A:B": "c:\\d"}) == (
+        "spark.a==b:c #d\nspark.executorEnv.A\\:B=c:\\\\d\n"
+    )
 
 
 def _work(scene: Scene, script: Callable[[SubmittedBatch], object]) -> ClaimedBatch:
