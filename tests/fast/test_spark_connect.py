@@ -223,10 +223,11 @@ def test_a_server_whose_starter_was_killed_is_the_next_ones(tmp_path: Path, monk
     monkeypatch.setattr(connect_server, "_spawn", spawn)
     monkeypatch.setattr(connect_server, "with_connector", lambda settings: settings)
     try:
-        with monkeypatch.context() as dying, pytest.raises(Killed):
+        with monkeypatch.context() as dying:
             dying.setattr(connect_server, "_end", lambda _: None)  # nothing runs in a killed process
             dying.setattr(ConnectServer, "_wait_until_ready", killed)
-            ConnectServer(tmp_path).start()
+            with pytest.raises(Killed):
+                ConnectServer(tmp_path).start()
         server = ConnectServer(tmp_path).start()
         assert [each.pid for each in started] == [server.pid]
         socket.create_connection(("127.0.0.1", server.port), 5).close()
