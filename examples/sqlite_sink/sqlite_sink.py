@@ -64,6 +64,7 @@ class SqliteSink(Sink):
             return WriteOutcome(taken=(), skipped=tuple(ranges), rows={})
         rows = [(row["partition"], row["offset"], row["value"]) for row in frame.collect()]
         refuse_foreign_rows([partition for partition, _, _ in rows], ranges)
+        self._check_offsets(rows)
         before_commit()
         read: Mapping[int, Intervals] = {}
         if any(each.generation for each in ranges):
@@ -96,6 +97,10 @@ class SqliteSink(Sink):
                 taken.add(ClaimedRange(*row))
             verdicts[wanted] = judge_ranges(taken.beside(wanted), wanted)
         return verdicts
+
+    def _check_offsets(self, rows: Sequence[tuple[int, int | None, str]]) -> None:
+        if any(offset is None for _, offset, _ in rows):
+            raise ConfigurationError("the result has rows without 'offset', which could not be replaced: keep it")
 
     def _replace(self, database: sqlite3.Connection, wanted: ClaimedRange, offsets: Sequence[tuple[int, int]]) -> None:
         for first, behind in offsets:

@@ -75,7 +75,11 @@ class ConnectServer:
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._locked():
-            return self.running() or self._start(settings or {})
+            found = self.running()
+            if found is None:
+                return self._start(settings or {})
+            self._wait_until_ready(found)  # who started it may have been killed meanwhile
+            return found
 
     def stop(self) -> bool:
         """Stop the server; False when there was none."""
@@ -119,23 +123,23 @@ class ConnectServer:
         command = [submit, "--properties-file", str(properties), "--class", _CLASS, "spark-internal"]
         process = _spawn(command, environment, self.folder / "server.log")
         try:
-            self._wait_until_ready(process, port)
             found = Server(process.pid, process.create_time(), port, token)
             write_private(self._state, json.dumps(asdict(found)))
+            self._wait_until_ready(found)
         except BaseException:
             _end(process)
             raise
         return found
 
-    def _wait_until_ready(self, process: psutil.Process, port: int) -> None:
+    def _wait_until_ready(self, server: Server) -> None:
         deadline = time.monotonic() + _READY_WITHIN_S
-        while not _answers(port):
-            if _is_over(process):
+        while not _answers(server.port):
+            if _process(server) is None:
                 raise UnavailableError(f"the Spark Connect server ended at its start: see {self.folder / 'server.log'}")
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"the Spark Connect server did not answer within {_READY_WITHIN_S:g} s: see "
-                    f"{self.folder / 'server.log'}"
+                    f"{self.folder / 'server.log'}; if it is at work still (process {server.pid}), end it"
                 )
             time.sleep(_POLL_S)
 

@@ -65,7 +65,9 @@ class HandedOver:
     def has_launcher(self) -> bool:
         """Whether the run's process lives, which sends the heartbeats."""
         try:
-            return abs(psutil.Process(self.launcher_pid).create_time() - self.launcher_born_s) < 1
+            process = psutil.Process(self.launcher_pid)
+            is_it = abs(process.create_time() - self.launcher_born_s) < 1
+            return is_it and process.status() != psutil.STATUS_ZOMBIE  # its parent may not have asked how it ended
         except psutil.NoSuchProcess:
             return False
 

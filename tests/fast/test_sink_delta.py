@@ -1,5 +1,6 @@
 """The Delta sink by its rules, over a table that compares and sets commit numbers as Delta does; no Spark."""
 
+import fcntl
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from marshal_dagster.spark.sinks import DeltaSink
 from marshal_dagster.spark.sinks.conformance import CASES, Case, Row, Target
 from marshal_dagster.spark.sinks.conformance.target import deliver, intervals, never, part, rows_of
 from marshal_dagster.spark.sinks.delta import Commit, Rows, Table
+from marshal_dagster.spark.sinks.delta_table import alone_on_this_machine
 from marshal_dagster.spark.sinks.port import Intervals
 
 if TYPE_CHECKING:
@@ -56,6 +58,11 @@ class StandInTable:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.told_properties: Mapping[str, str] = {}
+
+    def properties(self) -> Mapping[str, str]:
+        """Those of the test."""
+        return self.told_properties
 
     @contextmanager
     def opened(self) -> Iterator[sqlite3.Connection]:
@@ -245,6 +252,33 @@ def test_a_table_whose_log_was_cleaned_is_refused(target: DeltaTarget) -> None:
     assert target.found() == rows_of("a", part(0, 0, 3))
 
 
+def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
+    """Delta would write a late commit beside the one that took its number."""
+    deliver(target, "a", part(0, 0, 3))
+    table = StandInTable(target.table.path)
+    table.told_properties = {"delta.setTransactionRetentionDuration": "interval 1 days"}
+    sink, following = StandInSink(table.path, table), part(0, 3, 6)
+    with pytest.raises(SinkRefused, match="UNSET TBLPROPERTIES"):
+        sink.verdicts([following])
+    with pytest.raises(SinkRefused, match="UNSET TBLPROPERTIES"):
+        sink.write(target.frame(rows_of("b", following)), [following], never)
+    assert target.found() == rows_of("a", part(0, 0, 3))
+
+
+def test_a_table_for_appends_alone_takes_no_rows_away(target: DeltaTarget) -> None:
+    """`can_replace` says so before a position is set, and a new generation over rows is refused before it is read."""
+    deliver(target, "a", part(0, 0, 3))
+    table = StandInTable(target.table.path)
+    table.told_properties = {"delta.appendOnly": "true"}
+    sink, over = StandInSink(table.path, table), part(0, 1, 3, generation=20, epoch=21)
+    assert "delta.appendOnly" in str(sink.can_replace([over]))
+    with pytest.raises(SinkRefused, match="unset it"):
+        sink.verdicts([over])
+    beyond = part(0, 3, 6, generation=20, epoch=21)
+    assert sink.can_replace([beyond]) is None
+    assert deliver(target, "b", beyond, sink=sink).taken
+
+
 def test_commits_of_others_are_passed_over(target: DeltaTarget) -> None:
     """Their user metadata may be any text."""
     deliver(target, "a", part(0, 0, 3))
@@ -295,3 +329,26 @@ def test_a_session_without_delta_is_told_so() -> None:
     sink = DeltaSink("/out", session=PlainSession)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="start it with `delta_settings`"):
         sink.verdicts([part(0, 0, 3)])
+
+
+@pytest.mark.parametrize("scheme", ["{}", "file:{}", "file://{}", "file://localhost{}"])
+def test_a_local_table_has_one_writer_at_a_time(scheme: str, tmp_path: Path) -> None:
+    """However its path is written; the folder need not be there yet."""
+    table = tmp_path / "a b"
+    with (
+        alone_on_this_machine(scheme.format(table)),
+        (table / "_marshal_dagster.lock").open() as other,
+        pytest.raises(BlockingIOError),
+    ):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_where_a_lock_is_not_a_local_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of another file system nothing is made here; a path that cannot be here may be another one's."""
+    monkeypatch.chdir(tmp_path)
+    for path in ("hdfs://h/data", "s3a://b/data", "/proc/no/such/place"):
+        with alone_on_this_machine(path):
+            pass
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(OSError, match="/proc/no"), alone_on_this_machine("file:/proc/no/such/place"):
+        raise AssertionError

@@ -2,7 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable, Mapping
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ import psutil
 import pytest
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.spark import connect, jobs
+from marshal_dagster.spark import connect, connect_server, jobs
 from marshal_dagster.spark.connect_server import ConnectServer
 from marshal_dagster.spark.session import SINGLE_EXECUTION, check_session, check_single_execution
 from marshal_dagster.spark_resources import SparkConnectResource
@@ -198,6 +200,45 @@ def test_a_server_is_known_by_its_process_and_not_by_its_number(tmp_path: Path) 
     found = home.running()
     assert found is not None
     assert found.url == "sc://localhost:1"
+
+
+LATE = (
+    "import socket, sys, time; time.sleep(1); s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(60)"
+)
+
+
+def test_a_server_whose_starter_was_killed_is_the_next_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It outlives who started it, so it must be known from its start on, or it stays for ever beside the next."""
+    started: list[psutil.Process] = []
+
+    def spawn(command: Sequence[str], *_: object) -> psutil.Process:
+        settings = Path(command[command.index("--properties-file") + 1]).read_text()
+        port = settings.partition("binding.port=")[2].split()[0]
+        started.append(psutil.Popen([sys.executable, "-c", LATE, port]))
+        return psutil.Process(started[-1].pid)
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr(connect_server, "_spawn", spawn)
+    monkeypatch.setattr(connect_server, "with_connector", lambda settings: settings)
+    try:
+        with monkeypatch.context() as dying:
+            dying.setattr(connect_server, "_end", lambda _: None)  # nothing runs in a killed process
+            dying.setattr(ConnectServer, "_wait_until_ready", killed)
+            with pytest.raises(Killed):
+                ConnectServer(tmp_path).start()
+        server = ConnectServer(tmp_path).start()
+        assert [each.pid for each in started] == [server.pid]
+        socket.create_connection(("127.0.0.1", server.port), 5).close()
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+
+
+class Killed(BaseException):
+    """Stands for the end of a process."""
 
 
 @pytest.mark.parametrize("fields", [{"token": "plain"}, {"url": "sc://h/;token=plain"}])

@@ -1,11 +1,14 @@
 """A batch handed over to a script: what the script is told, and when it is taken back from it."""
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import pytest
 from pydantic import SecretStr
 
@@ -14,6 +17,7 @@ from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark import jobs, reading, submitted
+from marshal_dagster.spark.launching import rendered
 from marshal_dagster.spark.submitted import BATCH_VARIABLE, SubmittedBatch, read_outcome, submitted_batch
 from marshal_dagster.submit import Submission, handed_over
 from tests.delivering import Scene
@@ -55,7 +59,7 @@ def test_the_script_is_told_its_ranges_and_no_one_else_a_secret(scene: Scene) ->
             assert "made-up" not in " ".join([*command, *submission.environment.values()])
             assert submission.folder.stat().st_mode & 0o077 == 0
             assert all(each.stat().st_mode & 0o077 == 0 for each in submission.folder.iterdir())
-            assert "spark.secret made-up\n" in (submission.folder / "spark.conf").read_text()
+            assert "spark.secret=made-up\n" in (submission.folder / "spark.conf").read_text()
         assert not submission.folder.exists()
     assert batch.committed
 
@@ -117,6 +121,16 @@ def test_a_script_stops_without_its_run(scene: Scene, monkeypatch: pytest.Monkey
     assert not folders[0].exists()
 
 
+def test_a_run_that_died_and_was_not_reaped_is_dead() -> None:
+    """Its parent, Dagster's daemon say, may not have asked yet how it ended."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
+        handed = submitted.HandedOver("b", "t", (), {}, run.pid, psutil.Process(run.pid).create_time())
+        assert handed.has_launcher
+        run.kill()
+        until(lambda: psutil.Process(run.pid).status() == psutil.STATUS_ZOMBIE)
+        assert not handed.has_launcher
+
+
 def test_what_the_scripts_sink_took_is_committed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its outcome comes back; a script that wrote nothing leaves nothing to commit."""
     monkeypatch.setattr(submitted, "check_session", lambda _: None)
@@ -139,8 +153,16 @@ def test_a_script_that_nobody_submitted_says_so(tmp_path: Path) -> None:
     with pytest.raises(BatchAborted, match="taken back"), submitted_batch({BATCH_VARIABLE: str(tmp_path)}):
         raise AssertionError
     assert read_outcome(tmp_path) is None
-    with pytest.raises(ConfigurationError, match=r"spark\.x: a setting of a Spark process is one line"):
-        Submission(tmp_path).command("s.py", settings={"spark.x": "a\nb"})
+    for two_lines in ("a\nb", "a\rspark.master b"):
+        with pytest.raises(ConfigurationError, match=r"spark\.x: a setting of a Spark process is one line"):
+            Submission(tmp_path).command("s.py", settings={"spark.x": two_lines})
+
+
+def test_settings_are_read_as_they_were_given() -> None:
+    """Java's properties end a name at a space, a colon or an equals sign, and skip one more sign behind a space."""
+    assert rendered({"spark.a": "=b:c #d", "spark.executorEnv.A:B": "c:\\d"}) == (
+        "spark.a==b:c #d\nspark.executorEnv.A\\:B=c:\\\\d\n"
+    )
 
 
 def _work(scene: Scene, script: Callable[[SubmittedBatch], object]) -> ClaimedBatch:

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from pyspark.sql import functions as f
 
 from marshal_dagster.errors import SinkRefused
 from marshal_dagster.spark.sinks import DeltaSink
 from marshal_dagster.spark.sinks.conformance import CASES, Case, Target
 from marshal_dagster.spark.sinks.conformance.target import deliver, intervals, never, part, rows_of
 from marshal_dagster.spark.sinks.delta import APPLICATION, Commit
+from marshal_dagster.spark.sinks.delta_table import alone_on_this_machine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -58,7 +60,6 @@ def test_the_sink_conforms(case: Case, target: DeltaTarget) -> None:
 
 def slow_append(spark: "SparkSession", path: Path, commit: Commit, begun: threading.Event, value: str) -> None:
     """Commit as the sink does, but slowly; tell when Delta has begun."""
-    from pyspark.sql import functions as f
 
     def pause(value: str) -> str:
         time.sleep(4)
@@ -151,3 +152,42 @@ def test_a_table_whose_log_was_cleaned_is_refused(target: DeltaTarget) -> None:
     with pytest.raises(SinkRefused, match="its history no longer shows"):
         target.sink().write(target.frame(rows_of("b", part(0, 0, 3))), [part(0, 0, 3)], never)
     assert target.found() == [(0, 1, "a"), (0, 2, "a")]
+
+
+def test_two_processes_do_not_commit_to_a_local_table_at_once(target: DeltaTarget) -> None:
+    """Delta's own commit to a local file system would take another process's away."""
+    wanted = part(0, 0, 3)
+    with ThreadPoolExecutor(1) as pool:
+        with alone_on_this_machine(f"file://{target.path}"):
+            writing = pool.submit(deliver, target, "a", wanted)
+            with pytest.raises(TimeoutError):
+                writing.result(3)
+            assert target.found() == []
+        assert writing.result(60).taken == (wanted,)
+    assert target.found() == rows_of("a", wanted)
+
+
+def test_a_table_that_forgets_numbers_is_refused(target: DeltaTarget) -> None:
+    """Else Delta writes a late commit beside the one that took its number, once the transaction is past its time."""
+    deliver(target, "a", part(0, 0, 3))
+    table = f"delta.`{str(target.path).replace('`', '``')}`"
+    name = "delta.setTransactionRetentionDuration"
+    target._session().sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('{name}' = 'interval 1 days')")
+    with pytest.raises(SinkRefused, match="UNSET TBLPROPERTIES"):
+        target.sink().verdicts([part(0, 3, 6)])
+    target._session().sql(f"ALTER TABLE {table} UNSET TBLPROPERTIES ('{name}')")
+    assert deliver(target, "b", part(0, 3, 6)).taken
+
+
+def test_names_that_sql_reads_otherwise(target: DeltaTarget) -> None:
+    """A group with quotes is found again under each way that Spark reads literals; a column may have a dot."""
+    spark, group = target._session(), "o'h\\x"
+    spark.conf.set("spark.sql.parser.escapedStringLiterals", "true")
+    try:
+        for value, generation in (("old", 0), ("new", 20)):
+            wanted = part(0, 0, 2, group=group, generation=generation, epoch=generation + 1)
+            frame = target.frame([(0, 0, value), (0, 1, value)]).withColumn("a.b", f.lit(1))
+            target.sink().write(frame, [wanted], lambda: {0: [(0, 2)]})
+    finally:
+        spark.conf.unset("spark.sql.parser.escapedStringLiterals")
+    assert target.found() == [(0, 0, "new"), (0, 1, "new")]

@@ -42,3 +42,11 @@ def test_ranges_are_of_one_topic(spark: "SparkSession") -> None:
     frame = spark.range(1).selectExpr("0 AS partition", "'x' AS value")
     with pytest.raises(ValueError, match="more than one group or topic"):
         with_source_headers(frame, [part(0, 0, 1), part(1, 0, 1, topic="u")])
+
+
+@pytest.mark.parametrize("partition", ["7", "NULL"])
+def test_a_row_of_no_range_fails_the_write(spark: "SparkSession", partition: str) -> None:
+    """Left out, its record would be missing from the output, and the batch committed. A column may have a dot."""
+    frame = spark.range(1).selectExpr(f"CAST({partition} AS int) AS partition", "'x' AS value", "1 AS `a.b`")
+    with pytest.raises(Exception, match="a partition that this batch did not read"):
+        with_source_headers(frame, [part(0, 0, 1)]).collect()

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 APPLICATION = "marshal-dagster"
 """The application id of the sink's transactions in a table."""
 MARSHAL_COLUMN = "marshal"
+_FORGETS = "delta.setTransactionRetentionDuration"
+_APPEND_ONLY = "delta.appendOnly"
 VERSION = 1
 """The newest of what a commit says of the positions; a newer one is refused."""
 
@@ -126,6 +128,10 @@ class Table(Protocol):
         """Yield what the sink's commits say, the newest first; none if there is no table."""
         ...
 
+    def properties(self) -> Mapping[str, str]:
+        """Return the table's properties; none if there is no table."""
+        ...
+
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[Rows]:
         """Evaluate the rows, but for those of the partitions `done`."""
         ...
@@ -184,6 +190,7 @@ class DeltaSink:
         """Say what would be done with each range (`Sink.verdicts`)."""
         check_ranges(ranges)
         table = self._table()
+        self._refuse_forgetful(table)
         newest = _newest(table)
         verdicts = _judge(newest, ranges)
         self._refuse_unreplaceable(table, _open(verdicts), newest)
@@ -191,10 +198,12 @@ class DeltaSink:
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
         """Return None if a new generation could replace what is there, else why not (`Sink.can_replace`)."""
-        for wanted, generation, has_offsets in self._table().held(_readable(ranges), only_older=False):
+        table = self._table()
+        held = table.held(_readable(ranges), only_older=False)
+        for wanted, generation, has_offsets in held:
             if not has_offsets:
                 return unreplaceable(wanted, generation, f"table {self.path}")
-        return None
+        return self._append_only(table) if held else None
 
     def write(
         self,
@@ -207,6 +216,7 @@ class DeltaSink:
         check_columns(frame.schema, {MARSHAL_COLUMN})
         check_ranges(ranges)
         table = self._table()
+        self._refuse_forgetful(table)
         newest = _newest(table)
         wanted = _open(_judge(newest, ranges))
         if not wanted:
@@ -282,7 +292,28 @@ class DeltaSink:
         for wanted, generation, has_offsets in held:
             if not has_offsets:
                 raise SinkRefused(unreplaceable(wanted, generation, f"table {self.path}"))
+        refusal = self._append_only(table) if held else None
+        if refusal is not None:
+            raise SinkRefused(refusal)
         return tuple(dict.fromkeys(wanted for wanted, _, _ in held))
+
+    def _refuse_forgetful(self, table: Table) -> None:
+        """Refuse a table that forgets the sink's number, by which a late commit is left out."""
+        if _FORGETS in table.properties():
+            raise SinkRefused(
+                f"table {self.path} has the property {_FORGETS}, after which Delta no longer knows the sink's commits, "
+                f"and writes a range twice: nothing was written; ALTER TABLE delta.`{self.path}` UNSET TBLPROPERTIES "
+                f"('{_FORGETS}')"
+            )
+
+    def _append_only(self, table: Table) -> str | None:
+        """Say why no rows of the table can be replaced, None if they can."""
+        if table.properties().get(_APPEND_ONLY, "").lower() != "true":
+            return None
+        return (
+            f"table {self.path} has the property {_APPEND_ONLY}, so a new generation cannot replace the rows there: "
+            "unset it, or write to a new output"
+        )
 
     def _table(self) -> Table:
         """Return the table; tests put another in its place."""

@@ -1,30 +1,33 @@
 """A Delta table by Spark's public means alone, SQL and the DataFrame writer: no JVM is called."""
 
+import fcntl
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.spark.connector import cache_folder, connector_jars
 from marshal_dagster.spark.sinks.delta import APPLICATION, MARSHAL_COLUMN, Commit, Rows
-from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN, Intervals
+from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import Column, DataFrame, SparkSession
 
 DELTA = "io.delta:delta-spark_2.13:4.0.0"
 """Maven coordinates of Delta Lake for Spark 4.0; `fetch_connector` fetches its jars ahead."""
 _COMMITS_AT_FIRST = 20
+_LOCAL = "file:"
+_LOCK = "_marshal_dagster.lock"  # names that begin so are no part of a table
 _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND")
 _UNKNOWN_SYNTAX = "PARSE_SYNTAX_ERROR"
 
 
-def delta_settings(ivy_folder: "Path | None" = None) -> dict[str, str]:
+def delta_settings(ivy_folder: Path | None = None) -> dict[str, str]:
     """Return the settings of a session that knows Delta Lake, for `spark_settings(extra=...)`.
 
     Its jars are those that `fetch_connector(DELTA)` has fetched; where it has not, Spark fetches them.
@@ -134,7 +137,7 @@ class DeltaTable:
         named = known.select(f.col(PARTITION_COLUMN).alias("marshal_partition"), marshal)
         frame = rows.frame
         written = frame.join(f.broadcast(named), frame[PARTITION_COLUMN] == named["marshal_partition"]).select(
-            *(frame[name] for name in frame.columns), MARSHAL_COLUMN
+            *(frame[quoted(name)] for name in frame.columns), MARSHAL_COLUMN
         )
         writer = (
             written.write.format("delta")
@@ -144,18 +147,28 @@ class DeltaTable:
             .option("txnVersion", commit.number)
         )
         gone = [_rows_at(each, only_older=True, offsets=offsets) for each, offsets in replaced.items() if offsets]
-        if gone:
-            own = f"{MARSHAL_COLUMN}.attempt = {_text(commit.attempt)}"
-            writer.mode("overwrite").option("replaceWhere", " OR ".join([own, *gone])).save(self._path)
-        else:
-            writer.mode("append").save(self._path)
+        with alone_on_this_machine(self._path):
+            if gone:
+                own = f"{MARSHAL_COLUMN}.attempt = {_text(commit.attempt)}"
+                writer.mode("overwrite").option("replaceWhere", " OR ".join([own, *gone])).save(self._path)
+            else:
+                writer.mode("append").save(self._path)
+
+    def properties(self) -> Mapping[str, str]:
+        """Return the table's properties (`Table.properties`)."""
+        found = self._described("DETAIL", "", "properties")
+        return dict(found[0] or {}) if found else {}
 
     def _history(self, limit: str) -> list[str | None]:
         """Return the user metadata of the table's commits, the newest first; none if there is no table."""
+        return self._described("HISTORY", limit, "userMetadata")
+
+    def _described(self, what: str, limit: str, column: str) -> list[Any]:
+        """Return a column of what Delta tells of the table; nothing if there is none."""
         from pyspark.errors import PySparkException
 
         try:
-            found = self._spark.sql(f"DESCRIBE HISTORY {self._name}{limit}").select("userMetadata").collect()
+            found = self._spark.sql(f"DESCRIBE {what} {self._name}{limit}").select(column).collect()
         except PySparkException as error:
             condition = error.getCondition()
             if condition in _MISSING:
@@ -167,6 +180,40 @@ class DeltaTable:
                 ) from error
             raise
         return [row[0] for row in found]
+
+
+@contextmanager
+def alone_on_this_machine(path: str) -> Iterator[None]:
+    """Have one process at a time commit to a table in a local file system.
+
+    There Delta looks whether a commit is there and then renames its own to that name: of two processes that do so at
+    once the later takes the earlier one's commit away, and each is told that it has committed. Where the table is in
+    another file system this waits for nobody.
+    """
+    folder = _local_folder(path)
+    if folder is None:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / _LOCK).open("w")
+    except OSError:
+        if path.startswith(_LOCAL):
+            raise
+        lock = None  # a path without a scheme may be another file system's
+    if lock is None:
+        yield
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _local_folder(path: str) -> Path | None:
+    """Return the folder of a table that is, or may be, in a local file system."""
+    if path.startswith(_LOCAL):
+        return Path(re.sub("^//[^/]*", "", path.removeprefix(_LOCAL)))
+    return None if re.match("[A-Za-z][A-Za-z0-9+.-]*:", path) else Path(path)
 
 
 def _rows_at(wanted: ClaimedRange, *, only_older: bool, offsets: Intervals | None = None) -> str:
@@ -188,9 +235,10 @@ def _rows_at(wanted: ClaimedRange, *, only_older: bool, offsets: Intervals | Non
 
 
 def _text(value: str) -> str:
-    """Return a literal of Spark SQL."""
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    """Return a literal of Spark SQL, the same under each of its settings (`spark.sql.parser.escapedStringLiterals`)."""
+    if not {"'", "\\"} & set(value):
+        return f"'{value}'"
+    return f"CAST(X'{value.encode().hex()}' AS STRING)"
 
 
 def _or(one: "Column", other: "Column") -> "Column":

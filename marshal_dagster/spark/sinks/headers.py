@@ -4,13 +4,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN, check_ranges
+from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN, check_ranges, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _HEADERS = "headers"
 _PREFIX = "marshal-"
+_FOREIGN = (
+    f"the result has rows of a partition that this batch did not read: leave the column {PARTITION_COLUMN!r} as it was "
+    "read"
+)
 
 
 def with_source_headers(frame: "DataFrame", ranges: Sequence[ClaimedRange]) -> "DataFrame":
@@ -19,7 +23,7 @@ def with_source_headers(frame: "DataFrame", ranges: Sequence[ClaimedRange]) -> "
     They are `marshal-group`, `-topic`, `-partition`, `-generation`, `-epoch` and, where there is a column `offset`,
     `-offset`, as text; what stands in `headers` already comes before them. A delivery that is repeated has the same
     headers but for the epoch, which is higher; one that a person asked for has a higher generation. `ranges` are those
-    of the batch; a row of another partition is left out.
+    of the batch; a row of another partition, or of none, fails the job that writes it, as no record may be missing.
     Raises `ValueError` for ranges of more than one group or topic.
     """
     from pyspark.sql import functions as f
@@ -30,7 +34,7 @@ def with_source_headers(frame: "DataFrame", ranges: Sequence[ClaimedRange]) -> "
         "source_partition INT, source_group STRING, source_topic STRING, source_generation LONG, source_epoch LONG",
     )
     columns = {
-        "group": known["source_group"],
+        "group": f.coalesce(known["source_group"], f.raise_error(f.lit(_FOREIGN))),
         "topic": known["source_topic"],
         "partition": frame[PARTITION_COLUMN],
         "generation": known["source_generation"],
@@ -46,6 +50,6 @@ def with_source_headers(frame: "DataFrame", ranges: Sequence[ClaimedRange]) -> "
     )
     if _HEADERS in frame.columns:
         headers = f.concat(f.coalesce(frame[_HEADERS], f.expr("array()")), headers)
-    others = [frame[name] for name in frame.columns if name != _HEADERS]
-    joined = frame.join(f.broadcast(known), frame[PARTITION_COLUMN] == known["source_partition"])
+    others = [frame[quoted(name)] for name in frame.columns if name != _HEADERS]
+    joined = frame.join(f.broadcast(known), frame[PARTITION_COLUMN] == known["source_partition"], "left")
     return joined.select(*others, headers.alias(_HEADERS))

@@ -110,6 +110,11 @@ def check_ranges(ranges: Sequence[ClaimedRange]) -> None:
         raise ValueError(f"partitions {twice} have more than one range in one call")
 
 
+def quoted(name: str) -> str:
+    """Return the column's name as Spark looks it up, where a plain dot leads into a structure."""
+    return f"`{name.replace('`', '``')}`"
+
+
 def refuse_foreign_rows(partitions: Collection[object], ranges: Sequence[ClaimedRange]) -> None:
     """Raise `SinkRefused` when there are rows of `partitions` that none of `ranges` has."""
     foreign = sorted(str(each) for each in set(partitions) - {each.partition for each in ranges})

@@ -136,8 +136,9 @@ def judged_when_written(target: Target) -> None:
 
 
 def groups_and_topics_apart(target: Target) -> None:
-    """Two groups, and two topics, have positions of their own in one output."""
-    ours = [part(0, 0, 5), part(0, 0, 5, group="h", epoch=3), part(0, 7, 9, topic="u", epoch=4)]
+    """Two groups, and two topics, have positions of their own in one output, whatever their names."""
+    odd = "h'; \\' \"%s\" `x` \u00e9"
+    ours = [part(0, 0, 5), part(0, 0, 5, group=odd, epoch=3), part(0, 7, 9, topic="u", epoch=4)]
     for each in ours:
         outcome = deliver(target, each.group + each.topic, each)
         expect(outcome.taken == (each,), f"{each} of group {each.group} was not taken beside the others")

@@ -1,6 +1,6 @@
 """Cases of a new generation, which replaces offset by offset what older ones hold, or is refused."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange
@@ -13,10 +13,12 @@ from marshal_dagster.spark.sinks.conformance.target import (
     expect,
     expect_refused,
     expect_rows,
+    intervals,
     never,
     part,
     rows_of,
 )
+from marshal_dagster.spark.sinks.port import Intervals
 
 
 def inside_an_older_range(target: Target) -> None:
@@ -90,10 +92,12 @@ def rows_at_other_offsets(target: Target) -> None:
 
 
 def several_rows_of_a_message(target: Target) -> None:
-    """All rows at a replaced offset go, however many there are."""
-    deliver(target, "old", part(0, 0, 4), rows=[(0, 1, "a"), (0, 1, "b"), (0, 2, "c")])
+    """Rows that are equal are kept each, and all rows at a replaced offset go, however many there are."""
+    rows = [(0, 1, "a"), (0, 1, "b"), (0, 2, "c"), (0, 2, "c")]
+    deliver(target, "old", part(0, 0, 4), rows=rows)
+    expect_rows(target, rows, "with two messages of two rows each, of which one's are equal")
     if replaced(target, part(0, 1, 2, generation=20, epoch=21)):
-        expect_rows(target, [(0, 1, "new"), (0, 2, "c")], "after an offset with two rows was replaced")
+        expect_rows(target, [(0, 1, "new"), *rows[2:]], "after an offset with two rows was replaced")
 
 
 def generation_upon_generation(target: Target) -> None:
@@ -138,6 +142,35 @@ def rows_without_offsets(target: Target) -> None:
     over = part(0, 5, 12, generation=20, epoch=21)
     expect(target.sink().can_replace([over]) is not None, "can_replace() says nothing of rows that have no offset")
     expect_refused(target, "new", over, why="a new generation over rows without offsets")
+
+
+def batch_says_no_to_the_offsets(target: Target) -> None:
+    """`before_commit` is called once more behind `offsets_read`, and what it raises leaves everything as it was."""
+
+    class TopicMadeAnew(Exception):
+        """The topic that was read is another than that of the rows."""
+
+    old, newer = part(0, 0, 6), part(0, 0, 3, generation=20, epoch=21)
+    deliver(target, "old", old)
+    if target.sink().can_replace([newer]) is not None:
+        return
+    rows, asked = rows_of("new", newer), list[str]()
+
+    def offsets_read() -> Mapping[int, Intervals]:
+        asked.append("offsets")
+        return intervals(rows)
+
+    def before_commit() -> None:
+        if asked:
+            raise TopicMadeAnew
+
+    try:
+        target.sink().write(target.frame(rows), [newer], offsets_read, before_commit)
+    except TopicMadeAnew:
+        expect_rows(target, rows_of("old", old), "after before_commit() had raised behind offsets_read()")
+        return
+    expect(bool(asked), "offsets_read() was not called, though older rows were to be replaced")
+    raise AssertionError("before_commit() was not called behind offsets_read(), or what it raised did not come through")
 
 
 def death_while_replacing(target: Target) -> None:
@@ -199,6 +232,7 @@ CASES = tuple(
             other_data_topic,
             other_groups_stay,
             rows_without_offsets,
+            batch_says_no_to_the_offsets,
             death_while_replacing,
         ),
     )

@@ -16,6 +16,7 @@ from marshal_dagster.spark.sinks.conformance.target import Target
 _DIED, _FAILED = b"died ", b"failed "
 _ENDED = b"ended"
 _LONGEST_REPORT_BYTES = 60_000
+_MOST_WITH_SPARK = 40
 
 
 class Death(BaseException):
@@ -50,10 +51,11 @@ def at_line(files: Collection[str], number: int, then: Callable[[str], None]) ->
 
 
 def steps_of(target: Target, write: Callable[[], object]) -> list[int]:
-    """Write once, and return at which lines to stop: at most `most_steps`, spread over all."""
+    """Write once, and return at which lines to stop: `Target.most_steps`."""
     with at_line(target.source_files(), -1, lambda _: None) as seen:
         write()
-    every = max(1, -(-len(seen) // target.most_steps))
+    most = target.most_steps or (len(seen) if target.spark is None else _MOST_WITH_SPARK)
+    every = max(1, -(-len(seen) // most))
     return list(range(0, len(seen), every))
 
 

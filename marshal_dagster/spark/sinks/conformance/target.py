@@ -63,8 +63,11 @@ class Target(ABC):
 
     spark: "SparkSession | None" = None
     """With a session the frames are Spark's; without one they are a `LocalFrame`, and writers die for real (a fork)."""
-    most_steps = 40
-    """Ahead of how many of its lines a writer dies or stalls, spread evenly over all that it comes to."""
+    most_steps = 0
+    """Ahead of how many of its lines a writer dies or stalls, spread evenly over all that it comes to.
+
+    0 is all, with Spark 40. Where some are left out, a fault of a single line can be missed.
+    """
     patience_s = 0.2
     """How long a writer that stalls holds up another before it goes on: it may hold a lock."""
 
