@@ -4,6 +4,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,7 @@ import dagster as dg
 import psutil
 import pytest
 
+from marshal_dagster.errors import TopicMissing
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.spark.sinks import FileSink
 from tests.real.spark_driver import MESSAGES, PARTITIONS
@@ -37,6 +39,8 @@ def test_the_example_parses_each_order_once(
     example: ModuleType, topics: Topics, fill: Callable[[str, int, int], None]
 ) -> None:
     """Two runs: one submits a script, which writes each row once; the next has nothing to do."""
+    with suppress(TopicMissing):  # another test's
+        topics.delete("orders")
     topics.create("orders", PARTITIONS, 1)
     fill("orders", PARTITIONS, MESSAGES)
     job = example.defs.resolve_job_def("orders")
