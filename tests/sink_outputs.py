@@ -167,7 +167,8 @@ class StandInLines:
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
         for row in self.rows:
-            yield row["partition"], "\t".join("\\N" if each is None else str(each) for each in row.values())
+            cells = ("\\N" if each is None else str(each).replace("\\", "\\\\") for each in row.values())
+            yield row["partition"], "\t".join(cells)
 
 
 class StandInPostgresSink(PostgresSink):
