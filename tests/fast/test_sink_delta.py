@@ -15,16 +15,16 @@ from pyspark.errors import ParseException
 from marshal_dagster.errors import ConfigurationError, SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.spark.sinks import DeltaSink
-from marshal_dagster.spark.sinks.conformance import CASES, Case, Row, Target
+from marshal_dagster.spark.sinks.conformance import Case, Row, Target
 from marshal_dagster.spark.sinks.conformance.target import deliver, intervals, never, part, rows_of
 from marshal_dagster.spark.sinks.delta import Commit, Rows, Table
 from marshal_dagster.spark.sinks.delta_table import alone_on_this_machine
 from marshal_dagster.spark.sinks.port import Intervals
+from tests.sink_kit import ALL_CASES
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-LONG = {"overtaken_at_any_step", "death_while_replacing", "death_at_any_step", "random_histories"}
 MAKE = """
 CREATE TABLE IF NOT EXISTS history (number INT PRIMARY KEY, metadata TEXT);
 CREATE TABLE IF NOT EXISTS result (
@@ -169,10 +169,7 @@ def target(tmp_path: Path) -> DeltaTarget:
     return DeltaTarget(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, marks=[pytest.mark.thorough] if str(case) in LONG else [], id=str(case)) for case in CASES],
-)
+@pytest.mark.parametrize("case", ALL_CASES)
 def test_the_sink_conforms(case: Case, target: DeltaTarget) -> None:
     """Every case of the kit holds, also at each line of the sink where a writer may die or stall."""
     case.check(target)

@@ -1,73 +1,47 @@
 """The conformance kit: the example's right sink passes all of it, and each wrong one is caught."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 import test_sqlite_sink as example
 
 from marshal_dagster.errors import SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
-from marshal_dagster.spark.sinks import BeforeCommit, OffsetsRead, Sink, WriteOutcome
-from marshal_dagster.spark.sinks.conformance import CASES, Case, LocalFrame, Row, Target
+from marshal_dagster.spark.sinks import BeforeCommit, OffsetsRead, WriteOutcome
+from marshal_dagster.spark.sinks.conformance import CASES, Case, LocalFrame, Target
 from marshal_dagster.spark.sinks.conformance.target import deliver, part
 from sqlite_sink import SqliteSink
+from tests.sink_kit import ALL_CASES, SHORT_CASES, OutputTarget
 from tests.sink_outputs import FileOutput
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 BY_NAME = {str(case): case for case in CASES}
-LONG = {"overtaken_at_any_step", "death_while_replacing", "death_at_any_step", "random_histories"}
-ALL = [pytest.param(case, marks=[pytest.mark.thorough] if str(case) in LONG else [], id=str(case)) for case in CASES]
 
 
-@pytest.mark.parametrize("case", ALL)
+@pytest.mark.parametrize("case", ALL_CASES)
 def test_the_example_passes(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test that the documentation shows holds, as it stands there."""
     monkeypatch.setattr(Target, "most_steps", 20)
     example.test_the_sink_conforms(case, tmp_path)
 
 
-class FileTarget(Target):
-    """The file sink, written by stand-ins."""
-
-    def __init__(self, path: Path) -> None:
-        self.output = FileOutput(path)
-
-    def sink(self) -> Sink:
-        """Another process's sink."""
-        return self.output.sink()
-
-    def rows(self) -> list[Row]:
-        """By the commit files alone."""
-        return self.output.rows()
-
-    def frame(
-        self, rows: Iterable[tuple[Any, ...]], columns: Sequence[str] = ("partition", "offset", "value")
-    ) -> "DataFrame":
-        """A stand-in's frame."""
-        return self.output.frame(rows, columns)  # type: ignore[return-value] # as much of one as is asked for
-
-    def unreadable(self) -> "DataFrame":
-        """A stand-in's frame that fails when its rows are asked for."""
-        return self.output.poison()  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize("case", [case for case in CASES if str(case) not in LONG], ids=str)
+@pytest.mark.parametrize("case", SHORT_CASES, ids=str)
 def test_the_file_sink_passes(case: Case, tmp_path: Path) -> None:
     """So does the library's own sink of files, which dies and meets others in `test_sink_rules_files`."""
-    case.check(FileTarget(tmp_path / "output"))
+    case.check(OutputTarget(FileOutput(tmp_path / "output")))
 
 
 @pytest.mark.xfail(strict=True, reason="it looks whether there is a column, not whether each row has a value there")
 def test_the_file_sink_refuses_a_new_generation_over_a_row_without_offset(tmp_path: Path) -> None:
     """A row of no offset, beside others that have one, could not be replaced, and would stay beside the new rows."""
-    target = FileTarget(tmp_path / "output")
+    target = OutputTarget(FileOutput(tmp_path / "output"))
     old, newer = part(0, 0, 3), part(0, 0, 3, generation=20, epoch=21)
     deliver(target, "old", old, rows=[(0, 1, "a"), (0, None, "sum")])  # type: ignore[list-item]
     assert target.sink().can_replace([newer]) is not None
@@ -112,34 +86,33 @@ class IgnoresEpochs(SqliteSink):
         return {now[each]: verdict for each, verdict in super()._judge(database, list(now)).items()}
 
 
-class IgnoresGenerations(SqliteSink):
+class TakesOneRefused(SqliteSink):
+    """Takes what is refused for one reason."""
+
+    ignored: ClassVar[str]
+
+    def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+        verdicts: dict[ClaimedRange, Verdict] = {}
+        for each in ranges:
+            try:
+                verdicts |= super()._judge(database, [each])
+            except SinkRefused as refused:
+                if self.ignored not in str(refused):
+                    raise
+                verdicts[each] = Verdict.TAKE
+        return verdicts
+
+
+class IgnoresGenerations(TakesOneRefused):
     """Lets one write that was at work before the position was set."""
 
-    def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        verdicts: dict[ClaimedRange, Verdict] = {}
-        for each in ranges:
-            try:
-                verdicts |= super()._judge(database, [each])
-            except SinkRefused as refused:
-                if "is older than" not in str(refused):
-                    raise
-                verdicts[each] = Verdict.TAKE
-        return verdicts
+    ignored = "is older than"
 
 
-class IgnoresGaps(SqliteSink):
+class IgnoresGaps(TakesOneRefused):
     """Takes a range wherever it starts."""
 
-    def _judge(self, database: sqlite3.Connection, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        verdicts: dict[ClaimedRange, Verdict] = {}
-        for each in ranges:
-            try:
-                verdicts |= super()._judge(database, [each])
-            except SinkRefused as refused:
-                if "neither the range's start" not in str(refused):
-                    raise
-                verdicts[each] = Verdict.TAKE
-        return verdicts
+    ignored = "neither the range's start"
 
 
 class IgnoresTopicIds(SqliteSink):

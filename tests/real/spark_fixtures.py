@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +15,9 @@ from marshal_dagster.spark.sinks.delta_table import DELTA, delta_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from tests.real.conftest import MakeTopic
+    from tests.real.spark_driver import Driver
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +41,25 @@ def spark() -> Iterator["SparkSession"]:
     session.sparkContext.setLogLevel("FATAL")  # failing jobs are part of the tests
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator["Driver"]:
+    """A process of its own for sessions on a cluster or a server."""
+    from tests.real.spark_driver import running_driver
+
+    with running_driver() as driver:
+        yield driver
+
+
+@pytest.fixture
+def filled(topic: "MakeTopic", fill: Callable[[str, int, int], None]) -> str:
+    """A topic with the messages that the driver's work expects."""
+    from tests.real.spark_driver import MESSAGES, PARTITIONS
+
+    name = topic(PARTITIONS)
+    fill(name, PARTITIONS, MESSAGES)
+    return name
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Claimed batches on Spark's own standalone cluster, by its master's URL."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Key
 from marshal_dagster.spark.session import SINGLE_EXECUTION
 from marshal_dagster.spark.sinks import FileSink
-from tests.real.conftest import MakeTopic
 from tests.real.spark_cluster import WORKERS, SparkCluster, running_cluster
 from tests.real.spark_driver import (
     MESSAGES,
@@ -28,7 +27,6 @@ from tests.real.spark_driver import (
     fail_in_a_task,
     messages,
     rows_in,
-    running_driver,
     session,
     write_oneself,
     write_through_the_sink,
@@ -42,21 +40,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
     """A master and two workers."""
     with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Driver]:
-    """The process with the session on the cluster."""
-    with running_driver() as driver:
-        yield driver
-
-
-@pytest.fixture
-def filled(topic: MakeTopic, fill: Callable[[str, int, int], None]) -> str:
-    """A topic with messages."""
-    name = topic(PARTITIONS)
-    fill(name, PARTITIONS, MESSAGES)
-    return name
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +25,7 @@ from marshal_dagster.spark.connect_server import ConnectServer, Server
 from marshal_dagster.spark.reading import read_ranges
 from marshal_dagster.spark.sinks import FileSink, PostgresSink
 from marshal_dagster.spark_resources import SparkConnectResource
-from tests.real.conftest import MakeTopic
 from tests.real.spark_driver import (
-    MESSAGES,
-    PARTITIONS,
     WITHIN_S,
     Driver,
     Where,
@@ -38,7 +35,6 @@ from tests.real.spark_driver import (
     mark_when_at_work,
     messages,
     rows_in,
-    running_driver,
     session,
     stop_session,
     values,
@@ -62,21 +58,6 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
 def start(home: ConnectServer) -> Server:
     """Start the server, if it does not run, with a page."""
     return home.start(SMALL | {"spark.ui.enabled": "true", "spark.ui.port": str(PAGE)})
-
-
-@pytest.fixture(scope="module")
-def driver() -> Iterator[Driver]:
-    """The process that is the client."""
-    with running_driver() as driver:
-        yield driver
-
-
-@pytest.fixture
-def filled(topic: MakeTopic, fill: Callable[[str, int, int], None]) -> str:
-    """A topic with messages."""
-    name = topic(PARTITIONS)
-    fill(name, PARTITIONS, MESSAGES)
-    return name
 
 
 @pytest.fixture
@@ -265,7 +246,7 @@ def test_a_killed_server_fails_the_batch_at_once_and_the_next_run_redoes_it(
     server = start(home)
     result = driver.start(run_job, work, str(home.folder), 500)
     until(work.mark.exists, WITHIN_S)
-    psutil.Process(server.pid).kill()
+    psutil.Process(server.process.pid).kill()
     killed_s = time.monotonic()
     success, error = result()
     assert time.monotonic() - killed_s < 30  # Spark's own client would try for ten minutes
@@ -277,5 +258,5 @@ def test_a_killed_server_fails_the_batch_at_once_and_the_next_run_redoes_it(
     assert rows_in(FileSink(work.output).committed_files()) == messages()
     again = home.running()
     assert again is not None
-    assert again.pid != server.pid
+    assert again.process.pid != server.process.pid
     assert home.start() == again
