@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-import psutil
-
 from marshal_dagster.delivery import ClaimedBatch
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
+from marshal_dagster.processes import mark_of
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark.launching import rendered, spark_home, write_private
 from marshal_dagster.spark.session import spark_settings, with_connector
@@ -72,14 +71,12 @@ def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection
     batch.begin_processing()
     with tempfile.TemporaryDirectory(prefix="marshal-batch-") as name:
         folder = Path(name)
-        this = psutil.Process()
         HandedOver(
             batch_id=batch.batch_id,
             topic=batch.request.topic,
             ranges=batch.ranges,
             kafka_options=_connection(claimer).spark_options(),
-            launcher_pid=this.pid,
-            launcher_born_s=this.create_time(),
+            launcher=mark_of(os.getpid()),
         ).write(folder)
         over = threading.Event()
         watch = threading.Thread(target=_watch, args=(batch, folder, over), name=f"watch {batch.batch_id}", daemon=True)

@@ -12,7 +12,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from . import processes
+from marshal_dagster import processes
+
 from .errors import DevKafkaError
 from .jars import Report
 from .launch import BrokerFolder, Launcher

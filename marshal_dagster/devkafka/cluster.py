@@ -8,10 +8,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from marshal_dagster import processes
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.java import find_java
 
-from . import processes
 from .archive import with_archive
 from .errors import BrokerFailed, ClusterBusy, ClusterDiffers, DevKafkaError
 from .jars import Report, ensure_jars

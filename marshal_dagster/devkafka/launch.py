@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marshal_dagster.java import Java, java_environment
+from marshal_dagster.processes import ProcessMark, spawn
 
 from .errors import BrokerFailed
-from .processes import ProcessMark, spawn
 from .properties import Node, logging_configuration, render_properties, server_properties
 
 # Measured on two cores: half the processor time of the default compilers and collector, a lower and steadier

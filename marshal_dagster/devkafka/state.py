@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from marshal_dagster.processes import ProcessMark
+
 from .errors import ClusterDiffers
-from .processes import ProcessMark
 from .properties import Node
 
 STATE_FILE = "cluster.json"

@@ -4,7 +4,6 @@ Its folder holds `server.json` (where it is, and the token that it asks for; rea
 that it was started with, and what it prints.
 """
 
-import contextlib
 import fcntl
 import json
 import os
@@ -12,16 +11,16 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-import psutil
-
+from marshal_dagster import processes
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.java import find_java, java_environment
+from marshal_dagster.processes import ProcessMark
 from marshal_dagster.spark.connector import cache_folder
 from marshal_dagster.spark.launching import rendered, spark_home, write_private
 from marshal_dagster.spark.session import SINGLE_EXECUTION, is_local, spark_settings, with_connector
@@ -42,8 +41,7 @@ _ABANDONED_AFTER: Final = "30s"
 class Server:
     """A server that runs."""
 
-    pid: int
-    born_s: float
+    process: ProcessMark
     port: int
     token: str
 
@@ -62,10 +60,11 @@ class ConnectServer:
     def running(self) -> Server | None:
         """Give the server if it runs."""
         try:
-            found = Server(**json.loads(self._state.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            told = json.loads(self._state.read_text(encoding="utf-8"))
+            found = Server(**told | {"process": ProcessMark(**told["process"])})
+        except (OSError, ValueError, TypeError, KeyError):
             return None
-        return None if _process(found) is None else found
+        return found if processes.is_alive(found.process) else None
 
     def start(self, settings: Mapping[str, str] | None = None) -> Server:
         """Give the server that runs, after starting it if there is none (several processes may call at once).
@@ -87,11 +86,10 @@ class ConnectServer:
             return False
         with self._locked():
             found = self.running()
-            process = None if found is None else _process(found)
-            if process is not None:
-                _end(process)
+            if found is not None:
+                processes.stop([found.process], _STOPPED_WITHIN_S)
             self._state.unlink(missing_ok=True)
-            return process is not None
+            return found is not None
 
     @property
     def _state(self) -> Path:
@@ -121,25 +119,26 @@ class ConnectServer:
             environment.pop(name, None)
         submit = str(home / "bin" / "spark-submit")
         command = [submit, "--properties-file", str(properties), "--class", _CLASS, "spark-internal"]
-        process = _spawn(command, environment, self.folder / "server.log")
+        log = self.folder / "server.log"
+        write_private(log, "")
+        found = Server(processes.spawn(command, environment, log), port, token)
         try:
-            found = Server(process.pid, process.create_time(), port, token)
             write_private(self._state, json.dumps(asdict(found)))
             self._wait_until_ready(found)
         except BaseException:
-            _end(process)
+            processes.stop([found.process], _STOPPED_WITHIN_S)
             raise
         return found
 
     def _wait_until_ready(self, server: Server) -> None:
         deadline = time.monotonic() + _READY_WITHIN_S
         while not _answers(server.port):
-            if _process(server) is None:
+            if not processes.is_alive(server.process):
                 raise UnavailableError(f"the Spark Connect server ended at its start: see {self.folder / 'server.log'}")
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"the Spark Connect server did not answer within {_READY_WITHIN_S:g} s: see "
-                    f"{self.folder / 'server.log'}; if it is at work still (process {server.pid}), end it"
+                    f"{self.folder / 'server.log'}; if it is at work still (process {server.process.pid}), end it"
                 )
             time.sleep(_POLL_S)
 
@@ -151,16 +150,6 @@ def _settings(wanted: Mapping[str, str], port: int) -> dict[str, str]:
         ours |= SINGLE_EXECUTION
     where = {"spark.connect.grpc.binding.address": _LOOPBACK, "spark.connect.grpc.binding.port": str(port)}
     return ours | settings | dict(wanted) | where
-
-
-def _spawn(command: Sequence[str], environment: Mapping[str, str], log: Path) -> psutil.Process:
-    """Start the server in a session of its own, so that it outlives this process and its signals."""
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
-        (os.POSIX_SPAWN_DUP2, 1, 2),
-    ]
-    return psutil.Process(os.posix_spawn(command[0], list(command), environment, file_actions=actions, setsid=True))
 
 
 def _free_port() -> int:
@@ -175,36 +164,3 @@ def _answers(port: int) -> bool:
             return True
     except OSError:
         return False
-
-
-def _process(server: Server) -> psutil.Process | None:
-    """Give the server's process, not another one that has its pid by now."""
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(server.pid)
-        if abs(process.create_time() - server.born_s) < 1 and not _is_over(process):
-            return process
-    return None
-
-
-def _end(process: psutil.Process) -> None:
-    """End the process with SIGTERM, then with SIGKILL."""
-    for signal_it in (process.terminate, process.kill):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            signal_it()
-        deadline = time.monotonic() + _STOPPED_WITHIN_S
-        while time.monotonic() < deadline:
-            if _is_over(process):
-                return
-            time.sleep(_POLL_S)
-
-
-def _is_over(process: psutil.Process) -> bool:
-    """Say whether it has ended; the run that started it may live and not have asked how, so that its pid stays."""
-    try:
-        if process.status() != psutil.STATUS_ZOMBIE:
-            return False
-        with contextlib.suppress(ChildProcessError):
-            os.waitpid(process.pid, os.WNOHANG)
-    except psutil.NoSuchProcess:
-        return True
-    return True

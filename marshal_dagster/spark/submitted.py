@@ -17,9 +17,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
-import psutil
-
 from marshal_dagster.errors import BatchAborted, ConfigurationError
+from marshal_dagster.processes import ProcessMark, is_alive
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.spark import jobs, reading
 from marshal_dagster.spark.launching import write_private
@@ -45,8 +44,8 @@ class HandedOver:
     topic: str
     ranges: tuple[ClaimedRange, ...]
     kafka_options: Mapping[str, str]
-    launcher_pid: int
-    launcher_born_s: float
+    launcher: ProcessMark
+    """The run's process, which sends the heartbeats."""
 
     def write(self, folder: Path) -> None:
         """Put it into `folder`."""
@@ -59,17 +58,13 @@ class HandedOver:
             told = json.loads((folder / _BATCH_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
             raise BatchAborted(f"the batch of {folder} was taken back by the run that submitted it") from error
-        return cls(**told | {"ranges": tuple(ClaimedRange(**each) for each in told["ranges"])})
+        ranges = tuple(ClaimedRange(**each) for each in told["ranges"])
+        return cls(**told | {"ranges": ranges, "launcher": ProcessMark(**told["launcher"])})
 
     @property
     def has_launcher(self) -> bool:
-        """Whether the run's process lives, which sends the heartbeats."""
-        try:
-            process = psutil.Process(self.launcher_pid)
-            is_it = abs(process.create_time() - self.launcher_born_s) < 1
-            return is_it and process.status() != psutil.STATUS_ZOMBIE  # its parent may not have asked how it ended
-        except psutil.NoSuchProcess:
-            return False
+        """Whether the run's process lives."""
+        return is_alive(self.launcher)
 
 
 def take_back(folder: Path) -> None:

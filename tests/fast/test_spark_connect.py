@@ -1,10 +1,12 @@
 """What is different on a Spark Connect server, without one."""
 
 import json
+import os
 import re
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,9 +15,11 @@ import dagster as dg
 import psutil
 import pytest
 
+from marshal_dagster import processes
 from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.processes import ProcessMark, mark_of
 from marshal_dagster.spark import connect, connect_server, jobs
-from marshal_dagster.spark.connect_server import ConnectServer
+from marshal_dagster.spark.connect_server import ConnectServer, Server
 from marshal_dagster.spark.session import SINGLE_EXECUTION, check_session, check_single_execution
 from marshal_dagster.spark_resources import SparkConnectResource
 
@@ -189,14 +193,14 @@ def test_a_server_is_known_by_its_process_and_not_by_its_number(tmp_path: Path) 
     home = ConnectServer(tmp_path)
     state = tmp_path / "server.json"
     assert home.running() is None
-    this = psutil.Process()
-    state.write_text(json.dumps({"pid": this.pid, "born_s": this.create_time() - 100, "port": 1, "token": "t"}))
+    this = mark_of(os.getpid())
+    state.write_text(json.dumps(asdict(Server(replace(this, birth="another"), 1, "t"))))
     assert home.running() is None
     assert not home.stop()
     assert not state.exists()
     state.write_text('{"pid":')
     assert home.running() is None
-    state.write_text(json.dumps({"pid": this.pid, "born_s": this.create_time(), "port": 1, "token": "t"}))
+    state.write_text(json.dumps(asdict(Server(this, 1, "t"))))
     found = home.running()
     assert found is not None
     assert found.url == "sc://localhost:1"
@@ -211,25 +215,25 @@ def test_a_server_whose_starter_was_killed_is_the_next_ones(tmp_path: Path, monk
     """It outlives who started it, so it must be known from its start on, or it stays for ever beside the next."""
     started: list[psutil.Process] = []
 
-    def spawn(command: Sequence[str], *_: object) -> psutil.Process:
+    def spawn(command: Sequence[str], *_: object) -> ProcessMark:
         settings = Path(command[command.index("--properties-file") + 1]).read_text()
         port = settings.partition("binding.port=")[2].split()[0]
         started.append(psutil.Popen([sys.executable, "-c", LATE, port]))
-        return psutil.Process(started[-1].pid)
+        return mark_of(started[-1].pid)
 
     def killed(*_: object) -> None:
         raise Killed
 
-    monkeypatch.setattr(connect_server, "_spawn", spawn)
+    monkeypatch.setattr(processes, "spawn", spawn)
     monkeypatch.setattr(connect_server, "with_connector", lambda settings: settings)
     try:
         with monkeypatch.context() as dying:
-            dying.setattr(connect_server, "_end", lambda _: None)  # nothing runs in a killed process
+            dying.setattr(processes, "stop", lambda *_: None)  # nothing runs in a killed process
             dying.setattr(ConnectServer, "_wait_until_ready", killed)
             with pytest.raises(Killed):
                 ConnectServer(tmp_path).start()
         server = ConnectServer(tmp_path).start()
-        assert [each.pid for each in started] == [server.pid]
+        assert [each.pid for each in started] == [server.process.pid]
         socket.create_connection(("127.0.0.1", server.port), 5).close()
     finally:
         for each in started:

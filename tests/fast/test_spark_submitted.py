@@ -15,6 +15,7 @@ from pydantic import SecretStr
 from marshal_dagster.delivery import ClaimedBatch
 from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.processes import mark_of
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark import jobs, reading, submitted
 from marshal_dagster.spark.launching import rendered
@@ -124,7 +125,7 @@ def test_a_script_stops_without_its_run(scene: Scene, monkeypatch: pytest.Monkey
 def test_a_run_that_died_and_was_not_reaped_is_dead() -> None:
     """Its parent, Dagster's daemon say, may not have asked yet how it ended."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
-        handed = submitted.HandedOver("b", "t", (), {}, run.pid, psutil.Process(run.pid).create_time())
+        handed = submitted.HandedOver("b", "t", (), {}, mark_of(run.pid))
         assert handed.has_launcher
         run.kill()
         until(lambda: psutil.Process(run.pid).status() == psutil.STATUS_ZOMBIE)

@@ -18,7 +18,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its hints d
     UserScramCredentialUpsertion,
 )
 
-from marshal_dagster.devkafka import ensure_jars, processes
+from marshal_dagster import processes
+from marshal_dagster.devkafka import ensure_jars
 from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
 from marshal_dagster.devkafka.ports import HOST, free_port
 from marshal_dagster.devkafka.probe import brokers_known_to

@@ -1,4 +1,4 @@
-"""Broker processes: started detached, known by pid and birth, stopped by that alone."""
+"""Processes that outlive who starts them: started detached, known by pid and birth, stopped by that alone."""
 
 import os
 import time
@@ -37,6 +37,11 @@ def spawn(argv: Sequence[str], environment: Mapping[str, str], console: Path) ->
     ]
     pid = os.posix_spawn(argv[0], list(argv), environment, file_actions=actions, setsid=True)
     # One that has died at once is a zombie until it is waited for, and has a birth too.
+    return mark_of(pid)
+
+
+def mark_of(pid: int) -> ProcessMark:
+    """Give the mark of the process that has `pid` now. Raises `psutil.NoSuchProcess` when none has it."""
     return ProcessMark(pid, _birth(pid))
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from marshal_dagster.devkafka import processes
-from marshal_dagster.devkafka.processes import ProcessMark
+from marshal_dagster import processes
+from marshal_dagster.processes import ProcessMark
 
 
 @pytest.fixture
