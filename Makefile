@@ -16,7 +16,7 @@ LOWEST := build/lowest
 
 SOURCES := $(wildcard marshal_dagster definitions.py jobs sensors tests benchmarks demo examples tools)
 COMPILE = $(UV) pip compile pyproject.toml --quiet --all-extras
-LOCK = $(COMPILE) --python-version 3.11 --no-header --generate-hashes --no-strip-extras \
+LOCK = $(COMPILE) --python-version 3.11 --no-header --generate-hashes \
 	--no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade)
 
 # A compile that finds an older lock keeps its versions where it may; so what is lowest is asked afresh, without a lock.
