@@ -65,12 +65,15 @@ chromium:
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium >build/chromium.log; } || { \
 		echo "Chromium is needed and none was found: install it, or name it with CHROMIUM=..." >&2; exit 1; }
 
+# Each worker starts a Kafka and a Spark of its own, once, for the files that it takes.
+REAL_TESTS = $(BIN)/pytest -n 2 --dist loadfile --durations 15 tests/real
+
 .PHONY: test
 test: java $(READY) ## all tests: the fast ones, then those on a real Kafka, Spark, Dagster and Postgres
 	$(BIN)/pytest -n auto tests/fast
 	$(BIN)/python -m tests.simulator --seeds 10000
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
-	$(BIN)/pytest --durations 15 tests/real
+	$(REAL_TESTS)
 
 .PHONY: test-fast
 test-fast: $(READY) ## the tests that need no Java and no service, but for a few that take seconds each
@@ -78,7 +81,7 @@ test-fast: $(READY) ## the tests that need no Java and no service, but for a few
 
 .PHONY: test-real
 test-real: java $(READY) ## the tests on real services, which they start and stop themselves
-	$(BIN)/pytest --durations 15 tests/real
+	$(REAL_TESTS)
 
 .PHONY: test-ui
 test-ui: java chromium $(READY) ## Dagster's pages in a real Chromium; what they showed is in build/ui
