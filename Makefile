@@ -16,7 +16,7 @@ LOWEST := build/lowest
 
 SOURCES := $(wildcard marshal_dagster definitions.py jobs sensors tests benchmarks demo examples tools)
 COMPILE = $(UV) pip compile pyproject.toml --quiet --all-extras
-LOCK = $(COMPILE) --python-version 3.11 --no-header --generate-hashes \
+LOCK = $(COMPILE) --python-version 3.11 --no-header --generate-hashes --no-strip-extras \
 	--no-emit-index-url --no-emit-find-links $(if $(UPGRADE),--upgrade)
 
 # A compile that finds an older lock keeps its versions where it may; so what is lowest is asked afresh, without a lock.
@@ -42,13 +42,13 @@ help: ## this list
 .PHONY: venv
 venv: $(READY) ## the environment in .venv, exactly as requirements.lock says
 
-$(READY): requirements.lock pyproject.toml
+$(READY): requirements.lock pyproject.toml | $(UV_READY)
 	@$(need_python)
 	@echo "Setting up .venv (a first time takes some minutes and 2 GB)"
 	@mkdir -p .venv
 	@[ -x $(BIN)/pip ] || $(call in_turn,.venv) "$(PYTHON)" -m venv .venv
-	@$(call in_turn,.venv) $(BIN)/pip install --quiet --require-hashes -r requirements.lock
-	@$(call in_turn,.venv) $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	@$(call in_turn,.venv) $(UV) pip install --quiet --python .venv --require-hashes -r requirements.lock
+	@$(call in_turn,.venv) $(UV) pip install --quiet --python .venv --no-deps --no-build-isolation -e .
 	@touch $@
 
 .PHONY: java
@@ -158,8 +158,9 @@ wheel: $(READY) ## the wheel in build/wheel, checked to hold nothing but the lib
 
 $(UV_READY): Makefile
 	@$(need_python)
-	@"$(PYTHON)" -m venv build/uv
-	@build/uv/bin/pip install --quiet uv==$(UV_VERSION)
+	@mkdir -p build
+	@$(call in_turn,build) "$(PYTHON)" -m venv build/uv
+	@$(call in_turn,build) build/uv/bin/pip install --quiet uv==$(UV_VERSION)
 	@touch $@
 
 .PHONY: lock
