@@ -2,6 +2,7 @@
 
 import json
 import random
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -86,6 +87,19 @@ def test_a_seed_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(running, "simulate", hang)
     monkeypatch.setattr(running, "LONGEST_SEED_S", 1)
     assert running.run_one(scenario(3)).violations[0].promise == "every seed ends"
+
+
+def test_a_seed_that_was_stopped_for_long_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a process's own time counts, not that in which others run."""
+    result = running.run_one(scenario(3))
+
+    def wait(_: object) -> object:
+        time.sleep(0.2)
+        return result
+
+    monkeypatch.setattr(running, "simulate", wait)
+    monkeypatch.setattr(running, "LONGEST_SEED_S", 0.1)
+    assert running.run_one(scenario(3)) is result
 
 
 @pytest.mark.thorough
