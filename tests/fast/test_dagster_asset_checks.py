@@ -26,7 +26,7 @@ from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.delivery import ClaimedBatch, RangeOptions
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.ops import _table
+from marshal_dagster.ops.tables import ranges_table
 from marshal_dagster.protocol.messages import ClaimingPartition
 from tests.delivering import GROUP, HI_MS, TOPIC, Scene
 from tests.fast.test_dagster_assets import Shop, own_instance, shop
@@ -116,7 +116,7 @@ def test_what_others_still_work_on_is_no_gap(shop: Shop, monkeypatch: pytest.Mon
         row = one.report()
         shop.instance.report_runless_asset_event(
             dg.AssetMaterialization(
-                shop.key, metadata={"group": GROUP, "batch_id": one.batch_id, "ranges": _table(row)}
+                shop.key, metadata={"group": GROUP, "batch_id": one.batch_id, "ranges": ranges_table(row)}
             )
         )
 
@@ -157,7 +157,7 @@ def _record(shop: Shop, generation: int, start: int, end: int) -> None:
     row = dg.TableRecord(
         {"topic": TOPIC, "partition": 0, "generation": generation, "start": start, "end": end, "state": "done"}
     )
-    table = dg.MetadataValue.table([row], _table([]).schema)
+    table = dg.MetadataValue.table([row], ranges_table([]).schema)
     metadata: dict[str, Any] = {"group": GROUP, "batch_id": f"b{end}", "ranges": table}
     shop.instance.report_runless_asset_event(dg.AssetMaterialization(shop.key, metadata=metadata))
 
@@ -310,5 +310,5 @@ def test_one_left_out_is_a_gap_and_one_twice_is_double(ends: list[int], data: An
 
 def test_a_table_has_what_is_read_back() -> None:
     """The names of the columns are those that the checks read."""
-    names = {column.name for column in _table([]).schema.columns}
+    names = {column.name for column in ranges_table([]).schema.columns}
     assert {"partition", "generation", "start", "end", "state"} <= names

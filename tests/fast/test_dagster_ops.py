@@ -310,7 +310,7 @@ def test_progress_is_logged_while_spark_works(stand: Stand, monkeypatch: pytest.
     """While the function works, lines in the run's log say how far Spark is; an unchanged state is not repeated."""
     told = threading.Event()
     asked = iter(range(10**6))
-    monkeypatch.setattr("marshal_dagster.ops.PROGRESS_EVERY_S", 0.001)
+    monkeypatch.setattr("marshal_dagster.ops.watching.PROGRESS_EVERY_S", 0.001)
     monkeypatch.setattr(spark_jobs, "progress", lambda *_: told.set() if next(asked) > 20 else "1 of 2 tasks done")
     stand.process = lambda _context, _batch, frame: frame if told.wait(20) else None
     result = stand.run()

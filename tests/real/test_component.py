@@ -11,9 +11,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from dagster.components.testing import create_defs_folder_sandbox
 
-from marshal_dagster import ops
 from marshal_dagster.component import ClaimedTopicComponent
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.ops import work
 from marshal_dagster.spark.sinks import FileSink
 from tests.real.conftest import MakeTopic
 
@@ -67,7 +67,7 @@ def test_the_example_counts_flights(  # noqa: PLR0917 - fixtures
     monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", connection.bootstrap_servers)
     monkeypatch.setenv("MARSHAL_COORDINATION_TOPIC", coordination_topic)
     monkeypatch.setenv("MARSHAL_OUTPUT", str(tmp_path))
-    monkeypatch.setattr(ops, "start_session", lambda _: spark)
+    monkeypatch.setattr(work, "start_session", lambda _: spark)
     folder = EXAMPLE / "flights_component" / "defs" / "flights"
     contents = yaml.safe_load((folder / "defs.yaml").read_text().replace("topic: flights", f"topic: {name}"))
     with create_defs_folder_sandbox() as sandbox:

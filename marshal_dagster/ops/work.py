@@ -1,42 +1,31 @@
-"""The op that claims, processes and commits, batch after batch in one Spark session."""
+"""One execution of an op or asset: it claims, processes and commits, batch after batch in one Spark session."""
 
-import copy
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final
 
 from dagster import (
-    AssetKey,
     AssetMaterialization,
     AssetObservation,
-    Config,
     Failure,
     MetadataValue,
-    OpDefinition,
     OpExecutionContext,
-    Out,
-    Output,
-    RetryPolicy,
     RetryRequested,
-    TableColumn,
-    TableMetadataValue,
-    TableRecord,
-    TableSchema,
-    op,
 )
-from pydantic import Field, create_model
 
 from marshal_dagster.coordination.clock import SystemClock
-from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, Idle, PartitionReport, RangeOptions
-from marshal_dagster.errors import BatchAborted, ConfigurationError, MarshalError, TopicMissing
+from marshal_dagster.delivery import ClaimedBatch, PartitionReport
+from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.ops.config import ClaimedBatchConfig
+from marshal_dagster.ops.results import DoneBatch, DrainedBatches, Outcome, recalled
+from marshal_dagster.ops.spec import BatchSpec
+from marshal_dagster.ops.tables import lost_offsets, lost_range, ranges_table, seen_table
+from marshal_dagster.ops.watching import progress_lines, session_watched
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.protocol.positions import StartPolicy
-from marshal_dagster.resources import ClaimerResource, claimer_of, require_topic
+from marshal_dagster.resources import ClaimerResource, claimer_of
 from marshal_dagster.runs import (
     GROUP_TAG,
     OUTCOME_TAG,
@@ -51,112 +40,12 @@ from marshal_dagster.spark.session import SINGLE_EXECUTION, spark_settings, star
 from marshal_dagster.spark.sinks import Sink
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-PROGRESS_EVERY_S: Final = 5.0
-"""Seconds between two looks at how far Spark is; a line is logged when something has changed."""
 
 _SLACK_INTERVALS: Final = 0.1
 _LONGEST_WAIT_INTERVALS: Final = 3
 """Heartbeat intervals: how much longer than need be a run waits for its own claims, and how long at most."""
-
-
-class Process(Protocol):
-    """What a user writes: turns the messages of a batch into the rows of the sink, or does its work and gives None."""
-
-    def __call__(self, context: OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame", /) -> "DataFrame | None":
-        """Process `frame`: key, value, topic, partition, offset, timestamp, headers of exactly `batch.ranges`."""
-        ...
-
-
-MakeSink = Callable[[OpExecutionContext], Sink]
-
-
-class Outcome(StrEnum):
-    """What an execution of the op came to: batches were done, or why there was none."""
-
-    DONE = "done"
-    PAUSED = "paused"
-    HELD = "held"
-    DRAINED = "drained"
-    GIVEN_UP = "given_up"
-    TOPIC_MISSING = "topic_missing"
-
-
-class SeenKey(Config):
-    """Where a partition stood when a sensor asked for its reprocessing; to be compared, nothing is decided by it."""
-
-    partition: int = Field(ge=0, description="The partition of the data topic.")
-    generation: int = Field(description="Its generation.")
-    offset: int | None = Field(default=None, description="Its offset, the next one to read.")
-    plan_end: int | None = Field(default=None, description="The end (exclusive) of its open plan.")
-    plan_attempts: int = Field(default=0, description="How often that plan had been tried.")
-    epoch: int | None = Field(default=None, description="The epoch of its owner, gone stale by then.")
-    instance: str | None = Field(default=None, description="The instance id of that owner.")
-
-
-class ClaimedBatchConfig(Config):
-    """What one run of the op should take and when it should end."""
-
-    partitions: list[int] | None = Field(default=None, description="Only these partitions of the topic; default: all.")
-    max_records: int | None = Field(
-        default=None, ge=1, description="The most offsets of a batch, all its partitions together; default: no limit."
-    )
-    max_bytes: int | None = Field(
-        default=None,
-        ge=1,
-        description="About the most bytes of a batch, estimated from a sample of what is unread; default: no limit.",
-    )
-    max_batches: int | None = Field(
-        default=None,
-        ge=1,
-        description="End after so many batches, those of earlier attempts in this run counted in; default: when the "
-        "topic is drained.",
-    )
-    time_budget_s: float | None = Field(
-        default=None, gt=0, description="Begin no batch after so many seconds; default: when the topic is drained."
-    )
-    one_more_attempt: bool = Field(
-        default=False, description="Try plans once more that were given up after too many attempts."
-    )
-    on_idle: Literal["skip", "fail"] = Field(
-        default="skip",
-        description="When there is nothing to do (drained, paused, held by others, no such topic): skip what depends "
-        "on this op, or fail the run.",
-    )
-    accept_data_loss: bool | None = Field(
-        default=None,
-        description="Go on where retention has deleted messages unread; default: in at_least_once only.",
-    )
-    accept_new_log: bool = Field(
-        default=False, description="Go on where Kafka knows offsets of the group and the coordination log does not."
-    )
-    seen: list[SeenKey] = Field(
-        default_factory=list, description="Filled in by the stale-claim sensor: what it saw. Shown in the metadata."
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class DoneBatch:
-    """One batch that was carried out."""
-
-    batch_id: str
-    delivery: DeliveryMode
-    ranges: TableMetadataValue
-    numbers: Mapping[str, float]
-    """Seconds of each phase, offsets, lag, and the rows written where the sink tells them."""
-
-
-@dataclass(frozen=True, slots=True)
-class DrainedBatches:
-    """What the op gives to ops that depend on it."""
-
-    topic: str
-    group: str
-    outcome: Outcome
-    batch_ids: tuple[str, ...]
-    offsets: int
-    lag: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,171 +55,6 @@ class _Nothing:
     outcome: Outcome
     text: str
     stale_in_s: float | None = None
-
-
-class WorkOptions(TypedDict, total=False):
-    """How batches are claimed and worked on; the same for an op and for an asset."""
-
-    sink: Sink | MakeSink | None
-    """Takes the rows in effectively once; may be made anew for each run by a function of the context."""
-    max_records: int | None
-    """The most offsets of a batch. This and the limits below are defaults that run config may change."""
-    max_bytes: int | None
-    """About the most bytes of a batch (keys, values and headers, not compressed). Each run reads a sample of what is
-    unread, and turns this into offsets by the mean size in it; larger records further on make larger batches."""
-    max_batches: int | None
-    """The most batches of a run; by default it ends when the topic is drained."""
-    time_budget_s: float | None
-    """Seconds after which a run begins no further batch."""
-    max_claims: int | None
-    """The most partitions that a batch holds; by default all that are free."""
-    entire_topic: bool
-    """Claim all partitions of the topic or none."""
-    ranges: RangeOptions | None
-    """How ranges are claimed, in groups that do."""
-    start: StartPolicy | str
-    """Where a group begins that has no position in the topic; by default at the earliest offset."""
-    max_attempts: int
-    """How often a plan is tried before it is left to a person; 5 by default."""
-    count_records: bool
-    """Tell how many records the offsets of each batch held, where compaction and transactions leave fewer; it takes a
-    pass over the batch of its own."""
-    claimer_key: str
-    """The resource that is the `ClaimerResource`; by default `claimer`."""
-    spark_key: str | None
-    """A resource that has a `spark_session` (a `LazyPySparkResource`, a `SparkConnectResource`).
-
-    By default a session on this machine is started.
-    """
-    spark_config: Mapping[str, str] | None
-    """Changes the settings (`spark_settings`) of a session that is started here."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSpec:
-    """What an op or asset was told of its batches and run config does not change."""
-
-    process: Process
-    topic: str
-    sink: Sink | MakeSink | None
-    start: StartPolicy
-    max_claims: int | None
-    entire_topic: bool
-    ranges: RangeOptions | None
-    max_attempts: int
-    count_records: bool
-    claimer_key: str
-    spark_key: str | None
-    spark_config: Mapping[str, str]
-    asset_key: AssetKey
-
-    @property
-    def resource_keys(self) -> set[str]:
-        """The resources that a run needs."""
-        return {self.claimer_key} | ({self.spark_key} if self.spark_key is not None else set())
-
-
-def build_claimed_batch_op(
-    process: Process,
-    *,
-    name: str,
-    topic: str,
-    asset_key: AssetKey | None = None,
-    required_resource_keys: Sequence[str] = (),
-    description: str | None = None,
-    tags: Mapping[str, str] | None = None,
-    retry_policy: RetryPolicy | None = None,
-    pool: str | None = None,
-    **options: Unpack[WorkOptions],
-) -> OpDefinition:
-    """Build the op `name`, which claims partitions of `topic`, has `process` work on them with Spark, and commits.
-
-    `process(context, batch, frame)` gets key, value, topic, partition, offset, timestamp and headers of exactly the
-    offsets that it holds.
-
-    It works batch after batch until the topic is drained or a limit is reached; `options` are those of `WorkOptions`.
-    In effectively once `process` returns the rows for the sink, in the other modes it does its work itself and returns
-    None. The claim comes first, then the Spark session. Each batch is recorded as a materialization of `asset_key`
-    (default: the op's name). The one output, a `DrainedBatches`, is left out when there was nothing to do, so that what
-    depends on it is skipped. A step that is tried again, by `retry_policy` or by re-execution, gives what its failed
-    attempts did too.
-
-    Raises `ConfigurationError` for settings that no batch could keep to.
-    """
-    spec = batch_spec(process, topic, asset_key or AssetKey([name]), options)
-    config_class = config_of(options)
-
-    def claimed_batches(context: OpExecutionContext, config: config_class) -> Iterator[Output[DrainedBatches]]:  # type: ignore[valid-type]
-        work = BatchWork(spec, context, config)
-        if work.run():
-            yield Output(work.result(), metadata=work.sum())
-
-    return op(
-        name=name,
-        description=description or process.__doc__,
-        out=Out(DrainedBatches, is_required=False, description="What was done; left out when there was nothing to do."),
-        required_resource_keys={*spec.resource_keys, *required_resource_keys},
-        tags={TOPIC_TAG: topic, **(tags or {})},
-        retry_policy=retry_policy,
-        pool=pool,
-    )(claimed_batches)
-
-
-def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkOptions) -> BatchSpec:
-    """Gather what run config does not change. Raises `ConfigurationError`."""
-    spark_key, spark_config = options.get("spark_key"), options.get("spark_config")
-    require_topic(topic)
-    if spark_key is not None and spark_config is not None:
-        raise ConfigurationError(f"spark_config: the session of resource {spark_key!r} is configured there")
-    return BatchSpec(
-        process=process,
-        topic=topic,
-        sink=options.get("sink"),
-        start=_start_policy(options.get("start", StartPolicy.EARLIEST)),
-        max_claims=options.get("max_claims"),
-        entire_topic=options.get("entire_topic", False),
-        ranges=options.get("ranges"),
-        max_attempts=options.get("max_attempts", DEFAULT_MAX_ATTEMPTS),
-        count_records=options.get("count_records", False),
-        claimer_key=options.get("claimer_key", "claimer"),
-        spark_key=spark_key,
-        spark_config=dict(spark_config or {}),
-        asset_key=asset_key,
-    )
-
-
-def config_of(options: WorkOptions) -> type[ClaimedBatchConfig]:
-    """Give the config class with the defaults of `options`, so that the launchpad shows them.
-
-    Raises `ConfigurationError`.
-    """
-    return _with_defaults(
-        max_records=options.get("max_records"),
-        max_bytes=options.get("max_bytes"),
-        max_batches=options.get("max_batches"),
-        time_budget_s=options.get("time_budget_s"),
-    )
-
-
-def _start_policy(start: StartPolicy | str) -> StartPolicy:
-    try:
-        return StartPolicy(start)
-    except ValueError:
-        raise ConfigurationError(f"start is {start!r}; it must be one of {', '.join(StartPolicy)}") from None
-
-
-def _with_defaults(**defaults: float | None) -> type[ClaimedBatchConfig]:
-    """Give the config class with other defaults, so that the launchpad shows them. Raises `ConfigurationError`."""
-    fields: dict[str, Any] = {}
-    for name, value in defaults.items():
-        if value is not None and value <= 0:
-            raise ConfigurationError(f"{name} is {value}; it must be above 0")
-        info = copy.copy(ClaimedBatchConfig.model_fields[name])
-        info.default = value
-        fields[name] = (info.annotation, info)
-    return create_model(
-        ClaimedBatchConfig.__name__, __base__=ClaimedBatchConfig, __doc__=ClaimedBatchConfig.__doc__, **fields
-    )
 
 
 @dataclass(slots=True)
@@ -386,7 +110,7 @@ class BatchWork:
     def _recall(self) -> None:
         """Learn what earlier attempts of this step did."""
         recorded = recorded_before(self.context, self.claimer.group, self.spec.topic)
-        self.before = [batch for each in recorded if (batch := _recalled(each.metadata)) is not None]
+        self.before = [batch for each in recorded if (batch := recalled(each.metadata)) is not None]
         self.before_in_run = sum(each.run_id == self.context.run_id for each in recorded)
         if self.before:
             self.context.log.info(
@@ -519,7 +243,7 @@ class BatchWork:
         finally:
             self._observe_dropped(batch)
         if batch.idle is not None:
-            return _Nothing(_outcome_of(batch.idle), batch.idle.text, batch.idle.stale_in_s)
+            return _Nothing(Outcome(batch.idle.reason.value), batch.idle.text, batch.idle.stale_in_s)
         self._record(batch)
         self._observe_lost(batch)
         return None
@@ -542,7 +266,7 @@ class BatchWork:
         frame = batch.read(spark)
         if not batch.ranges:
             return
-        with _session_watched(spark), _progress_lines(self.context, spark, batch.batch_id):
+        with session_watched(spark), progress_lines(self.context, spark, batch.batch_id):
             if self.spec.count_records:
                 self.records = reading.count_records(frame)
             rows = self.spec.process(self.context, batch, frame)
@@ -577,7 +301,7 @@ class BatchWork:
         numbers: dict[str, float] = {
             "offsets": sum(each.range.width for each in reports),
             "lag": batch.lag_after,
-            "lost_offsets": _lost_offsets(reports),
+            "lost_offsets": lost_offsets(reports),
             **({} if self.records is None else {"records": sum(self.records.values())}),
             "waiting_s": round(phases.waiting_s, 3),
             "starting_spark_s": round(phases.starting_spark_s, 3),
@@ -587,7 +311,7 @@ class BatchWork:
         }
         if batch.outcome is not None and len(batch.outcome.rows) == len(batch.outcome.taken):
             numbers["rows"] = sum(batch.outcome.rows.values())
-        done = DoneBatch(batch.batch_id, batch.mode, _table(reports, self.records), numbers)
+        done = DoneBatch(batch.batch_id, batch.mode, ranges_table(reports, self.records), numbers)
         self.done.append(done)
         self.last = AssetMaterialization(
             self.spec.asset_key,
@@ -622,7 +346,7 @@ class BatchWork:
                     announcements_key(self.spec.topic),
                     description="At most once: committed, and never processed, or possibly not.",
                     metadata={
-                        "dropped": _table(reports),
+                        "dropped": ranges_table(reports),
                         "dropped_offsets": sum(report.range.width for report in reports),
                         "batch_id": batch.batch_id,
                         "group": self.claimer.group,
@@ -642,8 +366,8 @@ class BatchWork:
                 announcements_key(self.spec.topic),
                 description="Retention deleted these messages before they were read; the batch went on behind them.",
                 metadata={
-                    "lost": MetadataValue.json([_lost(report) for report in reports]),
-                    "lost_offsets": _lost_offsets(reports),
+                    "lost": MetadataValue.json([lost_range(report) for report in reports]),
+                    "lost_offsets": lost_offsets(reports),
                     "batch_id": batch.batch_id,
                     "group": self.claimer.group,
                 },
@@ -658,7 +382,7 @@ class BatchWork:
             "topic": self.spec.topic,
         }
         if self.config.seen:
-            metadata["seen"] = _seen_table(self.config.seen)
+            metadata["seen"] = seen_table(self.config.seen)
         return metadata
 
     def _tell_idle(self, outcome: Outcome, text: str) -> None:
@@ -704,138 +428,9 @@ class BatchWork:
         if self.before:
             metadata["batches_of_earlier_attempts"] = len(self.before)
         if self.config.seen:
-            metadata["seen"] = _seen_table(self.config.seen)
+            metadata["seen"] = seen_table(self.config.seen)
         return metadata
-
-
-def _recalled(metadata: Mapping[str, MetadataValue[Any]]) -> DoneBatch | None:
-    """Read what a batch was recorded with; None for what is of another form."""
-    batch_id, delivery, ranges = (metadata.get(name) for name in ("batch_id", "delivery", "ranges"))
-    numbers = {name: metadata[name].value for name in _NUMBERS if name in metadata}
-    if batch_id is None or delivery is None or not isinstance(ranges, TableMetadataValue):
-        return None
-    if not {"offsets", "lag"} <= numbers.keys():
-        return None
-    return DoneBatch(str(batch_id.value), DeliveryMode(delivery.value), ranges, numbers)
-
-
-def _outcome_of(idle: Idle) -> Outcome:
-    return Outcome(idle.reason.value)
 
 
 def _named(report: PartitionReport) -> str:
     return f"{report.range}{' (an open plan)' if report.is_replay else ''}"
-
-
-_NUMBERS: Final = (
-    "offsets",
-    "lag",
-    "lost_offsets",
-    "records",
-    "waiting_s",
-    "starting_spark_s",
-    "reading_s",
-    "processing_s",
-    "committing_s",
-    "rows",
-)
-"""What a batch is recorded with that plots over time."""
-
-_COLUMNS: Final = (
-    TableColumn("partition", "int", "The partition."),
-    TableColumn("start", "int", "The first offset of the range."),
-    TableColumn("end", "int", "The next offset to read after it."),
-    TableColumn("offsets", "int", "How many offsets it spans; compaction and transactions leave fewer records."),
-    TableColumn("lost", "int", "How many of these, from the start, retention had deleted before they were read."),
-    TableColumn("state", "string", "What became of the range."),
-    TableColumn("lag_before", "int", "Offsets up to the end of the topic when the batch was planned."),
-    TableColumn("lag_after", "int", "The same behind the batch."),
-    TableColumn("epoch", "int", "The fencing token of the claim."),
-    TableColumn("generation", "int", "The generation of the position: another one once a person has set it."),
-    TableColumn("replay", "bool", "Whether it was the open plan of an earlier owner."),
-    TableColumn("topic", "string", "The data topic."),
-)
-_RANGES: Final = TableSchema([*_COLUMNS])
-_COUNTED: Final = TableSchema(
-    [*_COLUMNS, TableColumn("records", "int", "How many records the offsets of the range held, where it was read.")]
-)
-
-
-def _table(reports: Sequence[PartitionReport], counts: Mapping[int, int] | None = None) -> TableMetadataValue:
-    records = [
-        TableRecord(
-            {
-                "partition": each.range.partition,
-                "start": each.range.start,
-                "end": each.range.end,
-                "offsets": each.range.width,
-                "lost": each.range.first_readable - each.range.start,
-                "state": each.state,
-                "lag_before": each.lag_before,
-                "lag_after": each.lag_after,
-                "epoch": each.range.epoch,
-                "generation": each.range.generation,
-                "replay": each.is_replay,
-                "topic": each.range.topic,
-                **({} if counts is None else {"records": counts.get(each.range.partition, 0)}),
-            }
-        )
-        for each in reports
-    ]
-    return MetadataValue.table(records, _RANGES if counts is None else _COUNTED)
-
-
-def _lost(report: PartitionReport) -> dict[str, int]:
-    one = report.range
-    return {"partition": one.partition, "start": one.start, "end": one.first_readable}
-
-
-def _lost_offsets(reports: Sequence[PartitionReport]) -> int:
-    return sum(report.range.first_readable - report.range.start for report in reports)
-
-
-def _seen_table(seen: Sequence[SeenKey]) -> TableMetadataValue:
-    names = tuple(SeenKey.model_fields)
-    schema = TableSchema([TableColumn(name, "string" if name == "instance" else "int") for name in names])
-    return MetadataValue.table([TableRecord({name: getattr(each, name) for name in names}) for each in seen], schema)
-
-
-@contextmanager
-def _session_watched(spark: "SparkSession") -> Iterator[None]:
-    """Raise `BatchAborted` in place of what Spark raises when the session has died under the block."""
-    from marshal_dagster.spark.jobs import session_ended
-
-    try:
-        yield
-    except (MarshalError, Failure, RetryRequested):
-        raise
-    except Exception as error:
-        ended = session_ended(spark, error)
-        if ended is None:
-            raise
-        told = next(iter(str(error).splitlines()), type(error).__name__)
-        raise BatchAborted(f"{ended} ({told}): this batch ends here and its claims are released") from error
-
-
-@contextmanager
-def _progress_lines(context: OpExecutionContext, spark: "SparkSession", batch_id: str) -> Iterator[None]:
-    """Log how far Spark is, from a thread of its own, while the block runs."""
-    from marshal_dagster.spark.jobs import progress
-
-    over = threading.Event()
-
-    def tell() -> None:
-        last = ""
-        while not over.wait(PROGRESS_EVERY_S):
-            now = progress(spark, batch_id)
-            if now is not None and str(now) != last:
-                last = str(now)
-                context.log.info("Spark: %s", last)
-
-    thread = threading.Thread(target=tell, name=f"progress {batch_id}", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

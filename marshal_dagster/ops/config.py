@@ -1,0 +1,134 @@
+"""What a run may be told, and what an op or asset is told of its batches."""
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypedDict
+
+from dagster import Config, OpExecutionContext
+from pydantic import Field, create_model
+
+from marshal_dagster.delivery import RangeOptions
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.positions import StartPolicy
+from marshal_dagster.spark.sinks import Sink
+
+
+class SeenKey(Config):
+    """Where a partition stood when a sensor asked for its reprocessing; to be compared, nothing is decided by it."""
+
+    partition: int = Field(ge=0, description="The partition of the data topic.")
+    generation: int = Field(description="Its generation.")
+    offset: int | None = Field(default=None, description="Its offset, the next one to read.")
+    plan_end: int | None = Field(default=None, description="The end (exclusive) of its open plan.")
+    plan_attempts: int = Field(default=0, description="How often that plan had been tried.")
+    epoch: int | None = Field(default=None, description="The epoch of its owner, gone stale by then.")
+    instance: str | None = Field(default=None, description="The instance id of that owner.")
+
+
+class ClaimedBatchConfig(Config):
+    """What one run of the op should take and when it should end."""
+
+    partitions: list[int] | None = Field(default=None, description="Only these partitions of the topic; default: all.")
+    max_records: int | None = Field(
+        default=None, ge=1, description="The most offsets of a batch, all its partitions together; default: no limit."
+    )
+    max_bytes: int | None = Field(
+        default=None,
+        ge=1,
+        description="About the most bytes of a batch, estimated from a sample of what is unread; default: no limit.",
+    )
+    max_batches: int | None = Field(
+        default=None,
+        ge=1,
+        description="End after so many batches, those of earlier attempts in this run counted in; default: when the "
+        "topic is drained.",
+    )
+    time_budget_s: float | None = Field(
+        default=None, gt=0, description="Begin no batch after so many seconds; default: when the topic is drained."
+    )
+    one_more_attempt: bool = Field(
+        default=False, description="Try plans once more that were given up after too many attempts."
+    )
+    on_idle: Literal["skip", "fail"] = Field(
+        default="skip",
+        description="When there is nothing to do (drained, paused, held by others, no such topic): skip what depends "
+        "on this op, or fail the run.",
+    )
+    accept_data_loss: bool | None = Field(
+        default=None,
+        description="Go on where retention has deleted messages unread; default: in at_least_once only.",
+    )
+    accept_new_log: bool = Field(
+        default=False, description="Go on where Kafka knows offsets of the group and the coordination log does not."
+    )
+    seen: list[SeenKey] = Field(
+        default_factory=list, description="Filled in by the stale-claim sensor: what it saw. Shown in the metadata."
+    )
+
+
+MakeSink = Callable[[OpExecutionContext], Sink]
+
+
+class WorkOptions(TypedDict, total=False):
+    """How batches are claimed and worked on; the same for an op and for an asset."""
+
+    sink: Sink | MakeSink | None
+    """Takes the rows in effectively once; may be made anew for each run by a function of the context."""
+    max_records: int | None
+    """The most offsets of a batch. This and the limits below are defaults that run config may change."""
+    max_bytes: int | None
+    """About the most bytes of a batch (keys, values and headers, not compressed). Each run reads a sample of what is
+    unread, and turns this into offsets by the mean size in it; larger records further on make larger batches."""
+    max_batches: int | None
+    """The most batches of a run; by default it ends when the topic is drained."""
+    time_budget_s: float | None
+    """Seconds after which a run begins no further batch."""
+    max_claims: int | None
+    """The most partitions that a batch holds; by default all that are free."""
+    entire_topic: bool
+    """Claim all partitions of the topic or none."""
+    ranges: RangeOptions | None
+    """How ranges are claimed, in groups that do."""
+    start: StartPolicy | str
+    """Where a group begins that has no position in the topic; by default at the earliest offset."""
+    max_attempts: int
+    """How often a plan is tried before it is left to a person; 5 by default."""
+    count_records: bool
+    """Tell how many records the offsets of each batch held, where compaction and transactions leave fewer; it takes a
+    pass over the batch of its own."""
+    claimer_key: str
+    """The resource that is the `ClaimerResource`; by default `claimer`."""
+    spark_key: str | None
+    """A resource that has a `spark_session` (a `LazyPySparkResource`, a `SparkConnectResource`).
+
+    By default a session on this machine is started.
+    """
+    spark_config: Mapping[str, str] | None
+    """Changes the settings (`spark_settings`) of a session that is started here."""
+
+
+def config_of(options: WorkOptions) -> type[ClaimedBatchConfig]:
+    """Give the config class with the defaults of `options`, so that the launchpad shows them.
+
+    Raises `ConfigurationError`.
+    """
+    return _with_defaults(
+        max_records=options.get("max_records"),
+        max_bytes=options.get("max_bytes"),
+        max_batches=options.get("max_batches"),
+        time_budget_s=options.get("time_budget_s"),
+    )
+
+
+def _with_defaults(**defaults: float | None) -> type[ClaimedBatchConfig]:
+    """Give the config class with other defaults, so that the launchpad shows them. Raises `ConfigurationError`."""
+    fields: dict[str, Any] = {}
+    for name, value in defaults.items():
+        if value is not None and value <= 0:
+            raise ConfigurationError(f"{name} is {value}; it must be above 0")
+        info = copy.copy(ClaimedBatchConfig.model_fields[name])
+        info.default = value
+        fields[name] = (info.annotation, info)
+    return create_model(
+        ClaimedBatchConfig.__name__, __base__=ClaimedBatchConfig, __doc__=ClaimedBatchConfig.__doc__, **fields
+    )

@@ -1,0 +1,71 @@
+"""Tables of metadata, as Dagster's pages show them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord, TableSchema
+
+from marshal_dagster.delivery import PartitionReport
+from marshal_dagster.ops.config import SeenKey
+
+_COLUMNS: Final = (
+    TableColumn("partition", "int", "The partition."),
+    TableColumn("start", "int", "The first offset of the range."),
+    TableColumn("end", "int", "The next offset to read after it."),
+    TableColumn("offsets", "int", "How many offsets it spans; compaction and transactions leave fewer records."),
+    TableColumn("lost", "int", "How many of these, from the start, retention had deleted before they were read."),
+    TableColumn("state", "string", "What became of the range."),
+    TableColumn("lag_before", "int", "Offsets up to the end of the topic when the batch was planned."),
+    TableColumn("lag_after", "int", "The same behind the batch."),
+    TableColumn("epoch", "int", "The fencing token of the claim."),
+    TableColumn("generation", "int", "The generation of the position: another one once a person has set it."),
+    TableColumn("replay", "bool", "Whether it was the open plan of an earlier owner."),
+    TableColumn("topic", "string", "The data topic."),
+)
+_RANGES: Final = TableSchema([*_COLUMNS])
+_COUNTED: Final = TableSchema(
+    [*_COLUMNS, TableColumn("records", "int", "How many records the offsets of the range held, where it was read.")]
+)
+
+
+def ranges_table(reports: Sequence[PartitionReport], counts: Mapping[int, int] | None = None) -> TableMetadataValue:
+    """Show the ranges of a batch; `counts` says how many records each partition's held."""
+    records = [
+        TableRecord(
+            {
+                "partition": each.range.partition,
+                "start": each.range.start,
+                "end": each.range.end,
+                "offsets": each.range.width,
+                "lost": each.range.first_readable - each.range.start,
+                "state": each.state,
+                "lag_before": each.lag_before,
+                "lag_after": each.lag_after,
+                "epoch": each.range.epoch,
+                "generation": each.range.generation,
+                "replay": each.is_replay,
+                "topic": each.range.topic,
+                **({} if counts is None else {"records": counts.get(each.range.partition, 0)}),
+            }
+        )
+        for each in reports
+    ]
+    return MetadataValue.table(records, _RANGES if counts is None else _COUNTED)
+
+
+def lost_range(report: PartitionReport) -> dict[str, int]:
+    """Give what retention has deleted of a range."""
+    one = report.range
+    return {"partition": one.partition, "start": one.start, "end": one.first_readable}
+
+
+def lost_offsets(reports: Sequence[PartitionReport]) -> int:
+    """Count what retention has deleted of all ranges."""
+    return sum(report.range.first_readable - report.range.start for report in reports)
+
+
+def seen_table(seen: Sequence[SeenKey]) -> TableMetadataValue:
+    """Show what a sensor saw."""
+    names = tuple(SeenKey.model_fields)
+    schema = TableSchema([TableColumn(name, "string" if name == "instance" else "int") for name in names])
+    return MetadataValue.table([TableRecord({name: getattr(each, name) for name in names}) for each in seen], schema)

@@ -1,0 +1,58 @@
+"""Spark, watched while it works on a batch."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from dagster import Failure, OpExecutionContext, RetryRequested
+
+from marshal_dagster.errors import BatchAborted, MarshalError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+PROGRESS_EVERY_S: Final = 5.0
+"""Seconds between two looks at how far Spark is; a line is logged when something has changed."""
+
+
+@contextmanager
+def session_watched(spark: "SparkSession") -> Iterator[None]:
+    """Raise `BatchAborted` in place of what Spark raises when the session has died under the block."""
+    from marshal_dagster.spark.jobs import session_ended
+
+    try:
+        yield
+    except (MarshalError, Failure, RetryRequested):
+        raise
+    except Exception as error:
+        ended = session_ended(spark, error)
+        if ended is None:
+            raise
+        told = next(iter(str(error).splitlines()), type(error).__name__)
+        raise BatchAborted(f"{ended} ({told}): this batch ends here and its claims are released") from error
+
+
+@contextmanager
+def progress_lines(context: OpExecutionContext, spark: "SparkSession", batch_id: str) -> Iterator[None]:
+    """Log how far Spark is, from a thread of its own, while the block runs."""
+    from marshal_dagster.spark.jobs import progress
+
+    over = threading.Event()
+
+    def tell() -> None:
+        last = ""
+        while not over.wait(PROGRESS_EVERY_S):
+            now = progress(spark, batch_id)
+            if now is not None and str(now) != last:
+                last = str(now)
+                context.log.info("Spark: %s", last)
+
+    thread = threading.Thread(target=tell, name=f"progress {batch_id}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
