@@ -128,6 +128,7 @@ class Claimer(BaseClaimer[Claim]):
             stands = {claim.partition: claim.beat_offset for claim in self._tenure.claims.values()}
             offsets = {number: starts.get(number) if at is None else at for number, at in stands.items()}
             sent = self._beat({number: offset for number, offset in offsets.items() if offset is not None})
+            self.check()  # what was refused is told at once, however long the next question takes
             self._check_log()
             self.check()
             self._require_acknowledged(sent)

@@ -143,6 +143,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
             held = [claim for claim in self._tenure.claims.values() if not claim.is_done]
             sent = self._send_owned([RangeHeartbeat(partition=c.partition, epoch=c.epoch, **signed) for c in held])
             self._note_beats(sent)
+            self.check()  # what was refused is told at once, however long the next question takes
             self._check_log()
             self.check()
             self._require_acknowledged(sent)

@@ -210,13 +210,15 @@ class ClaimedBatch:
         self._take_permission()
         self._is_read = True
 
-    def read(self, spark: "SparkSession") -> "DataFrame":
+    def read(self, spark: "SparkSession", *, min_partitions: int | None = None) -> "DataFrame":
         """Give a frame over exactly the ranges: key, value, topic, partition, offset, timestamp, headers.
 
-        The frame reads Kafka anew for each action on it: cache it, or act on it once. Its Spark jobs are cancelled when
+        The frame reads Kafka anew for each action on it: cache it, or act on it once. `min_partitions` splits the
+        reading into at least so many tasks (by default one for each Kafka partition). Its Spark jobs are cancelled when
         the claim is lost. Raises `ConfigurationError` for a session that could process a message twice in at most once.
         """
         began_s = time.monotonic()
+        reading.check_min_partitions(min_partitions)
         check_session(spark)
         if self.mode is DeliveryMode.AT_MOST_ONCE:
             check_single_execution(spark)
@@ -227,7 +229,8 @@ class ClaimedBatch:
             self._stack.enter_context(jobs.interruptible_calls(spark))
             self._check_heartbeats()
         offsets = {one.partition: (one.first_readable, one.end) for one in self.ranges}
-        frame = reading.read_ranges(spark, self._delivery.connection.spark_options(), self.request.topic, offsets)
+        options = self._delivery.connection.spark_options()
+        frame = reading.read_ranges(spark, options, self.request.topic, offsets, min_partitions=min_partitions)
         self.phases.reading_s += time.monotonic() - began_s
         self._is_read = True
         return frame

@@ -96,6 +96,9 @@ class WorkOptions(TypedDict, total=False):
     count_records: bool
     """Tell how many records the offsets of each batch held, where compaction and transactions leave fewer; it takes a
     pass over the batch of its own."""
+    min_partitions: int | None
+    """Read each batch in at least so many Spark tasks, where one partition has far more than the others; by default in
+    one for each Kafka partition."""
     claimer_key: str
     """The resource that is the `ClaimerResource`; by default `claimer`."""
     spark_key: str | None

@@ -11,6 +11,7 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops.config import MakeSink, WorkOptions
 from marshal_dagster.protocol.positions import StartPolicy
 from marshal_dagster.resources import require_topic
+from marshal_dagster.spark.reading import check_min_partitions
 from marshal_dagster.spark.sinks import Sink
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class BatchSpec:
     ranges: RangeOptions | None
     max_attempts: int
     count_records: bool
+    min_partitions: int | None
     claimer_key: str
     spark_key: str | None
     spark_config: Mapping[str, str]
@@ -53,6 +55,8 @@ def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkO
     """Gather what run config does not change. Raises `ConfigurationError`."""
     spark_key, spark_config = options.get("spark_key"), options.get("spark_config")
     require_topic(topic)
+    min_partitions = options.get("min_partitions")
+    check_min_partitions(min_partitions)
     if spark_key is not None and spark_config is not None:
         raise ConfigurationError(f"spark_config: the session of resource {spark_key!r} is configured there")
     return BatchSpec(
@@ -65,6 +69,7 @@ def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkO
         ranges=options.get("ranges"),
         max_attempts=options.get("max_attempts", DEFAULT_MAX_ATTEMPTS),
         count_records=options.get("count_records", False),
+        min_partitions=min_partitions,
         claimer_key=options.get("claimer_key", "claimer"),
         spark_key=spark_key,
         spark_config=dict(spark_config or {}),

@@ -263,7 +263,7 @@ class BatchWork:
             log.info("the sink has all of these ranges already: they are only committed")
             return
         spark = self._session(batch)
-        frame = batch.read(spark)
+        frame = batch.read(spark, min_partitions=self.spec.min_partitions)
         if not batch.ranges:
             return
         with session_watched(spark), progress_lines(self.context, spark, batch.batch_id):

@@ -34,8 +34,9 @@ def read_ranges(
     with the connector's `kafka.` in front of each name; a consumer's own may be among them. Where messages were
     compacted away, aborted, or are a transaction's markers, the frame has none at that offset. Reading fails when
     retention takes an offset of the ranges meanwhile. `min_partitions` splits the reading into at least so many tasks
-    (by default one for each Kafka partition).
+    (by default one for each Kafka partition). Raises `ConfigurationError`.
     """
+    check_min_partitions(min_partitions)
     wanted = {partition: bounds for partition, bounds in sorted(ranges.items()) if bounds[0] < bounds[1]}
     if not wanted:
         return spark.createDataFrame([], read_schema())
@@ -54,6 +55,12 @@ def read_ranges(
         .load()
         .select(read_schema().names)
     )
+
+
+def check_min_partitions(min_partitions: int | None) -> None:
+    """Refuse a number of tasks that Spark cannot have. Raises `ConfigurationError`."""
+    if min_partitions is not None and min_partitions < 1:
+        raise ConfigurationError(f"min_partitions is {min_partitions}; it must be at least 1")
 
 
 def read_schema() -> "StructType":

@@ -104,10 +104,11 @@ class SubmittedBatch:
             raise BatchAborted(f"the run that submitted batch {self.batch_id} has died: its claim goes stale")
         HandedOver.read(self._folder)
 
-    def read(self, spark: "SparkSession") -> "DataFrame":
+    def read(self, spark: "SparkSession", *, min_partitions: int | None = None) -> "DataFrame":
         """Give a frame over exactly the ranges: key, value, topic, partition, offset, timestamp, headers.
 
-        The frame reads Kafka anew for each action on it. Its Spark jobs are cancelled when the claim is lost. Raises
+        The frame reads Kafka anew for each action on it. `min_partitions` splits the reading into at least so many
+        tasks (by default one for each Kafka partition). Its Spark jobs are cancelled when the claim is lost. Raises
         `ConfigurationError` for a session that cannot be used, and what `check` raises.
         """
         check_session(spark)
@@ -118,7 +119,7 @@ class SubmittedBatch:
             over = threading.Event()
             self._stack.callback(over.set)
             threading.Thread(target=self._watch, args=(spark, over), name="watch the claim", daemon=True).start()
-        return self._read(spark)
+        return self._read(spark, min_partitions)
 
     def write(self, sink: Sink, frame: "DataFrame") -> WriteOutcome:
         """Hand the result to the sink that the run was given too, once for the whole batch (effectively once).
@@ -138,9 +139,11 @@ class SubmittedBatch:
         write_private(self._folder / _OUTCOME_FILE, json.dumps(told))
         return outcome
 
-    def _read(self, spark: "SparkSession") -> "DataFrame":
+    def _read(self, spark: "SparkSession", min_partitions: int | None = None) -> "DataFrame":
         offsets = {each.partition: (each.first_readable, each.end) for each in self.ranges}
-        return reading.read_ranges(spark, self._handed.kafka_options, self.topic, offsets)
+        return reading.read_ranges(
+            spark, self._handed.kafka_options, self.topic, offsets, min_partitions=min_partitions
+        )
 
     def _watch(self, spark: "SparkSession", over: threading.Event) -> None:
         while not over.wait(_POLL_S):

@@ -195,6 +195,16 @@ def test_who_lost_a_claim_is_told_who_holds_it(site: Site) -> None:
     assert site.owner(0) == successor.member.instance
 
 
+def test_a_loss_is_told_before_the_broker_is_asked_anything_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever knows that its claim is another's asks no broker, which may take long, before it stops the work."""
+    member = site.owner_of(0)
+    site.member().claim([0], is_dead=lambda _: True)
+    monkeypatch.setattr(member.rationalizer, "check_identity", raiser(AssertionError("the broker was asked")))
+
+    with pytest.raises(ClaimLost, match="its heartbeat was refused"):
+        member.beat()
+
+
 def test_who_lost_one_claim_sends_nothing_more_for_it(site: Site) -> None:
     """A lost key gets no further record from the instance that lost it; the release of the others goes on."""
     member = site.owner_of(0, 1)

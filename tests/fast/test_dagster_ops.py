@@ -140,7 +140,9 @@ def instance() -> Iterator[dg.DagsterInstance]:
 def do_without_spark(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
     """Have batches read lists of the scene's messages."""
 
-    def read_ranges(_spark: object, _options: object, topic: str, ranges: dict[int, tuple[int, int]]) -> list[Any]:
+    def read_ranges(
+        _spark: object, _options: object, topic: str, ranges: dict[int, tuple[int, int]], **_: object
+    ) -> list[Any]:
         at = scene.data._topics[topic].partitions
         return [(n, offset) for n, (start, end) in ranges.items() for offset in at[n].messages if start <= offset < end]
 
@@ -304,6 +306,21 @@ def test_run_config_limits_what_is_taken(stand: Stand) -> None:
     config = ClaimedBatchConfig(partitions=[1], max_records=3, max_batches=1)
     assert stand.run(config, max_records=12).output_for_node("work").offsets == 3
     assert [stand.scene.key(n).offset for n in range(3)] == [0, 3, 0]
+
+
+def test_an_op_reads_in_as_many_tasks_as_it_is_told(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`min_partitions` comes through to the reading of each batch; none is refused when the op is built."""
+    asked: list[int | None] = []
+
+    def read_ranges(*_: object, min_partitions: int | None) -> list[object]:
+        asked.append(min_partitions)
+        return []
+
+    monkeypatch.setattr(reading, "read_ranges", read_ranges)
+    stand.run(min_partitions=8, max_batches=1)
+    assert asked[0] == 8
+    with pytest.raises(ConfigurationError, match="min_partitions is 0"):
+        stand.job(min_partitions=0)
 
 
 def test_progress_is_logged_while_spark_works(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -778,7 +795,7 @@ def test_a_drop_is_told_when_the_commit_is_interrupted(stand: Stand, interrupt: 
 def test_a_drop_is_told_when_the_frame_cannot_be_made(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Committed, then reading fails: nothing was processed."""
     stand.mode = AT_MOST_ONCE
-    monkeypatch.setattr(reading, "read_ranges", lambda *_: 1 / 0)
+    monkeypatch.setattr(reading, "read_ranges", lambda *_, **__: 1 / 0)
     result = stand.run()
     assert "ZeroDivisionError" in _error(result)
     assert _told_dropped(stand, result) == [(n, 0, 10, "dropped") for n in range(3)]

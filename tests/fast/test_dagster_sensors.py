@@ -1031,7 +1031,7 @@ def test_what_an_op_records_is_what_the_sensor_compares(
 
     for name in ("check_session", "check_single_execution"):
         monkeypatch.setattr(batch_module, name, lambda _: None)
-    monkeypatch.setattr(reading, "read_ranges", lambda *_: [])
+    monkeypatch.setattr(reading, "read_ranges", lambda *_, **__: [])
     monkeypatch.setattr(spark_jobs, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(spark_jobs, "progress", lambda *_: None)
     watch.mode = DeliveryMode.AT_MOST_ONCE

@@ -340,7 +340,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(jobs, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(jobs, "interruptible_calls", lambda _: nullcontext())
     monkeypatch.setattr(jobs, "cancel", lambda *_: None)
-    monkeypatch.setattr(reading, "read_ranges", lambda *_: [])
+    monkeypatch.setattr(reading, "read_ranges", lambda *_, **__: [])
     return monkeypatch
 
 
@@ -355,7 +355,7 @@ def test_at_most_once_that_could_not_be_read_is_dropped(
     scene: Scene, no_spark: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str, is_caught: bool
 ) -> None:
     """Committed, and then the frame could not be made: nothing was processed, and nothing will be."""
-    no_spark.setattr(jobs if step == "batch_jobs" else reading, step, lambda *_: 1 / 0)
+    no_spark.setattr(jobs if step == "batch_jobs" else reading, step, lambda *_, **__: 1 / 0)
     batch = scene.batch(scene.delivery(AT_MOST_ONCE))
     with suppress(ZeroDivisionError), batch:
         try:
@@ -371,7 +371,7 @@ def test_at_most_once_that_could_not_be_read_is_dropped(
 
 def test_at_least_once_that_could_not_be_read_commits_nothing(scene: Scene, no_spark: pytest.MonkeyPatch) -> None:
     """A block that caught the reader's error has read nothing."""
-    no_spark.setattr(reading, "read_ranges", lambda *_: 1 / 0)
+    no_spark.setattr(reading, "read_ranges", lambda *_, **__: 1 / 0)
     batch = scene.batch(scene.delivery(AT_LEAST_ONCE))
     with pytest.raises(BatchAborted, match="nothing was read"), batch, suppress(ZeroDivisionError):
         read(batch)

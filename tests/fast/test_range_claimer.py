@@ -471,6 +471,16 @@ def test_a_revoked_range_is_lost_at_the_next_heartbeat(site: Site) -> None:
     successor.check([0])
 
 
+def test_a_loss_is_told_before_the_broker_is_asked_anything_else(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever knows that its range is another's asks no broker, which may take long, before it stops the work."""
+    member = site.holder_of({0: (5, 10)})
+    site.range_claimer().claim({0: (5, 10)}, is_dead=lambda _: True)
+    monkeypatch.setattr(member.rationalizer, "check_identity", raiser(AssertionError("the broker was asked")))
+
+    with pytest.raises(ClaimLost, match="its heartbeat was refused"):
+        member.beat()
+
+
 def test_who_holds_other_offsets_is_not_named(site: Site) -> None:
     """The error of who lost a range names who holds its offsets, not who holds others of the partition."""
     member, neighbour = site.holder_of({0: (5, 10)}), site.holder_of({0: (10, 20)})

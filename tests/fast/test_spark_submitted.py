@@ -136,7 +136,7 @@ def test_what_the_scripts_sink_took_is_committed(scene: Scene, monkeypatch: pyte
     """Its outcome comes back; a script that wrote nothing leaves nothing to commit."""
     monkeypatch.setattr(submitted, "check_session", lambda _: None)
     monkeypatch.setattr(jobs, "batch_jobs", lambda *_: nullcontext())
-    monkeypatch.setattr(reading, "read_ranges", lambda *_: "frame")
+    monkeypatch.setattr(reading, "read_ranges", lambda *_, **__: "frame")
     offsets = {partition: [(0, 5)] for partition in range(3)}
     monkeypatch.setattr(reading, "offsets_read", lambda _: offsets)
     with pytest.raises(BatchAborted, match="nothing was written"):

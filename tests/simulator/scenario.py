@@ -119,9 +119,9 @@ class Scenario:
         return self.calm_ms + 2 * self.hi_ms + (LOOK_MOST + 0.2) * self.hi_ms + patience_ms
 
     @property
-    def end_ms(self) -> int:
-        """By then all is drained."""
-        return self.calm_ms + 40 * self.hi_ms
+    def patience_ms(self) -> int:
+        """Within that, once faults are over, all is drained or at least an offset has moved."""
+        return 40 * self.hi_ms
 
     @property
     def faults(self) -> int:

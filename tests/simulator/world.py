@@ -179,7 +179,7 @@ class Simulation:
             self._run_until_drained(self.scenario.taken_up_ms)
             if not nature.has_paused_since(self.scenario.calm_ms):
                 self._check_taken_up()
-            self._run_until_drained(self._ends_ms())
+            self._run_to_the_end()
             self._check_end()
             scheduler.kill_all()
         for process, error in scheduler.failures:
@@ -197,9 +197,18 @@ class Simulation:
         while self.scheduler.now_ms < until_ms and not self._is_drained() and not self.violations:
             self.scheduler.run(min(until_ms, self.scheduler.now_ms + self.hi_ms / 2))
 
-    def _ends_ms(self) -> float:
-        """Say when it is over at the latest: readers of a damaged log only observe, and drain nothing."""
-        return self.scenario.taken_up_ms if self.is_cut or self.is_truncated else self.scenario.end_ms
+    def _run_to_the_end(self) -> None:
+        """Go on as long as offsets move: who has a slow way to the broker takes long to drain what is left.
+
+        Readers of a damaged log only observe, and drain nothing.
+        """
+        if self.is_cut or self.is_truncated:
+            return
+        until_ms, before, left = self.scenario.calm_ms, inf, self._lag()
+        while not self._is_drained() and left < before and not self.violations:
+            until_ms += self.scenario.patience_ms
+            self._run_until_drained(until_ms)
+            before, left = left, self._lag()
 
     def _prepare_go(self) -> None:
         """Let members of the other kind join, once somebody has written the settings that they do not know of."""
@@ -536,6 +545,9 @@ class Simulation:
 
     def _is_drained(self) -> bool:
         return not any(lag for lag, _ in self._lags().values())
+
+    def _lag(self) -> int:
+        return sum(abs(lag) for lag, _ in self._lags().values())
 
     def offset(self, partition: int) -> int:
         """Give where the group stands."""
