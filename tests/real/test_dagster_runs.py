@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 LOCATION = Path(__file__).parent / "dagster_location.py"
 ROOT = LOCATION.parents[2]
 PARTITIONS, MESSAGES = 2, 40
-WAIT_S = 60.0
+WAIT_S = 150.0
 
 
 def until(condition: Callable[[], Any], what: str, within_s: float = WAIT_S) -> float:

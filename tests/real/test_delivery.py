@@ -581,7 +581,7 @@ def stop_working_when_lost(group: Group, kill_broker: Callable[[int], None]) -> 
         raise RuntimeError("the work was cut off")
 
 
-def wait_for_drained(group: Group, timeout_s: float = 60) -> None:
+def wait_for_drained(group: Group, timeout_s: float = 150) -> None:
     """Have later runs try until the topic is drained."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:

@@ -27,7 +27,7 @@ def endless(spark: "SparkSession") -> "DataFrame":
     return spark.range(10**13).selectExpr("max(xxhash64(id, id)) AS m")
 
 
-def until(condition: "Callable[[], object]", within_s: float = 60) -> None:
+def until(condition: "Callable[[], object]", within_s: float = 150) -> None:
     """Wait for a condition."""
     deadline = time.monotonic() + within_s
     while not condition():

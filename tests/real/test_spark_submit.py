@@ -43,7 +43,7 @@ def test_the_example_parses_each_order_once(
         topics.delete("orders")
     topics.create("orders", PARTITIONS, 1)
     fill("orders", PARTITIONS, MESSAGES)
-    job = example.defs.resolve_job_def("orders")
+    job, before = example.defs.resolve_job_def("orders"), spark_processes()
     with dg.DagsterInstance.ephemeral() as instance:
         first = job.execute_in_process(instance=instance)
         assert first.success
@@ -55,7 +55,12 @@ def test_the_example_parses_each_order_once(
         assert any(f"{PARTITIONS} ranges were written" in line for line in lines)
         assert job.execute_in_process(instance=instance).success
     assert FileSink(example.OUTPUT).committed_files() == written
-    assert not [each for each in psutil.Process().children() if "spark" in " ".join(each.cmdline())]
+    assert spark_processes() == before
+
+
+def spark_processes() -> set[psutil.Process]:
+    """The processes of Spark that this one has started."""
+    return {each for each in psutil.Process().children() if "spark" in " ".join(each.cmdline())}
 
 
 def rows_of(path: Path) -> list[str]:
