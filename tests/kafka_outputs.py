@@ -1,0 +1,111 @@
+"""A topic as an output: the sink with rows of plain Python in place of Spark's, and a reader that knows no sink's code."""
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.spark.sinks import KafkaSink
+from marshal_dagster.spark.sinks.kafka_records import Record
+from tests.sink_conformance import Frame, Row
+
+KAFKA_STEPS: Final = ("evaluated", "fenced", "sent", "noted", "committed")
+PARTITIONS: Final = 2
+
+
+@dataclass(frozen=True)
+class StandInRecords:
+    """Rows as records, whose keys say which message they come from; without Spark."""
+
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def counts(self) -> dict[int | None, int]:
+        """Rows by partition."""
+        partitions = [row["partition"] for row in self.rows]
+        return {each: partitions.count(each) for each in partitions}
+
+    def __iter__(self) -> Iterator[Record]:
+        for row in sorted(self.rows, key=lambda row: (row["partition"], -1 if _offset(row) is None else _offset(row))):
+            key = f"{row['partition']}/{-1 if _offset(row) is None else _offset(row)}"
+            yield Record(row["partition"], _offset(row), row["value"].encode(), key.encode())
+
+
+def _offset(row: Mapping[str, Any]) -> int | None:
+    return row.get("offset")
+
+
+class StandInKafkaSink(KafkaSink):
+    """A Kafka sink whose rows come without Spark."""
+
+    @contextmanager
+    def _evaluated(self, frame: Frame, done: Sequence[int]) -> Iterator[StandInRecords]:
+        rows = frame.rows if hasattr(frame.rows, "append") else [row.asDict() for row in frame.collect()]
+        yield StandInRecords([row for row in rows if row["partition"] not in done])
+
+
+class KafkaOutput:
+    """A topic of its own with its notes."""
+
+    steps: ClassVar[Sequence[str]] = KAFKA_STEPS
+
+    def __init__(self, connection: KafkaConnection, topic: str | None = None, **options: Any) -> None:  # noqa: ANN401
+        self.connection, self.options = connection, options
+        self.topic = topic or f"output-{os.urandom(6).hex()}"
+        if topic is None:
+            with Topics(connection) as topics:
+                assert topics.create(self.topic, PARTITIONS, 1)
+            assert KafkaSink(connection, self.topic).create_notes()
+
+    def sink(self, reached: Callable[[str], None] | None = None) -> KafkaSink:
+        """Another process's sink, whose frames are stand-ins."""
+        return self._hooked(StandInKafkaSink(self.connection, self.topic, **self.options), reached)
+
+    def open(self, reached: Callable[[str], None] | None = None) -> KafkaSink:
+        """Another process's sink."""
+        return self._hooked(KafkaSink(self.connection, self.topic, **self.options), reached)
+
+    @staticmethod
+    def _hooked(sink: KafkaSink, reached: Callable[[str], None] | None) -> KafkaSink:
+        if reached is not None:
+            sink._reached = reached  # type: ignore[method-assign]
+        return sink
+
+    def rows(self, patience_s: float = 10.0) -> list[Row]:
+        """What a reader sees by now that reads what is committed."""
+        return sorted((*map(int, (key or b"").decode().split("/")), value.decode()) for key, value in self.read(patience_s))  # type: ignore[misc,union-attr]
+
+    def read(self, patience_s: float = 10.0) -> list[tuple[bytes | None, bytes | None]]:
+        """Key and value of each committed record; what is open is waited for so long."""
+        return [(message.key(), message.value()) for message in committed(self.connection, self.topic, patience_s)]
+
+
+def committed(connection: KafkaConnection, topic: str, patience_s: float) -> list[Any]:
+    """Read a topic from its start to its end as a reader of committed records does."""
+    settings = {"bootstrap.servers": connection.bootstrap_servers, "group.id": "reader", "enable.partition.eof": True}
+    consumer = Consumer({**settings, "isolation.level": "read_committed", "fetch.wait.max.ms": 10})
+    try:
+        with Topics(connection) as topics:
+            partitions = topics.describe(topic).partitions
+            ends = {number: at.end for number, at in topics.offsets(topic, partitions, committed_only=False).items()}
+        consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+        found, due, deadline = [], dict(ends), time.monotonic() + patience_s
+        at_end: set[int] = set()
+        while due and (time.monotonic() < deadline or at_end < due.keys()):
+            for message in consumer.consume(1000, 0.05):
+                error, number = message.error(), message.partition()
+                if error is None:
+                    found.append(message)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    at_end.add(number)
+                    if message.offset() >= ends[number]:
+                        due.pop(number, None)
+        return found
+    finally:
+        consumer.close()
