@@ -1,4 +1,4 @@
-"""A topic as an output: the sink with rows of plain Python in place of Spark's, and a reader that knows no sink's code."""
+"""A topic as an output: the sink with rows of plain Python in place of Spark's, and a reader of its own."""
 
 import os
 import time
@@ -74,19 +74,19 @@ class KafkaOutput:
     @staticmethod
     def _hooked(sink: KafkaSink, reached: Callable[[str], None] | None) -> KafkaSink:
         if reached is not None:
-            sink._reached = reached  # type: ignore[method-assign]
+            sink._reached = reached  # type: ignore[method-assign,assignment]
         return sink
 
     def rows(self, patience_s: float = 10.0) -> list[Row]:
-        """What a reader sees by now that reads what is committed."""
-        return sorted((*map(int, (key or b"").decode().split("/")), value.decode()) for key, value in self.read(patience_s))  # type: ignore[misc,union-attr]
+        """What a reader sees by now that reads what is committed; what is open is waited for so long."""
+        found = [
+            (message.key().decode().split("/"), message.value().decode())
+            for message in committed(self.connection, self.topic, patience_s)
+        ]
+        return sorted((int(partition), int(offset), value) for (partition, offset), value in found)
 
-    def read(self, patience_s: float = 10.0) -> list[tuple[bytes | None, bytes | None]]:
-        """Key and value of each committed record; what is open is waited for so long."""
-        return [(message.key(), message.value()) for message in committed(self.connection, self.topic, patience_s)]
 
-
-def committed(connection: KafkaConnection, topic: str, patience_s: float) -> list[Any]:
+def committed(connection: KafkaConnection, topic: str, patience_s: float = 10.0) -> list[Any]:
     """Read a topic from its start to its end as a reader of committed records does."""
     settings = {"bootstrap.servers": connection.bootstrap_servers, "group.id": "reader", "enable.partition.eof": True}
     consumer = Consumer({**settings, "isolation.level": "read_committed", "fetch.wait.max.ms": 10})
@@ -95,17 +95,19 @@ def committed(connection: KafkaConnection, topic: str, patience_s: float) -> lis
             partitions = topics.describe(topic).partitions
             ends = {number: at.end for number, at in topics.offsets(topic, partitions, committed_only=False).items()}
         consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-        found, due, deadline = [], dict(ends), time.monotonic() + patience_s
-        at_end: set[int] = set()
-        while due and (time.monotonic() < deadline or at_end < due.keys()):
-            for message in consumer.consume(1000, 0.05):
-                error, number = message.error(), message.partition()
-                if error is None:
-                    found.append(message)
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    at_end.add(number)
-                    if message.offset() >= ends[number]:
-                        due.pop(number, None)
+        found: list[Any] = []
+        due, looked_at = set(ends), set[int]()
+        deadline = time.monotonic() + patience_s
+        while due and (time.monotonic() < deadline or looked_at < due):
+            messages: list[Any] = consumer.consume(1000, 0.05)
+            found += [message for message in messages if message.error() is None]
+            at_end = {each.partition(): each.offset() for each in messages if _is_end(each.error())}
+            looked_at |= at_end.keys()
+            due -= {number for number, offset in at_end.items() if offset >= ends[number]}
         return found
     finally:
         consumer.close()
+
+
+def _is_end(error: KafkaError | None) -> bool:
+    return error is not None and error.code() == KafkaError._PARTITION_EOF

@@ -5,9 +5,9 @@ earlier one has an older epoch, and can get into no later one.
 """
 
 import contextlib
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -56,21 +56,6 @@ _NOT_ITS_FAULT: Final = frozenset(
 _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
 
 
-class Partitioner(StrEnum):
-    """Which partition a record goes to by its key, as the client library names the ways.
-
-    Those of `murmur2` are what clients in Java do, Spark's writer among them.
-    """
-
-    MURMUR2_RANDOM = "murmur2_random"
-    MURMUR2 = "murmur2"
-    CONSISTENT_RANDOM = "consistent_random"
-    CONSISTENT = "consistent"
-    FNV1A_RANDOM = "fnv1a_random"
-    FNV1A = "fnv1a"
-    RANDOM = "random"
-
-
 class Fenced(Exception):
     """Another producer with this transactional id was begun since, or the broker has aborted the transaction.
 
@@ -107,7 +92,7 @@ class Transaction:
         id_prefix: str,
         topics: Sequence[str],
         timeout_s: float,
-        partitioner: Partitioner,
+        partitioner: str,
     ) -> None:
         """Connect in the background.
 
@@ -136,20 +121,26 @@ class Transaction:
             "transactional.id": transactional_id,
             "transaction.timeout.ms": timeout_ms,
             "message.timeout.ms": timeout_ms,
-            "partitioner": partitioner.value,
+            "partitioner": partitioner,
             "delivery.report.only.error": True,
             "allow.auto.create.topics": False,
             **self._log.callbacks(),
         }
         with checked_settings():
-            self._client = Producer(settings)
+            self._producer: Producer | None = Producer(settings)
+
+    @property
+    def _client(self) -> Producer:
+        if self._producer is None:
+            raise RuntimeError("this transaction is over")
+        return self._producer
 
     def __enter__(self) -> Self:
         """Fence: end what was written under this id before, and refuse what its writers still send."""
         try:
             self._fence()
         except BaseException:
-            let_go(self._client, self._log)
+            self._let_go()
             raise
         return self
 
@@ -161,7 +152,7 @@ class Transaction:
             if self._is_open:
                 self._abort()
         finally:
-            let_go(self._client, self._log)
+            self._let_go()
 
     def begin(self) -> None:
         """Begin; the broker's time runs from the first record on."""
@@ -225,7 +216,6 @@ class Transaction:
 
     def commit(self) -> None:
         """Commit. Whatever is raised, it may have been committed: ask the topic."""
-        self._is_open = False
         deadline = time.monotonic() + max(self._connection.timeout_s, _SLICE_S)
         while True:
             try:
@@ -234,11 +224,13 @@ class Transaction:
                 error = error_in(raised)
                 if error.retriable() and time.monotonic() < deadline:
                     continue
+                self._is_open = False
                 if error.txn_requires_abort():
                     self._abort()
                     self._check_refused()
                 raise self._failure(error) from None
             else:
+                self._is_open = False
                 return
 
     def _fence(self) -> None:
@@ -268,6 +260,19 @@ class Transaction:
                     return
             else:
                 return
+
+    def _let_go(self) -> None:
+        """Give up the client.
+
+        Its own `close` aborts what is open, without a bound in time; giving up the last reference to it does not.
+        """
+        client, self._producer = self._producer, None
+        if client is None:
+            return
+        with contextlib.suppress(KafkaException):
+            client.purge()
+        if self._log.reason is not None:  # it may be in the midst of looking up a name, which takes seconds
+            threading.Thread(target=id, args=(client,), name=f"close {CLIENT_ID}", daemon=True).start()
 
     def _note(self, name: str, error: KafkaError | None, _: object) -> None:
         """Keep the first record that was not taken; those purged behind it are no news."""

@@ -1,11 +1,12 @@
 """Outputs that take each offset range once per generation, however often it is delivered (PROTOCOL.md 6).
 
-`port` says what a sink is, `files`, `postgres`, `delta` and `kafka` are four of them, `conformance` is what each must do.
+`port` says what a sink is, `files`, `postgres`, `delta` and `kafka` are some, `conformance` is what each must do.
 `commits` holds the files' commit log, which needs no Spark, `postgres_ranges` what the database's tables say,
 `delta_table` is what Spark does for a Delta table; `kafka_notes` is what an output topic's transactions say, and
 `kafka_records` makes records of rows. `headers` is for output topics that are written at least once.
 Imports the standard library, `marshal_dagster.errors`, `marshal_dagster.protocol` and, of `marshal_dagster.kafka`, what
-needs no client; that, pyspark and psycopg only inside functions. A frame and its ranges come in from `marshal_dagster.delivery`.
+needs no client; that, pyspark and psycopg only inside functions. A frame and its ranges come in from
+`marshal_dagster.delivery`.
 """
 
 from marshal_dagster.protocol.ranges import (

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 from marshal_dagster.errors import (
     ConfigurationError,
@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from marshal_dagster.kafka.topics import Topics
     from marshal_dagster.kafka.transactions import Notes, Transaction
 
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
 logger = logging.getLogger(__name__)
 
 ID_PREFIX: Final = "marshal-dagster/"
@@ -59,6 +61,21 @@ _GLANCE_S: Final = 0.5
 """How long another's commit is waited for before one's own dead predecessors are seen to."""
 _MORE_PATIENCE_S: Final = 15.0
 """How often a broker looks for transactions that are out of time, and some seconds more."""
+
+
+class Partitioner(StrEnum):
+    """Which partition a record goes to by its key, as Kafka's client library (librdkafka) names the ways.
+
+    Those of `murmur2` are what clients in Java do, Spark's writer among them.
+    """
+
+    MURMUR2_RANDOM = "murmur2_random"
+    MURMUR2 = "murmur2"
+    CONSISTENT_RANDOM = "consistent_random"
+    CONSISTENT = "consistent"
+    FNV1A_RANDOM = "fnv1a_random"
+    FNV1A = "fnv1a"
+    RANDOM = "random"
 
 
 class NewGeneration(StrEnum):
@@ -133,7 +150,7 @@ class KafkaSink:
         *,
         notes_topic: str | None = None,
         transaction_timeout_s: float = 120.0,
-        partitioner: str = "murmur2_random",
+        partitioner: Partitioner | str = Partitioner.MURMUR2_RANDOM,
         on_new_generation: NewGeneration | str = NewGeneration.REFUSE,
     ) -> None:
         """Name the output; nothing is connected to before it is used.
@@ -156,13 +173,8 @@ class KafkaSink:
         self.topic = topic
         self.notes_topic = notes_topic or f"{topic}{NOTES_SUFFIX}"
         self.transaction_timeout_s = transaction_timeout_s
-        self.partitioner = partitioner
-        try:
-            self.on_new_generation = NewGeneration(on_new_generation)
-        except ValueError:
-            raise ConfigurationError(
-                f"on_new_generation: {on_new_generation!r}; give {' or '.join(NewGeneration)}"
-            ) from None
+        self.partitioner = _one_of(Partitioner, "partitioner", partitioner)
+        self.on_new_generation = _one_of(NewGeneration, "on_new_generation", on_new_generation)
         self._connection = connection
         self._is_checked = False
 
@@ -404,7 +416,7 @@ class KafkaSink:
         return f"{ID_PREFIX}{self.topic}/"
 
     def _transaction(self, wanted: ClaimedRange) -> "Transaction":
-        from marshal_dagster.kafka.transactions import Partitioner, Transaction
+        from marshal_dagster.kafka.transactions import Transaction
 
         return Transaction(
             self._connection,
@@ -412,7 +424,7 @@ class KafkaSink:
             id_prefix=self._id_prefix,
             topics=[self.topic, self.notes_topic],
             timeout_s=self.transaction_timeout_s,
-            partitioner=Partitioner(self.partitioner),
+            partitioner=self.partitioner,
         )
 
     @contextmanager
@@ -455,6 +467,13 @@ class KafkaSink:
 
     def _reached(self, step: str) -> None:
         """Do nothing; tests crash here."""
+
+
+def _one_of(kind: type[_Choice], field: str, value: str) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigurationError(f"{field}: {value!r}; give {' or '.join(kind)}") from None
 
 
 def _partition_of(wanted: ClaimedRange) -> int:
