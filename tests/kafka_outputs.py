@@ -14,6 +14,7 @@ from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.spark.sinks import KafkaSink
 from marshal_dagster.spark.sinks.kafka_records import Record
 from tests.sink_conformance import Frame, Row
+from tests.sink_outputs import hook
 
 KAFKA_STEPS: Final = ("evaluated", "fenced", "sent", "noted", "committed")
 PARTITIONS: Final = 2
@@ -65,16 +66,14 @@ class KafkaOutput:
 
     def sink(self, reached: Callable[[str], None] | None = None) -> KafkaSink:
         """Another process's sink, whose frames are stand-ins."""
-        return self._hooked(StandInKafkaSink(self.connection, self.topic, **self.options), reached)
+        sink = StandInKafkaSink(self.connection, self.topic, **self.options)
+        hook(sink, reached)
+        return sink
 
     def open(self, reached: Callable[[str], None] | None = None) -> KafkaSink:
         """Another process's sink."""
-        return self._hooked(KafkaSink(self.connection, self.topic, **self.options), reached)
-
-    @staticmethod
-    def _hooked(sink: KafkaSink, reached: Callable[[str], None] | None) -> KafkaSink:
-        if reached is not None:
-            sink._reached = reached  # type: ignore[method-assign,assignment]
+        sink = KafkaSink(self.connection, self.topic, **self.options)
+        hook(sink, reached)
         return sink
 
     def rows(self, patience_s: float = 10.0) -> list[Row]:

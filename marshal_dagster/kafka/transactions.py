@@ -241,7 +241,8 @@ class Transaction:
                 self._client.init_transactions(_SLICE_S)
             except KafkaException as raised:
                 error = error_in(raised)
-                self._client.poll(0)
+                with contextlib.suppress(KafkaException):  # the same, once more
+                    self._client.poll(0)
                 if not error.retriable() or time.monotonic() >= deadline:
                     raise self._failure(error) from None
             else:

@@ -176,7 +176,7 @@ class KafkaSink:
         self.partitioner = _one_of(Partitioner, "partitioner", partitioner)
         self.on_new_generation = _one_of(NewGeneration, "on_new_generation", on_new_generation)
         self._connection = connection
-        self._is_checked = False
+        self._is_checked = self._is_tried = False
 
     def __repr__(self) -> str:
         return f"KafkaSink({self.topic!r})"
@@ -199,10 +199,17 @@ class KafkaSink:
             return created
 
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
-        """Say what would be done with each range (`Sink.verdicts`)."""
+        """Say what would be done with each range (`Sink.verdicts`).
+
+        The first time it also makes a transaction's producer, so that a missing right is not found hours later.
+        """
         check_ranges(ranges)
         with self._place() as place:
-            return self._judge_all(place, ranges)
+            verdicts = self._judge_all(place, ranges)
+            if not self._is_tried:
+                self._end_open(ranges[:1])
+                self._is_tried = True
+            return verdicts
 
     def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
         """Return None if the records of a new generation would be taken, else why not (`Sink.can_replace`)."""
