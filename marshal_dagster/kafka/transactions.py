@@ -54,6 +54,7 @@ _NOT_ITS_FAULT: Final = frozenset(
     }
 )
 _TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE})
+_ITS_FAULT: Final = _TOO_LARGE | {KafkaError._UNKNOWN_PARTITION}  # noqa: SLF001
 
 
 class Fenced(Exception):
@@ -158,7 +159,6 @@ class Transaction:
         """Begin; the broker's time runs from the first record on."""
         self._client.begin_transaction()
         self._is_open = True
-        self._began_s = time.monotonic()
 
     def send(
         self,
@@ -175,6 +175,8 @@ class Transaction:
 
         Raises `RecordRefused`, of this record or an earlier one, `Fenced`, `UnavailableError`.
         """
+        if self._began_s is None:
+            self._began_s = time.monotonic()
         given: dict[str, Any] = {} if timestamp_ms is None else {"timestamp": timestamp_ms}
         report = partial(self._note, name)
         while True:
@@ -194,8 +196,8 @@ class Transaction:
                 self._check_time()
             except KafkaException as raised:
                 error = error_in(raised)
-                if error.code() in _TOO_LARGE:
-                    raise RecordRefused(name, error.str(), is_too_large=True) from None
+                if error.code() in _ITS_FAULT:
+                    raise RecordRefused(name, error.str(), is_too_large=error.code() in _TOO_LARGE) from None
                 self._poll(0)
                 raise self._failure(error) from None
         self._sent += 1
@@ -293,7 +295,7 @@ class Transaction:
             return
         name, error = self._refused
         code = error.code()
-        if code in _NOT_ITS_FAULT or error.retriable():
+        if code not in _ITS_FAULT and (code in _NOT_ITS_FAULT or error.retriable()):
             raise self._failure(error) from None
         raise RecordRefused(name, error.str(), is_too_large=code in _TOO_LARGE) from None
 

@@ -28,7 +28,7 @@ from marshal_dagster.kafka.transactions import Fenced, RecordRefused, StillOpen,
 from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition
 from marshal_dagster.spark.sinks import KafkaSink, NewGeneration
 from marshal_dagster.spark.sinks.conformance import Case, Row, Target
-from marshal_dagster.spark.sinks.conformance.target import deliver, part, rows_of
+from marshal_dagster.spark.sinks.conformance.target import deliver, never, part, rows_of
 from marshal_dagster.spark.sinks.kafka import _Place
 from marshal_dagster.spark.sinks.kafka_notes import Note
 from marshal_dagster.spark.sinks.kafka_records import Record, check_record_columns
@@ -312,9 +312,27 @@ def test_a_note_behind_an_open_transaction_is_waited_for(target: KafkaTarget, mo
     assert deliver(target, "b", mine).skipped == (mine,)
 
 
+def test_the_note_comes_last(target: KafkaTarget) -> None:
+    """What is open in the topic of notes holds up all who read it, so it is for as short a time as can be."""
+    deliver(target, "a", part(0, 0, 3))
+    with target.broker.opened() as database:
+        topics = [topic for (topic,) in database.execute("SELECT topic FROM records ORDER BY place")]
+    assert topics == [OUTPUT] * 3 + [f"{OUTPUT}_marshal_ranges"]
+
+
+def test_offsets_of_which_there_are_no_records_are_free(target: KafkaTarget) -> None:
+    """A new generation over ranges that gave no rows meets nothing that it would have to replace."""
+    deliver(target, "a", part(0, 0, 5), part(1, 0, 5), rows=rows_of("a", part(1, 0, 5)))
+    free, held = (part(number, 2, 6, generation=20, epoch=21) for number in (0, 1))
+    assert target.sink().can_replace([free]) is None
+    assert "cannot be replaced; write to a new topic" in (target.sink().can_replace([free, held]) or "")
+    assert deliver(target, "b", free).taken == (free,)
+
+
 def answering(target: KafkaTarget, answer: Callable[[Callable[[], None]], None]) -> StandInSink:
     """A sink whose first commit is answered so."""
     sink = target.sink()
+    sink._is_tried = True  # else the first commits nothing
     plain, answered = sink._transaction, list[str]()
 
     def transaction(wanted: ClaimedRange) -> Transaction:
@@ -357,6 +375,23 @@ def test_a_commit_that_fails_is_an_error(target: KafkaTarget) -> None:
         late[0]()
     assert target.found() == []
     assert deliver(target, "b", mine).taken == (mine,)
+
+
+def test_a_commit_of_which_nothing_is_known_is_told(target: KafkaTarget) -> None:
+    """Where Kafka is gone altogether the error says that the next attempt finds out."""
+
+    def lost(commit: Callable[[], None]) -> None:
+        commit()
+        raise UnavailableError("no answer")
+
+    def gone(_: object) -> None:
+        raise UnavailableError("Kafka cannot be reached")
+
+    mine, sink = part(0, 0, 3), answering(target, lost)
+    sink._end_open = gone  # type: ignore[method-assign,assignment]
+    with pytest.raises(UnavailableError, match=r"reached\. Whether the commit of t/0 \[0, 3\) .* at the next attempt"):
+        sink.write(target.frame(rows_of("a", mine)), [mine], never)
+    assert deliver(target, "b", mine).skipped == (mine,)
 
 
 @pytest.mark.parametrize(
@@ -520,6 +555,17 @@ def test_columns_are_those_of_a_record(columns: dict[str, DataType], said: str |
         return
     with pytest.raises(ConfigurationError, match=said):
         check_record_columns(schema, OUTPUT)
+
+
+def test_a_sink_shows_no_secret() -> None:
+    """Nor the connection that has it."""
+    secret = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "username": "u", "password": "hunter2"}
+    connection = KafkaConnection.from_settings({"bootstrap_servers": "127.0.0.1:1", "timeout_s": 0.5, **secret})
+    sink = KafkaSink(connection, OUTPUT)
+    assert repr(sink) == "KafkaSink('output')"
+    with pytest.raises(UnavailableError) as raised:
+        sink.verdicts([part(0, 0, 3)])
+    assert "hunter2" not in str(raised.value)
 
 
 def test_names_give_ids_that_differ() -> None:

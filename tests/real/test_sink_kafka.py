@@ -12,6 +12,7 @@ from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleR
 from marshal_dagster.errors import ConfigurationError, SinkRefused, TopicMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.transactions import Notes, StillOpen, Transaction
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.spark.sinks import KafkaSink
 from marshal_dagster.spark.sinks.conformance import CASES, Case, Row, Target
@@ -165,6 +166,42 @@ def test_a_zombie_that_believes_in_its_claim_is_fenced(output: KafkaOutput) -> N
 # Topics and clients
 
 
+def transaction(output: KafkaOutput, name: str) -> Transaction:
+    """A transaction of somebody else's."""
+    return Transaction(
+        output.connection,
+        name,
+        id_prefix="",
+        topics=[output.topic],
+        timeout_s=60,
+        partitioner="random",
+    )
+
+
+@pytest.mark.parametrize("ends", ["commits", "aborts"])
+def test_notes_behind_an_open_transaction_are_waited_for(output: KafkaOutput, topics: Topics, ends: str) -> None:
+    """Another writer's open transaction hides what is committed behind it: that is not taken for missing."""
+    notes = KafkaSink(output.connection, output.topic).notes_topic
+    with transaction(output, "other") as other, Notes(output.connection, notes, topics) as reader:
+        other.begin()
+        other.send(notes, b"another's", b"other", name="note", partition=0)
+        other.flush()
+        with transaction(output, "mine") as mine:
+            mine.begin()
+            mine.send(notes, b"mine's", b"mine", name="note", partition=0)
+            mine.commit()
+        with pytest.raises(StillOpen, match="has an open transaction at offset 0"):
+            reader.newest(0.3)
+        if ends == "commits":
+            other.commit()
+        else:
+            with transaction(output, "other"):
+                pass
+        expected = {"mine": b"mine's"} | ({"other": b"another's"} if ends == "commits" else {})
+        assert reader.newest(10) == expected
+        assert reader.newest(0) == expected
+
+
 def test_topics_that_are_missing_or_wrong(connection: KafkaConnection, topics: Topics, topic: MakeTopic) -> None:
     """What is to be done is said; the notes are made once, replicated as the output is, and never forget."""
     wanted = [part(0, 0, 3)]
@@ -203,6 +240,13 @@ def test_a_record_that_is_too_large(output: KafkaOutput, connection: KafkaConnec
     assert output.rows(patience_s=0.1) == []
     assert deliver(KafkaTarget(output), "b", wanted).taken == (wanted,)
     assert output.rows() == rows_of("b", wanted)
+
+
+def test_a_partition_that_is_not_there(output: KafkaOutput, spark: "SparkSession") -> None:
+    """The message is named whose record was to go there."""
+    frame = spark.range(3).selectExpr("0 AS partition", "id AS offset", "'v' AS value", "int(id) AS output_partition")
+    with pytest.raises(SinkRefused, match=r"t/0 offset 2 of group 'g'.* Unknown partition; nothing of t/0 \[0, 3\)"):
+        output.open().write(frame, [part(0, 0, 3)], never)
 
 
 def test_a_time_out_that_the_brokers_do_not_allow(output: KafkaOutput) -> None:

@@ -156,10 +156,10 @@ class KafkaSink:
         """Name the output; nothing is connected to before it is used.
 
         `connection` is that of the cluster with the output topic; `notes_topic` is by default the topic's name with
-        `_marshal_ranges` behind it. `transaction_timeout_s` (seconds) is how long the records of one range may take to
-        be sent, and how long the topic's readers wait at the most for a run that has died. `partitioner` is one of
-        librdkafka's; those of `murmur2` choose as Java's clients do. Raises `ConfigurationError` for values that cannot
-        be.
+        `_marshal_ranges` behind it, and the same for all who write to the output. `transaction_timeout_s` (seconds) is
+        how long the records of one range may take to be sent, and how long the topic's readers wait at the most for a
+        run that has died. `partitioner` is one of librdkafka's; those of `murmur2` choose as Java's clients do. Raises
+        `ConfigurationError` for values that cannot be.
         """
         if not topic:
             raise ConfigurationError("topic: empty; give the name of the output topic")
@@ -350,9 +350,16 @@ class KafkaSink:
         try:
             transaction.commit()
         except (Fenced, MarshalError) as error:
-            if not isinstance(error, Fenced):
-                self._end_open([wanted])
-            if self._note(place, wanted) != note:
+            try:
+                if not isinstance(error, Fenced):
+                    self._end_open([wanted])
+                newest = self._note(place, wanted)
+            except MarshalError as unknown:
+                raise UnavailableError(
+                    f"{unknown}. Whether the commit of {wanted} of group {wanted.group!r} took effect is seen at the "
+                    "next attempt, which skips what is there"
+                ) from None
+            if newest != note:
                 raise
 
     def _told_fenced(self, wanted: ClaimedRange, took_s: float) -> MarshalError:

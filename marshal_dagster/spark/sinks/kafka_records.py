@@ -102,7 +102,11 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
     rows = wanted.select(*columns, f.monotonically_increasing_id().alias(_SEQUENCE)).persist(
         StorageLevel.MEMORY_AND_DISK
     )
-    size = f.coalesce(f.octet_length(VALUE), f.lit(0)) + f.coalesce(f.octet_length(KEY), f.lit(0)) + f.lit(_ROW_BYTES)
+    size = f.lit(_ROW_BYTES) + _bytes_of(f.col(VALUE)) + _bytes_of(f.col(KEY))
+    in_headers = f.aggregate(
+        HEADERS, f.lit(0), lambda total, each: total + _bytes_of(each["key"]) + _bytes_of(each["value"])
+    )
+    size = size + f.coalesce(in_headers, f.lit(0))
     try:
         totals = rows.groupBy(PARTITION_COLUMN).agg(f.count("*"), f.sum(size)).collect()
         yield FrameRecords(counts={row[0]: row[1] for row in totals}, _rows=rows, _size=sum(row[2] for row in totals))
@@ -112,6 +116,12 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]
     else:
         rows.unpersist()
     # After an interrupt the JVM is left alone: it would answer only when what it is at has ended.
+
+
+def _bytes_of(column: "Column") -> "Column":
+    from pyspark.sql import functions as f
+
+    return f.coalesce(f.octet_length(column), f.lit(0))
 
 
 def _bytes(value: bytearray | None) -> bytes | None:
