@@ -229,7 +229,7 @@ def test_a_broker_that_cannot_be_reached_is_one_line() -> None:
     assert "\n" not in str(raised.value)
 
 
-def test_a_record_that_is_too_large(output: KafkaOutput, connection: KafkaConnection) -> None:
+def test_a_record_that_is_too_large(output: KafkaOutput, connection: KafkaConnection, topics: Topics) -> None:
     """It is named by its message, whoever refuses it; nothing is left open, and the next delivery is taken."""
     wanted, rows = part(0, 0, 3), [(0, 0, "a"), (0, 1, "x" * 1_100_000), (0, 2, "c")]
     large = connection.model_copy(update={"client_settings": {"message.max.bytes": "5000000"}})
@@ -237,7 +237,9 @@ def test_a_record_that_is_too_large(output: KafkaOutput, connection: KafkaConnec
         writer = KafkaTarget(KafkaOutput(each, output.topic))
         with pytest.raises(SinkRefused, match=r"t/0 offset 1 of group 'g'.*Message size too large; nothing of t/0"):
             deliver(writer, "a", wanted, rows=rows)
-    assert output.rows(patience_s=0.1) == []
+        at, end = (topics.offsets(output.topic, [0, 1], committed_only=only) for only in (True, False))
+        assert at == end, "it has left its transaction open"
+    assert output.rows() == []
     assert deliver(KafkaTarget(output), "b", wanted).taken == (wanted,)
     assert output.rows() == rows_of("b", wanted)
 
