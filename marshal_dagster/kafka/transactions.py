@@ -198,7 +198,7 @@ class Transaction:
                 error = error_in(raised)
                 if error.code() in _ITS_FAULT:
                     raise RecordRefused(name, error.str(), is_too_large=error.code() in _TOO_LARGE) from None
-                self._poll(0)
+                self._await_refusal()
                 raise self._failure(error) from None
         self._sent += 1
         if self._sent % _RECORDS_BETWEEN_POLLS == 0:
@@ -274,7 +274,8 @@ class Transaction:
             return
         with contextlib.suppress(KafkaException):
             client.purge()
-        if self._log.reason is not None:  # it may be in the midst of looking up a name, which takes seconds
+        if self._log.reason is not None:
+            # It may be in the midst of looking up a name, which takes seconds: the thread has the last reference.
             threading.Thread(target=id, args=(client,), name=f"close {CLIENT_ID}", daemon=True).start()
 
     def _note(self, name: str, error: KafkaError | None, _: object) -> None:
@@ -288,6 +289,12 @@ class Transaction:
         except KafkaException as raised:
             raise self._failure(error_in(raised)) from None
         self._check_refused()
+
+    def _await_refusal(self) -> None:
+        """Raise what a record before this one came to, which is why the client takes none any more."""
+        deadline = time.monotonic() + _SLICE_S
+        while time.monotonic() < deadline:
+            self._poll(_PAUSE_S)
 
     def _check_refused(self) -> None:
         """Raise for a record that was not taken: by its own fault, or by what keeps all of them away."""
