@@ -87,7 +87,15 @@ if TYPE_CHECKING:
         infer_json_schema,
     )
     from marshal_dagster.spark.session import spark_settings, start_session
-    from marshal_dagster.spark.sinks import DeltaSink, FileSink, PostgresSink, Sink, WriteOutcome, delta_settings
+    from marshal_dagster.spark.sinks import (
+        DeltaSink,
+        FileSink,
+        KafkaSink,
+        PostgresSink,
+        Sink,
+        WriteOutcome,
+        delta_settings,
+    )
     from marshal_dagster.spark.submitted import SubmittedBatch, submitted_batch
     from marshal_dagster.spark_resources import SparkConnectResource
     from marshal_dagster.submit import Submission, handed_over
@@ -122,6 +130,7 @@ __all__ = [
     "IdleReason",
     "KafkaConnection",
     "KafkaConnectionConfig",
+    "KafkaSink",
     "LogChanged",
     "MarshalError",
     "MarshalTranslator",
@@ -244,7 +253,7 @@ _ELSEWHERE: Final = {
         "infer_json_schema",
     ),
     "spark.session": ("spark_settings", "start_session"),
-    "spark.sinks": ("DeltaSink", "FileSink", "PostgresSink", "Sink", "WriteOutcome", "delta_settings"),
+    "spark.sinks": ("DeltaSink", "FileSink", "KafkaSink", "PostgresSink", "Sink", "WriteOutcome", "delta_settings"),
     "spark.submitted": ("SubmittedBatch", "submitted_batch"),
     "spark_resources": ("SparkConnectResource",),
     "submit": ("Submission", "handed_over"),

@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from marshal_dagster.spark.sinks import FileSink, PostgresSink
+from marshal_dagster.spark.sinks import FileSink, KafkaSink, PostgresSink
 from tests.sink_conformance import Frame, Output, Row, intervals
 
 TYPES = {"partition": IntegerType(), "offset": LongType(), "value": StringType()}
@@ -83,7 +83,7 @@ class StandInFileSink(FileSink):
         return intervals({(row["partition"], row["offset"]) for row in rows if row["offset"] is not None})
 
 
-def hook(sink: FileSink | PostgresSink, reached: Callable[[str], None] | None) -> None:
+def hook(sink: FileSink | PostgresSink | KafkaSink, reached: Callable[[str], None] | None) -> None:
     """Have the sink call `reached` at each step."""
     if reached is not None:
         sink._reached = reached  # type: ignore[method-assign,assignment]

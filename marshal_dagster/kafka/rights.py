@@ -20,19 +20,23 @@ class Right(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """Rights on a topic, on a group, or on both; on the cluster where neither is named."""
+    """Rights on a topic, a group, or both; on transactional ids that begin so; on the cluster where none is named."""
 
     rights: tuple[Right, ...]
     topic: str | None = None
     group: str | None = None
+    transactional_ids: str | None = None
 
     def __str__(self) -> str:
         """Say it as a person would."""
         places = [f"on {kind} {name!r}" for kind, name in self._named()] or ["on the cluster"]
+        if self.transactional_ids is not None:
+            places = [f"on transactional ids that begin with {self.transactional_ids!r}"]
         return f"{' and '.join(right.name for right in self.rights)} {' and '.join(places)}"
 
     def _named(self) -> list[tuple[str, str]]:
-        return [(kind, name) for kind, name in (("group", self.group), ("topic", self.topic)) if name is not None]
+        kinds = (("group", self.group), ("topic", self.topic), ("transactional-id", self.transactional_ids))
+        return [(kind, name) for kind, name in kinds if name is not None]
 
     def command(self, servers: str, user: str | None) -> str:
         """Give the command that grants them to `user`; None: the principal is not known here."""
@@ -41,6 +45,8 @@ class Needed:
             words += ["--operation", right]
         for kind, name in self._named():
             words += [f"--{kind}", name]
+        if self.transactional_ids is not None:
+            words += ["--resource-pattern-type", "prefixed"]
         return shlex.join(words if self._named() else [*words, "--cluster"])
 
 

@@ -324,6 +324,7 @@ class BatchWork:
                 "batch_id": done.batch_id,
                 "group": self.claimer.group,
                 "topic": self.spec.topic,
+                **({} if batch.outcome is None or batch.outcome.note is None else {"output": batch.outcome.note}),
             },
         )
         if not self.keeps_last:

@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 import dagster as dg
@@ -903,6 +903,15 @@ def test_a_resource_of_another_kind_is_an_error_that_names_it(stand: Stand) -> N
     """A claimer key that leads to something else is told at once."""
     result = stand.run(claimer_key="spark")
     assert "resource 'spark' is a Session; it must be a ClaimerResource" in _error(result)
+
+
+def test_what_a_reader_of_the_output_should_know_is_recorded(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a sink notes of a batch stands in its metadata; a sink that notes nothing adds nothing."""
+    assert "output" not in stand.materializations(stand.run(max_records=12, max_batches=1))[0].metadata
+    write = MemorySink.write
+    monkeypatch.setattr(MemorySink, "write", lambda *given: replace(write(*given), note="read what is committed"))
+    (record,) = stand.materializations(stand.run(max_records=12, max_batches=1))
+    assert record.metadata["output"].value == "read what is committed"
 
 
 def test_a_sink_may_be_made_for_each_run(stand: Stand) -> None:

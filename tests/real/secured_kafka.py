@@ -61,12 +61,12 @@ class SecuredKafka:
     outdated: Path
     early: Path
 
-    def grant(self, user: str, operation: str, kind: str, name: str) -> None:
+    def grant(self, user: str, operation: str, kind: str, name: str, *, pattern: str = "LITERAL") -> None:
         """Give a user one right on a topic or a group, of which the broker learns in a moment."""
         binding = AclBinding(
             ResourceType[kind],
             name,
-            ResourcePatternType.LITERAL,
+            ResourcePatternType[pattern],
             f"User:{user}",
             "*",
             AclOperation[operation],

@@ -23,7 +23,8 @@ from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import ClaimingMessages, DeliveryMode, Heartbeat, RuleSet, Settings, parse
 from marshal_dagster.spark import jobs
 from marshal_dagster.spark.session import spark_settings, start_session
-from marshal_dagster.spark.sinks import FileSink, PostgresSink
+from marshal_dagster.spark.sinks import FileSink, KafkaSink, PostgresSink
+from tests.kafka_outputs import StandInKafkaSink
 from tests.real.batch_worker import say
 from tests.real.killing import KillableLog, KillPoint, Side, read_messages
 from tests.sink_outputs import TABLE, StandInFileSink, StandInFrame, StandInPostgresSink, hook
@@ -37,9 +38,10 @@ COLUMNS = ["partition", "offset", "value"]
 class Orders(BaseModel):
     """What the worker is to do.
 
-    `place` is the folder of the files, or the schema of the table in the Postgres at `dsn`. It halts at the sink's step
-    `halt_at_step`, between two records of its first commit with `halt_in_commit`, before it with `halt_when_written`.
-    With `slow_ms` each message takes so long in Spark, and once Spark is at work that is said.
+    `place` is the folder of the files, the schema of the table in the Postgres at `dsn`, or a topic (`is_topic`). It
+    halts at the sink's step `halt_at_step`, between two records of its first commit with `halt_in_commit`, before it
+    with `halt_when_written`. With `slow_ms` each message takes so long in Spark, and once Spark is at work this is
+    said.
     """
 
     bootstrap_servers: str
@@ -50,6 +52,7 @@ class Orders(BaseModel):
     run_id: str
     place: str
     dsn: str | None = None
+    is_topic: bool = False
     with_spark: bool = True
     heartbeat_interval_ms: int
     max_records: int | None = None
@@ -82,14 +85,17 @@ def halt(where: str) -> None:
     sys.stdin.readline()
 
 
-def open_sink(orders: Orders) -> FileSink | PostgresSink:
+def open_sink(orders: Orders) -> FileSink | PostgresSink | KafkaSink:
     """Open the output."""
-    sink: FileSink | PostgresSink
-    if orders.dsn is None:
+    sink: FileSink | PostgresSink | KafkaSink
+    if orders.is_topic:
+        kind = KafkaSink if orders.with_spark else StandInKafkaSink
+        sink = kind(KafkaConnection(bootstrap_servers=orders.bootstrap_servers), orders.place)
+    elif orders.dsn is None:
         sink = FileSink(orders.place, format="json") if orders.with_spark else StandInFileSink(Path(orders.place))
     else:
-        kind = PostgresSink if orders.with_spark else StandInPostgresSink
-        sink = kind(orders.dsn, TABLE, schema=orders.place)
+        kind_of_table = PostgresSink if orders.with_spark else StandInPostgresSink
+        sink = kind_of_table(orders.dsn, TABLE, schema=orders.place)
     halted = threading.Event()
 
     def reached(step: str) -> None:

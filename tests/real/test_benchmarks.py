@@ -26,6 +26,7 @@ SHORT = {
     "growth": ["--partitions=8", "--runs=2", "--alternations=1"],
     "scale": ["--runs=200", "--alternations=2", "--readings=1"],
     "connect": ["--alternations=1", "--warm-up=1"],
+    "kafka_sink": ["--records=2000", "--alternations=1", "--warm-up=1"],
     "heartbeat_under_load": ["--seconds=3", "--heartbeat-interval-ms=500"],
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
     "start_up": ["--processes=1"],
@@ -58,6 +59,7 @@ CASES = {
         "a new reader, each record, 200 runs at once",
     ],
     "connect": ["batch of 1,000 records, from the start of the run to the commit"],
+    "kafka_sink": ["Kafka to Kafka"],
     "heartbeat_under_load": [
         "longest time between two heartbeats of a batch that loads all cores, beside the interval"
     ],

@@ -20,7 +20,7 @@ from marshal_dagster.errors import DataTopicChanged
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
-from marshal_dagster.spark.sinks import FileSink, PostgresSink
+from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
 from tests.real.test_kill_points import APPENDS, COMMITS, POSITIONS
 from tests.sink_conformance import Row
@@ -39,7 +39,7 @@ APPEND_STEPS = [*(KillPoint(side, record) for record in APPENDS for side in Side
 class Output(Protocol):
     """One output, as each member opens it, and what it holds."""
 
-    def open(self, reached: Callable[[str], None] | None = None) -> FileSink | PostgresSink:
+    def open(self, reached: Callable[[str], None] | None = None) -> Sink:
         """Open it as another process would; `reached` is called at each of the sink's steps."""
         ...
 
@@ -162,11 +162,11 @@ class Members:
         )
         return delivery, log
 
-    def batch(self, delivery: Delivery, sink: FileSink | PostgresSink, most: int | None = None) -> ClaimedBatch:
+    def batch(self, delivery: Delivery, sink: Sink, most: int | None = None) -> ClaimedBatch:
         """Give a batch of at most `most` messages."""
         return delivery.claimed_batch(BatchRequest(topic=self.topic, max_records=most), sink)
 
-    def drain(self, sink: FileSink | PostgresSink, spark: "SparkSession") -> list[ClaimedBatch]:
+    def drain(self, sink: Sink, spark: "SparkSession") -> list[ClaimedBatch]:
         """Have a further member work until the topic is drained."""
         delivery, _ = self.open()
         done: list[ClaimedBatch] = []

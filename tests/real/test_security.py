@@ -27,16 +27,21 @@ from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, render
 from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.sensors import build_stale_claim_sensor
-from marshal_dagster.spark.sinks import PostgresSink
+from marshal_dagster.spark.sinks import KafkaSink, PostgresSink, WriteOutcome
+from marshal_dagster.spark.sinks.conformance import LocalFrame
+from marshal_dagster.spark.sinks.conformance.target import never, part, rows_of
+from marshal_dagster.spark.sinks.kafka import NOTES_SETTINGS
 from tests.cli import Answer, call, start
+from tests.kafka_outputs import KafkaOutput
 from tests.real.secured_kafka import SecuredKafka, secured_kafka
 
 WITHIN_S = 20.0
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 CANARIES = Path(__file__).parent / "canary_location.py"
-ROLES = ("reader", "member", "operator", "maker")
+ROLES = ("reader", "member", "writer", "operator", "maker")
 PASSWORD = "of-the-role"
 NOT_ALLOWED = 6
 ACT: dict[str, tuple[str, ...]] = {
@@ -126,12 +131,15 @@ def grant(secured: SecuredKafka, command: Sequence[str]) -> None:
     user, given = command[3].removeprefix("User:"), command[4:]
     options = list(itertools.pairwise(given))
     operations = [value for option, value in options if option == "--operation"]
-    places = [(option[2:].upper(), value) for option, value in options if option in {"--topic", "--group"}]
+    kinds = {"--topic": "TOPIC", "--group": "GROUP", "--transactional-id": "TRANSACTIONAL_ID"}
+    places = [(kinds[option], value) for option, value in options if option in kinds]
+    pattern = dict(options).get("--resource-pattern-type", "literal").upper()
     places += [("BROKER", "kafka-cluster")] * ("--cluster" in given)
     for operation in operations:
         for kind, name in places:
             # READ of a topic and of a group go by one command, as Kafka's tool takes it.
-            secured.grant(user, re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).upper(), kind, name)
+            right = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", operation).upper()
+            secured.grant(user, right, kind, name, pattern=pattern)
 
 
 def test_each_command_of_the_page_is_tried() -> None:
@@ -172,6 +180,51 @@ def test_a_member_claims_and_commits_and_has_no_other_data(stand: Stand) -> None
         with pytest.raises(RightMissing, match="DELETE on topic '__marshal'"):
             topics.delete("__marshal")
     assert refused(stand, "member", "orders")
+
+
+def test_a_writer_fills_a_topic_and_no_other(stand: Stand, secured: SecuredKafka) -> None:
+    """With the page's rights a sink works; each that is missing is named, with its command, before anything is done."""
+    wanted = [part(0, 0, 3)]
+    with Topics(KafkaConnection(bootstrap_servers=secured.servers["PLAINTEXT"])) as admin:
+        for name in ("orders-upper", "another"):
+            assert admin.create(name, 1, 1)
+        assert KafkaSink(stand.connection("maker"), "orders-upper").create_notes()
+        assert admin.create("another_marshal_ranges", 1, 1, NOTES_SETTINGS)
+        another = KafkaOutput(stand.connection("writer"), "another")
+        said = ["DESCRIBE on topic 'another'", "WRITE on topic 'another'", "DESCRIBE on topic 'another_marshal_ranges'"]
+        said += ["WRITE on topic 'another_marshal_ranges'", "WRITE on transactional ids that begin with 'marshal"]
+        told = ""
+        for missing, granted_then in zip(said, ["DESCRIBE", "WRITE", "READ", "WRITE", None], strict=True):
+            told = eventually_told(lambda: another.sink().verdicts(wanted), missing)
+            if granted_then is not None:
+                secured.grant(
+                    "writer", granted_then, "TOPIC", "another" if "another'" in missing else "another_marshal_ranges"
+                )
+        assert "--transactional-id marshal-dagster/another/ --resource-pattern-type prefixed" in told
+    output = KafkaOutput(stand.connection("writer"), "orders-upper")
+    sink = output.sink()
+    assert deliver_rows(sink, wanted).taken == tuple(wanted)
+    assert refused(stand, "writer", "orders")
+
+
+def deliver_rows(sink: KafkaSink, ranges: Sequence[ClaimedRange]) -> WriteOutcome:
+    """Do what a batch does."""
+    sink.verdicts(ranges)
+    frame: Any = LocalFrame(["partition", "offset", "value"], tuple(rows_of("a", *ranges)))
+    return sink.write(frame, ranges, never)
+
+
+def eventually_told(question: Callable[[], object], said: str) -> str:
+    """Ask until the answer is an error that says so: brokers learn of a new right in the background."""
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        with pytest.raises(RightMissing) as raised:
+            question()
+        assert "\n" not in str(raised.value)
+        if f"grant this user {said}" in str(raised.value):
+            return str(raised.value)
+        assert time.monotonic() < deadline, raised.value
+        time.sleep(0.05)
 
 
 def test_an_operator_acts_on_a_group_and_reads_no_data(stand: Stand) -> None:

@@ -24,6 +24,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.state import Key
+from tests.kafka_outputs import KafkaOutput
 from tests.real.conftest import MakeTopic
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
 from tests.real.sink_worker import HalfCommitLog, Orders, value_of
@@ -124,6 +125,8 @@ class Site:
             place = {"place": output.schema, "dsn": output.dsn}
         elif isinstance(output, Files):
             place = {"place": str(output.path)}
+        elif isinstance(output, KafkaOutput):
+            place = {"place": output.topic, "is_topic": True}
         base = {
             "bootstrap_servers": self.connection.bootstrap_servers,
             "coordination_topic": self.coordination_topic,

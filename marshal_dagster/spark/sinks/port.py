@@ -30,18 +30,21 @@ class WriteOutcome:
     """What became of each range that was to be written.
 
     `taken` are in the output by this very call, `skipped` were there already; all of them can be committed. `rows`
-    tells the rows written for each partition that was taken, as far as the output knows it.
+    tells the rows written for each partition that was taken, as far as the output knows it. `note` is what a person who
+    reads the output should know, if there is anything.
     """
 
     taken: tuple[ClaimedRange, ...]
     skipped: tuple[ClaimedRange, ...]
     rows: Mapping[int, int]
+    note: str | None = None
 
 
 class Sink(Protocol):
     """An output for effectively once.
 
-    All ranges of one call are of one group and one topic, each partition at most once. Errors leave nothing written.
+    All ranges of one call are of one group and one topic, each partition at most once. What is raised leaves each range
+    as it was, or wholly taken.
     """
 
     @property
@@ -67,6 +70,8 @@ class Sink(Protocol):
         before_commit: BeforeCommit = lambda: None,
     ) -> WriteOutcome:
         """Write the rows of each range, in one step, in place of what older generations hold at the offsets read.
+
+        Best is one step for all ranges; it may be one for each, where the output can do no other.
 
         Those of the rows themselves are among them, though compaction may have taken one since the rows were worked
         out. A row belongs to the range of its column `partition`; its column `offset`, if there is one, is that of the

@@ -68,6 +68,12 @@ class Target(ABC):
 
     0 is all, with Spark 40. Where some are left out, a fault of a single line can be missed.
     """
+    range_by_range = False
+    """Whether each range of a call is a step of its own.
+
+    A writer that dies may then have taken some of them, each as a whole. That is within the promise, which is made of
+    ranges; a sink that has one step for all does not set this, and is held to it.
+    """
     patience_s = 0.2
     """How long a writer that stalls holds up another before it goes on: it may hold a lock."""
 

@@ -1,0 +1,494 @@
+"""A sink of records in a Kafka topic, each range in a transaction that also notes how far its partition is.
+
+Every partition of every group has a transactional id, so Kafka lets one writer at a time into it: beginning ends what
+an earlier one has open, and refuses its commit. Behind that the writer reads the newest note of the partition, judges
+its range by it (PROTOCOL.md 6), sends the records and, last, the note that follows (docs/decisions/0010-kafka-sink.md).
+`kafka_records` makes records of the rows; `marshal_dagster.kafka.transactions` speaks with Kafka.
+"""
+
+import itertools
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from marshal_dagster.errors import (
+    ConfigurationError,
+    MarshalError,
+    RightMissing,
+    SinkRefused,
+    TopicMissing,
+    UnavailableError,
+)
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.rights import Right, on_topic
+from marshal_dagster.protocol.ranges import ClaimedRange, Verdict, judge
+from marshal_dagster.spark.sinks.kafka_notes import Note
+from marshal_dagster.spark.sinks.kafka_records import Record, check_record_columns, evaluated
+from marshal_dagster.spark.sinks.port import (
+    BeforeCommit,
+    OffsetsRead,
+    WriteOutcome,
+    check_columns,
+    check_ranges,
+    refuse_foreign_rows,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.kafka.transactions import Notes, Transaction
+
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+logger = logging.getLogger(__name__)
+
+ID_PREFIX: Final = "marshal-dagster/"
+NOTES_SUFFIX: Final = "_marshal_ranges"
+NOTES_SETTINGS: Final[Mapping[str, str]] = {
+    "cleanup.policy": "compact",
+    "unclean.leader.election.enable": "false",
+    "segment.bytes": "4194304",
+    "segment.ms": "3600000",
+    "min.cleanable.dirty.ratio": "0.1",
+}
+"""Compaction keeps each partition's newest note for ever, and small segments let it work soon."""
+HOW_TO_READ: Final = "read it with isolation.level=read_committed"
+_GLANCE_S: Final = 0.5
+"""How long another's commit is waited for before one's own dead predecessors are seen to."""
+_MORE_PATIENCE_S: Final = 15.0
+"""How often a broker looks for transactions that are out of time, and some seconds more."""
+
+
+class Partitioner(StrEnum):
+    """Which partition a record goes to by its key, as Kafka's client library (librdkafka) names the ways.
+
+    Those of `murmur2` are what clients in Java do, Spark's writer among them.
+    """
+
+    MURMUR2_RANDOM = "murmur2_random"
+    MURMUR2 = "murmur2"
+    CONSISTENT_RANDOM = "consistent_random"
+    CONSISTENT = "consistent"
+    FNV1A_RANDOM = "fnv1a_random"
+    FNV1A = "fnv1a"
+    RANDOM = "random"
+
+
+class NewGeneration(StrEnum):
+    """What is done with offsets that are read anew, once a person has set the position back.
+
+    A topic's records cannot be replaced.
+    """
+
+    REFUSE = "refuse"
+    APPEND = "append"
+    """The new records stand behind the old ones."""
+
+
+class Records(Protocol):
+    """The records of an evaluated frame; they can be gone through repeatedly."""
+
+    @property
+    def counts(self) -> Mapping[int | None, int]:
+        """Rows by partition."""
+        ...
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield them by source partition, in the order in which they are to be written."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """The topics of an output as they were found, and how to reach them."""
+
+    topic_id: str
+    notes: "Notes"
+
+
+class _Step(Enum):
+    TAKEN = auto()
+    APPENDED = auto()
+
+
+class _Queue:
+    """The records of one call, partition after partition."""
+
+    def __init__(self, records: Records) -> None:
+        self._groups = itertools.groupby(records, key=lambda each: each.source_partition)
+        self._next: tuple[int, Iterator[Record]] | None = None
+
+    def of(self, partition: int) -> Iterator[Record]:
+        """Give the records of a partition; those of lower ones are passed over."""
+        while self._next is None or self._next[0] < partition:
+            self._next = next(self._groups, None)
+            if self._next is None:
+                return iter(())
+        return self._next[1] if self._next[0] == partition else iter(())
+
+
+class KafkaSink:
+    """Records in the Kafka topic `topic`, for readers with `isolation.level=read_committed`.
+
+    The frame's columns are those of Spark's own Kafka writer: `value` (string or binary), and, where they are there,
+    `key` (string or binary), `headers` and `timestamp`; `partition` and `offset` stay those of the message read, and
+    `output_partition` (int) may say where the record goes. The records go through this process, those of one range
+    in one transaction, in the order of their offsets. A batch of several ranges is as many transactions, one after
+    another; each counts by itself. `create_notes` makes the topic in which the sink notes what it has taken.
+    """
+
+    takes_in_any_order = False
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        topic: str,
+        *,
+        notes_topic: str | None = None,
+        transaction_timeout_s: float = 120.0,
+        partitioner: Partitioner | str = Partitioner.MURMUR2_RANDOM,
+        on_new_generation: NewGeneration | str = NewGeneration.REFUSE,
+    ) -> None:
+        """Name the output; nothing is connected to before it is used.
+
+        `connection` is that of the cluster with the output topic; `notes_topic` is by default the topic's name with
+        `_marshal_ranges` behind it, and the same for all who write to the output. `transaction_timeout_s` (seconds) is
+        how long the records of one range may take to be sent, and how long the topic's readers wait at the most for a
+        run that has died. `partitioner` is one of librdkafka's; those of `murmur2` choose as Java's clients do. Raises
+        `ConfigurationError` for values that cannot be.
+        """
+        if not topic:
+            raise ConfigurationError("topic: empty; give the name of the output topic")
+        if transaction_timeout_s < connection.timeout_s + 1:
+            raise ConfigurationError(
+                f"transaction_timeout_s: {transaction_timeout_s:g}; give at least a second more than the connection's "
+                f"timeout_s, which is {connection.timeout_s:g}"
+            )
+        if topic == notes_topic:
+            raise ConfigurationError("notes_topic: it is the output topic itself; give another")
+        self.topic = topic
+        self.notes_topic = notes_topic or f"{topic}{NOTES_SUFFIX}"
+        self.transaction_timeout_s = transaction_timeout_s
+        self.partitioner = _one_of(Partitioner, "partitioner", partitioner)
+        self.on_new_generation = _one_of(NewGeneration, "on_new_generation", on_new_generation)
+        self._connection = connection
+        self._is_checked = self._is_tried = False
+
+    def __repr__(self) -> str:
+        return f"KafkaSink({self.topic!r})"
+
+    def create_notes(self) -> bool:
+        """Make the topic of notes, replicated as the output topic is; False when it was there, as it should be.
+
+        Raises `TopicMissing` for the output topic, `ConfigurationError`, `RightMissing`, `UnavailableError`.
+        """
+        with self._topics() as topics:
+            found = topics.describe(self.topic)
+            settings = dict(NOTES_SETTINGS)
+            try:
+                settings["min.insync.replicas"] = topics.settings(self.topic)["min.insync.replicas"]
+            except RightMissing as missing:
+                logger.info("the topic of notes gets the brokers' min.insync.replicas: %s", missing)
+            created = topics.create(self.notes_topic, 1, found.replication, settings)
+            if not created:
+                self._check_notes(topics)
+            return created
+
+    def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+        """Say what would be done with each range (`Sink.verdicts`).
+
+        The first time it also makes a transaction's producer, so that a missing right is not found hours later.
+        """
+        check_ranges(ranges)
+        with self._place() as place:
+            verdicts = self._judge_all(place, ranges)
+            if not self._is_tried:
+                self._end_open(ranges[:1])
+                self._is_tried = True
+            return verdicts
+
+    def can_replace(self, ranges: Sequence[ClaimedRange]) -> str | None:
+        """Return None if the records of a new generation would be taken, else why not (`Sink.can_replace`)."""
+        if self.on_new_generation is NewGeneration.APPEND:
+            return None
+        with self._place() as place:
+            for wanted in ranges:
+                note = self._note(place, wanted)
+                if note is not None and note.covers(wanted, place.topic_id):
+                    return self._unreplaceable(wanted)
+        return None
+
+    def write(
+        self,
+        frame: "DataFrame",
+        ranges: Sequence[ClaimedRange],
+        offsets_read: OffsetsRead,  # noqa: ARG002 - nothing is replaced
+        before_commit: BeforeCommit = lambda: None,
+    ) -> WriteOutcome:
+        """Write the records of each range that is not yet there, in one transaction each (`Sink.write`).
+
+        The frame is evaluated once, by all executors, before the first transaction begins; `before_commit` is called
+        then, and again at the end of each. What is raised leaves the ranges taken before it, and nothing of the others.
+        """
+        check_columns(frame.schema, ())
+        check_record_columns(frame.schema, self.topic)
+        check_ranges(ranges)
+        with self._place() as place:
+            verdicts = self._judge_all(place, ranges)
+            wanted = sorted((each for each in ranges if verdicts[each] is not Verdict.SKIP), key=_partition_of)
+            if not wanted:
+                return WriteOutcome(taken=(), skipped=tuple(ranges), rows={})
+            done = [each.partition for each in ranges if each not in wanted]
+            with self._evaluated(frame, done) as records:
+                counts = {each: records.counts.get(each.partition, 0) for each in wanted}
+                refuse_foreign_rows(["null" if each is None else each for each in records.counts], wanted)
+                self._reached("evaluated")
+                before_commit()
+                queue = _Queue(records)
+                steps = {each: self._take(place, each, counts[each], queue, before_commit) for each in wanted}
+        taken = tuple(each for each in ranges if steps.get(each))
+        return WriteOutcome(
+            taken=taken,
+            skipped=tuple(each for each in ranges if each not in taken),
+            rows={each.partition: counts[each] for each in taken},
+            note=self._told([each for each in taken if steps[each] is _Step.APPENDED]),
+        )
+
+    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[Records]:
+        """Evaluate the rows, but for those of the partitions `done`; tests put other rows in their place."""
+        return evaluated(frame, done)
+
+    def _told(self, appended: Sequence[ClaimedRange]) -> str:
+        told = f"Kafka topic {self.topic}: {HOW_TO_READ}"
+        if not appended:
+            return told
+        listed = ", ".join(map(str, appended))
+        return f"{told}. Of a new generation, behind the records of an older one, which stay: {listed}"
+
+    def _take(
+        self, place: _Place, wanted: ClaimedRange, count: int, queue: "_Queue", before_commit: BeforeCommit
+    ) -> "_Step | None":
+        """Write the records of a range in one transaction; None where another has taken it meanwhile."""
+        from marshal_dagster.kafka.transactions import Fenced, RecordRefused
+
+        try:
+            with self._transaction(wanted) as transaction:
+                self._reached("fenced")
+                before = self._note(place, wanted)
+                if self._judge(place, wanted, before) is Verdict.SKIP:
+                    return None
+                note = Note.after(before, wanted, place.topic_id, has_rows=count > 0)
+                transaction.begin()
+                self._send(transaction, queue.of(wanted.partition), wanted, count)
+                self._reached("sent")
+                before_commit()
+                self._send_note(transaction, wanted, note)
+                self._reached("noted")
+                self._commit(transaction, place, wanted, note)
+                self._reached("committed")
+        except Fenced as fenced:
+            raise self._told_fenced(wanted, fenced.took_s) from None
+        except RecordRefused as refused:
+            hint = (
+                ": make it smaller, or raise max.message.bytes of the topic and message.max.bytes in the connection's "
+                "client_settings"
+            )
+            raise SinkRefused(
+                f"{refused.name} of group {wanted.group!r}: topic {self.topic} does not take the record made of it: "
+                f"{refused.reason}; nothing of {wanted} was written{hint if refused.is_too_large else ''}"
+            ) from None
+        if before is None or not before.covers(wanted, place.topic_id):
+            return _Step.TAKEN
+        logger.warning(
+            "%s of group %r: topic %s has records of an older generation of these offsets, which stay; those of "
+            "generation %d stand behind them",
+            wanted,
+            wanted.group,
+            self.topic,
+            wanted.generation,
+        )
+        return _Step.APPENDED
+
+    def _send(self, transaction: "Transaction", rows: Iterator[Record], wanted: ClaimedRange, count: int) -> None:
+        sent = 0
+        for row in rows:
+            transaction.send(
+                self.topic,
+                row.value,
+                row.key,
+                name=f"{wanted.topic}/{wanted.partition} offset {row.source_offset}",
+                partition=row.partition,
+                headers=row.headers,
+                timestamp_ms=row.timestamp_ms,
+            )
+            sent += 1
+        transaction.flush()
+        if sent != count:
+            raise SinkRefused(
+                f"{wanted} of group {wanted.group!r}: the result had {count} rows, and {sent} when they were fetched: "
+                "nothing of it was written; an executor was lost, or the result is not the same each time it is "
+                "computed"
+            )
+
+    def _send_note(self, transaction: "Transaction", wanted: ClaimedRange, note: Note) -> None:
+        """Send what says that the range is taken; last of all, since it holds up whoever reads notes until the end."""
+        from marshal_dagster.kafka.transactions import NOTES_PARTITION
+
+        key = self._key(wanted)
+        transaction.send(
+            self.notes_topic, note.to_json(), key.encode(), name=f"the note of {key}", partition=NOTES_PARTITION
+        )
+
+    def _commit(self, transaction: "Transaction", place: _Place, wanted: ClaimedRange, note: Note) -> None:
+        """Commit. What became of it the topic of notes alone knows, not the answer, which may have been lost."""
+        from marshal_dagster.kafka.transactions import Fenced
+
+        try:
+            transaction.commit()
+        except (Fenced, MarshalError) as error:
+            try:
+                if not isinstance(error, Fenced):
+                    self._end_open([wanted])
+                newest = self._note(place, wanted)
+            except MarshalError as unknown:
+                raise UnavailableError(
+                    f"{unknown}. Whether the commit of {wanted} of group {wanted.group!r} took effect is seen at the "
+                    "next attempt, which skips what is there"
+                ) from None
+            if newest != note:
+                raise
+
+    def _told_fenced(self, wanted: ClaimedRange, took_s: float) -> MarshalError:
+        nothing = f"{wanted} of group {wanted.group!r}: nothing of it was written to topic {self.topic}"
+        if took_s >= self.transaction_timeout_s:
+            return UnavailableError(
+                f"{nothing}: its records were not sent within transaction_timeout_s={self.transaction_timeout_s:g}: "
+                "take smaller batches, or a longer time-out"
+            )
+        return SinkRefused(f"{nothing}: another run has taken the partition over; this one must stop")
+
+    def _judge_all(self, place: _Place, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
+        """Judge all by the newest notes; ends what dead writers of these very partitions have left open, if need be."""
+        from marshal_dagster.kafka.transactions import StillOpen
+
+        try:
+            notes = place.notes.newest(_GLANCE_S)
+        except StillOpen:
+            self._end_open(ranges)
+            notes = place.notes.newest(self._patience_s)
+        return {each: self._judge(place, each, self._found(notes, each)) for each in ranges}
+
+    def _end_open(self, ranges: Sequence[ClaimedRange]) -> None:
+        for each in ranges:
+            with self._transaction(each):
+                pass
+
+    def _judge(self, place: _Place, wanted: ClaimedRange, note: Note | None) -> Verdict:
+        verdict = judge(note.position if note else None, wanted)
+        if note is None:
+            return verdict
+        if note.output_topic_id != place.topic_id and verdict is not Verdict.REPLACE:
+            raise SinkRefused(
+                f"{wanted} of group {wanted.group!r}: output topic {self.topic} was made anew since the range before "
+                "was written: nothing was written; set the position to where the new topic should begin"
+            )
+        refuses = self.on_new_generation is NewGeneration.REFUSE
+        if refuses and verdict is not Verdict.SKIP and note.covers(wanted, place.topic_id):
+            raise SinkRefused(self._unreplaceable(wanted))
+        return verdict
+
+    def _unreplaceable(self, wanted: ClaimedRange) -> str:
+        return (
+            f"{wanted} of group {wanted.group!r}: topic {self.topic} has records of an older generation of these "
+            "offsets, and a topic's records cannot be replaced; write to a new topic, or let the new records stand "
+            f"behind the old ones (on_new_generation={NewGeneration.APPEND.value!r})"
+        )
+
+    def _note(self, place: _Place, wanted: ClaimedRange) -> Note | None:
+        """Read the newest note of the range's partition, waiting for what others are just committing."""
+        return self._found(place.notes.newest(self._patience_s), wanted)
+
+    def _found(self, notes: Mapping[str, bytes], wanted: ClaimedRange) -> Note | None:
+        key = self._key(wanted)
+        return Note.from_json(notes[key], f"the note of {key} in topic {self.notes_topic}") if key in notes else None
+
+    @property
+    def _patience_s(self) -> float:
+        """How long a transaction can stay open whose writer has died."""
+        return self.transaction_timeout_s + _MORE_PATIENCE_S
+
+    def _key(self, wanted: ClaimedRange) -> str:
+        """Return the transactional id of the range's partition; no name but the last part's has a slash."""
+        return f"{self._id_prefix}{wanted.group}/{wanted.topic}/{wanted.partition}"
+
+    @property
+    def _id_prefix(self) -> str:
+        return f"{ID_PREFIX}{self.topic}/"
+
+    def _transaction(self, wanted: ClaimedRange) -> "Transaction":
+        from marshal_dagster.kafka.transactions import Transaction
+
+        return Transaction(
+            self._connection,
+            self._key(wanted),
+            id_prefix=self._id_prefix,
+            topics=[self.topic, self.notes_topic],
+            timeout_s=self.transaction_timeout_s,
+            partitioner=self.partitioner,
+        )
+
+    @contextmanager
+    def _place(self) -> Iterator[_Place]:
+        """Look at the topics, and give them with what is noted; connections are gone behind the block."""
+        from marshal_dagster.kafka.transactions import Notes
+
+        with self._topics() as topics, Notes(self._connection, self.notes_topic, topics) as notes:
+            found = topics.describe(self.topic)
+            if not self._is_checked:
+                topics.require(on_topic(self.topic, Right.WRITE))
+                self._check_notes(topics)
+                self._is_checked = True
+            yield _Place(found.topic_id, notes)
+
+    def _check_notes(self, topics: "Topics") -> None:
+        try:
+            topics.require(on_topic(self.notes_topic, Right.READ, Right.WRITE))
+            policy = topics.settings(self.notes_topic).get("cleanup.policy")
+        except TopicMissing as missing:
+            raise TopicMissing(
+                f"{missing}. It holds what KafkaSink({self.topic!r}) has taken: `create_notes()` makes it, once; if it "
+                "was deleted, restore it or begin a new output"
+            ) from None
+        except RightMissing as missing:
+            if Right.DESCRIBE_CONFIGS.name not in str(missing):
+                raise
+            logger.info("the settings of topic %s are not checked: %s", self.notes_topic, missing)
+            return
+        if policy != "compact":
+            raise ConfigurationError(
+                f"notes_topic: {self.notes_topic} has cleanup.policy {policy}, so it forgets in time what was taken, "
+                "which would be taken twice: set it to compact alone"
+            )
+
+    def _topics(self) -> "Topics":
+        from marshal_dagster.kafka.topics import Topics
+
+        return Topics(self._connection, client_id="marshal-dagster-sink")
+
+    def _reached(self, step: str) -> None:
+        """Do nothing; tests crash here."""
+
+
+def _one_of(kind: type[_Choice], field: str, value: str) -> _Choice:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ConfigurationError(f"{field}: {value!r}; give {' or '.join(kind)}") from None
+
+
+def _partition_of(wanted: ClaimedRange) -> int:
+    return wanted.partition

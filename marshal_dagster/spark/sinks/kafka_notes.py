@@ -1,0 +1,112 @@
+"""What a Kafka output notes of each partition: how far it is, and which offsets it may have records of."""
+
+import json
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from marshal_dagster.errors import SinkRefused
+from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition
+
+VERSION: Final = 1
+"""The newest of what a note says; a newer one is refused."""
+_MOST_INTERVALS: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What the newest transaction of a partition says.
+
+    `covered` are the offsets of the data topic of which the output topic may have records; of very many intervals the
+    nearest are joined.
+    """
+
+    output_topic_id: str
+    position: StoredPosition
+    covered: tuple[tuple[int, int], ...]
+    attempt: str
+
+    def to_json(self) -> bytes:
+        """Return it as text."""
+        at = self.position
+        return json.dumps(
+            {
+                "version": VERSION,
+                "output_topic_id": self.output_topic_id,
+                "coordination_topic_id": at.coordination_topic_id,
+                "data_topic_id": at.data_topic_id,
+                "generation": at.generation,
+                "epoch": at.epoch,
+                "position": at.position,
+                "covered": self.covered,
+                "attempt": self.attempt,
+            },
+            separators=(",", ":"),
+        ).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes, where: str) -> "Note":
+        """Return what `to_json` wrote. Raises `SinkRefused` for a newer version, and for what is none."""
+        try:
+            said: dict[str, Any] = json.loads(text)
+            version = said["version"]
+            if version == VERSION:
+                position = StoredPosition(
+                    coordination_topic_id=said["coordination_topic_id"],
+                    data_topic_id=said["data_topic_id"],
+                    generation=said["generation"],
+                    epoch=said["epoch"],
+                    position=said["position"],
+                )
+                covered = tuple((start, end) for start, end in said["covered"])
+                return cls(said["output_topic_id"], position, covered, said["attempt"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise SinkRefused(
+                f"{where} is damaged ({error!r}): nothing was written; somebody else writes to that topic"
+            ) from None
+        raise SinkRefused(
+            f"{where} has version {version}, this marshal-dagster knows {VERSION}: run one that is at least as new as "
+            "the output's last writer"
+        )
+
+    @classmethod
+    def after(cls, before: "Note | None", taken: ClaimedRange, output_topic_id: str, *, has_rows: bool) -> "Note":
+        """Return the note that follows when a range is taken."""
+        covered: tuple[tuple[int, int], ...] = ()
+        if before is not None and before.is_of(taken, output_topic_id):
+            covered = before.covered
+        if has_rows and taken.first_readable < taken.end:
+            covered = _joined([*covered, (taken.first_readable, taken.end)])
+        position = StoredPosition(
+            coordination_topic_id=taken.coordination_topic_id,
+            data_topic_id=taken.data_topic_id,
+            generation=taken.generation,
+            epoch=taken.epoch,
+            position=taken.end,
+        )
+        return cls(output_topic_id, position, covered, secrets.token_hex(16))
+
+    def is_of(self, wanted: ClaimedRange, output_topic_id: str) -> bool:
+        """Say whether what is covered is of the messages of `wanted`, and still there."""
+        return self.position.data_topic_id == wanted.data_topic_id and self.output_topic_id == output_topic_id
+
+    def covers(self, wanted: ClaimedRange, output_topic_id: str) -> bool:
+        """Say whether the output may have records of what is to be read."""
+        return self.is_of(wanted, output_topic_id) and any(
+            start < wanted.end and end > wanted.first_readable for start, end in self.covered
+        )
+
+
+def _joined(intervals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Join what overlaps or touches, and the nearest of those that are too many."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    while len(found) > _MOST_INTERVALS:
+        at = min(range(1, len(found)), key=lambda at: found[at][0] - found[at - 1][1])
+        found[at - 1 : at + 1] = [(found[at - 1][0], found[at][1])]
+    return tuple(found)

@@ -1,0 +1,149 @@
+"""A frame's rows as the records of a topic, in the order of the messages that they come from."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, Row
+    from pyspark.sql.types import StructType
+
+VALUE, KEY, HEADERS, TIMESTAMP, OUTPUT_PARTITION = "value", "key", "headers", "timestamp", "output_partition"
+_TYPES: Final = {
+    VALUE: ("string", "binary"),
+    KEY: ("string", "binary"),
+    HEADERS: ("array<struct<key:string,value:binary>>",),
+    TIMESTAMP: ("timestamp",),
+    OUTPUT_PARTITION: ("int",),
+}
+_BYTES_AT_ONCE: Final = 8_000_000
+_ROW_BYTES: Final = 50
+_SEQUENCE = "marshal_sequence"
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record to be written, with the place of the message that it comes from."""
+
+    source_partition: int
+    source_offset: int | None
+    value: bytes | None
+    key: bytes | None = None
+    headers: Sequence[tuple[str, bytes | None]] | None = None
+    timestamp_ms: int | None = None
+    partition: int | None = None
+
+
+def check_record_columns(schema: "StructType", topic: str) -> None:
+    """Raise `ConfigurationError` unless rows of `schema` are records of `topic`."""
+    types = {column.name: column.dataType.simpleString() for column in schema.fields}
+    if VALUE not in types:
+        raise ConfigurationError(f"the result has no column {VALUE!r}, which is what a record of {topic} holds")
+    for name, wanted in _TYPES.items():
+        if types.get(name, wanted[0]) not in wanted:
+            raise ConfigurationError(
+                f"the result's column {name!r} is of type {types[name]}; a record of {topic} takes "
+                f"{' or '.join(wanted)}: cast it"
+            )
+    if "topic" in types:
+        raise ConfigurationError(
+            f"the result has a column 'topic'; this sink writes to {topic} alone: drop the column, or use a sink for "
+            "each topic"
+        )
+    others = sorted(types.keys() - _TYPES.keys() - {PARTITION_COLUMN, OFFSET_COLUMN})
+    if others:
+        raise ConfigurationError(
+            f"the result's columns {', '.join(others)} are no part of a record of {topic}: put them into {VALUE!r}, by "
+            "to_json(struct(...)) say, or drop them"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRecords:
+    """An evaluated frame, which executors keep."""
+
+    counts: Mapping[int | None, int]
+    _rows: "DataFrame"
+    _size: int
+
+    def __iter__(self) -> Iterator[Record]:
+        """Yield all records by partition and offset; only some megabytes of them are in this process at a time."""
+        pieces = max(1, math.ceil(self._size / _BYTES_AT_ONCE))
+        order = [PARTITION_COLUMN, OFFSET_COLUMN, _SEQUENCE]
+        spread = self._rows.repartitionByRange(pieces, *order) if pieces > 1 else self._rows.coalesce(1)
+        ordered = spread.sortWithinPartitions(*order).drop(_SEQUENCE)
+        rows: Iterable[Row] = ordered.toLocalIterator(prefetchPartitions=True) if pieces > 1 else ordered.collect()
+        for partition, offset, value, key, headers, timestamp_ms, output_partition in rows:
+            yield Record(
+                partition,
+                offset,
+                _bytes(value),
+                _bytes(key),
+                None if headers is None else [(each[0], _bytes(each[1])) for each in headers],
+                timestamp_ms,
+                output_partition,
+            )
+
+
+@contextmanager
+def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]:
+    """Evaluate `frame`, but for the rows of the partitions `done`, once and on all executors, and give its records."""
+    from pyspark import StorageLevel
+    from pyspark.sql import functions as f
+
+    partition = f.col(PARTITION_COLUMN)
+    wanted = frame.where(partition.isNull() | ~partition.isin(list(done))) if done else frame
+    columns = _columns(frame.columns)
+    rows = wanted.select(*columns, f.monotonically_increasing_id().alias(_SEQUENCE)).persist(
+        StorageLevel.MEMORY_AND_DISK
+    )
+    size = f.lit(_ROW_BYTES) + _bytes_of(f.col(VALUE)) + _bytes_of(f.col(KEY))
+    in_headers = f.aggregate(
+        HEADERS, f.lit(0), lambda total, each: total + _bytes_of(each["key"]) + _bytes_of(each["value"])
+    )
+    size = size + f.coalesce(in_headers, f.lit(0))
+    try:
+        totals = rows.groupBy(PARTITION_COLUMN).agg(f.count("*"), f.sum(size)).collect()
+        yield FrameRecords(counts={row[0]: row[1] for row in totals}, _rows=rows, _size=sum(row[2] for row in totals))
+    except Exception:
+        rows.unpersist()
+        raise
+    else:
+        rows.unpersist()
+    # After an interrupt the JVM is left alone: it would answer only when what it is at has ended.
+
+
+def _bytes_of(column: "Column") -> "Column":
+    from pyspark.sql import functions as f
+
+    return f.coalesce(f.octet_length(column), f.lit(0))
+
+
+def _bytes(value: bytearray | None) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def _columns(names: Sequence[str]) -> "list[Column]":
+    """Give the columns of a record, in the order in which they are read."""
+    from pyspark.sql import functions as f
+
+    def given(name: str, kind: str) -> "Column":
+        column = f.col(name) if name in names else f.lit(None)
+        return column.cast(kind).alias(name)
+
+    headers = f.col(HEADERS) if HEADERS in names else f.lit(None).cast(_TYPES[HEADERS][0]).alias(HEADERS)
+    milliseconds = f.unix_millis(f.col(TIMESTAMP)) if TIMESTAMP in names else f.lit(None).cast("bigint")
+    return [
+        given(PARTITION_COLUMN, "int"),
+        given(OFFSET_COLUMN, "bigint"),
+        given(VALUE, "binary"),
+        given(KEY, "binary"),
+        headers,
+        milliseconds.alias(TIMESTAMP),
+        given(OUTPUT_PARTITION, "int"),
+    ]

@@ -1,0 +1,577 @@
+"""The Kafka sink by its rules, over a stand-in for Kafka that fences and commits as its transactions do."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, cast
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from marshal_dagster.errors import ConfigurationError, SinkRefused, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.transactions import Fenced, RecordRefused, StillOpen, Transaction
+from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition
+from marshal_dagster.spark.sinks import KafkaSink, NewGeneration
+from marshal_dagster.spark.sinks.conformance import Case, Row, Target
+from marshal_dagster.spark.sinks.conformance.target import deliver, never, part, rows_of
+from marshal_dagster.spark.sinks.kafka import _Place
+from marshal_dagster.spark.sinks.kafka_notes import Note
+from marshal_dagster.spark.sinks.kafka_records import Record, check_record_columns
+from tests.kafka_outputs import StandInKafkaSink, StandInRecords
+from tests.sink_kit import ALL_CASES
+
+MAKE = """
+CREATE TABLE IF NOT EXISTS producers (id TEXT PRIMARY KEY, epoch INT);
+CREATE TABLE IF NOT EXISTS transactions (number INTEGER PRIMARY KEY, id TEXT, epoch INT, state TEXT);
+CREATE TABLE IF NOT EXISTS records (place INTEGER PRIMARY KEY, number INT, topic TEXT, key BLOB, value BLOB);
+"""
+CONNECTION = KafkaConnection(bootstrap_servers="nowhere.invalid:9092", timeout_s=1)
+OUTPUT = "output"
+
+
+class Broker:
+    """Kafka's transactions in a file, so that they outlive whoever began them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def opened(self) -> Iterator[sqlite3.Connection]:
+        """Give one step of the broker."""
+        with closing(sqlite3.connect(self.path, timeout=60)) as database, database:
+            database.execute("PRAGMA synchronous = OFF")  # writers die here, machines do not
+            database.executescript(MAKE)
+            database.execute("BEGIN IMMEDIATE")
+            yield database
+
+    def committed(self, topic: str) -> list[tuple[bytes, bytes]]:
+        """Key and value of the committed records that no open one stands before."""
+        with self.opened() as database:
+            return database.execute(
+                "SELECT key, value FROM records JOIN transactions USING (number) WHERE topic = ?1 AND "
+                "state = 'committed' AND place < (SELECT coalesce(min(place), 9e18) FROM records JOIN transactions "
+                "USING (number) WHERE topic = ?1 AND state = 'open') ORDER BY place",
+                (topic,),
+            ).fetchall()
+
+    def is_open(self, topic: str) -> bool:
+        """Whether a transaction is open in a topic."""
+        with self.opened() as database:
+            return bool(
+                database.execute(
+                    "SELECT 1 FROM records JOIN transactions USING (number) WHERE topic = ? AND state = 'open'",
+                    (topic,),
+                ).fetchone()
+            )
+
+
+class StandInTransaction:
+    """A transaction of such a broker."""
+
+    def __init__(self, broker: Broker, transactional_id: str) -> None:
+        self.broker, self.id = broker, transactional_id
+        self.epoch = self.number = 0
+
+    def __enter__(self) -> Self:
+        """Fence."""
+        with self.broker.opened() as database:
+            database.execute("INSERT OR IGNORE INTO producers VALUES (?, 0)", (self.id,))
+            database.execute("UPDATE producers SET epoch = epoch + 1 WHERE id = ?", (self.id,))
+            database.execute("UPDATE transactions SET state = 'aborted' WHERE id = ? AND state = 'open'", (self.id,))
+            (self.epoch,) = database.execute("SELECT epoch FROM producers WHERE id = ?", (self.id,)).fetchone()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Abort what is open."""
+        with self.broker.opened() as database:
+            database.execute(
+                "UPDATE transactions SET state = 'aborted' WHERE number = ? AND state = 'open'", (self.number,)
+            )
+
+    def begin(self) -> None:
+        """Nothing that the broker knows of."""
+
+    def send(self, topic: str, value: bytes | None, key: bytes | None, **_: object) -> None:
+        """Append, within the transaction."""
+        with self.broker.opened() as database:
+            self._check(database)
+            if not self.number:
+                self.number = (
+                    database.execute(
+                        "INSERT INTO transactions (id, epoch, state) VALUES (?, ?, 'open')", (self.id, self.epoch)
+                    ).lastrowid
+                    or 0
+                )
+            database.execute(
+                "INSERT INTO records (number, topic, key, value) VALUES (?, ?, ?, ?)", (self.number, topic, key, value)
+            )
+
+    def flush(self) -> None:
+        """All is there."""
+
+    def commit(self) -> None:
+        """Commit, unless another was begun."""
+        with self.broker.opened() as database:
+            self._check(database)
+            database.execute("UPDATE transactions SET state = 'committed' WHERE number = ?", (self.number,))
+
+    def _check(self, database: sqlite3.Connection) -> None:
+        (epoch,) = database.execute("SELECT epoch FROM producers WHERE id = ?", (self.id,)).fetchone()
+        if epoch != self.epoch:
+            raise Fenced(0.1)
+
+
+class StandInNotes:
+    """The topic of notes of such a broker."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+
+    def newest(self, patience_s: float) -> Mapping[str, bytes]:
+        """The newest committed value of each key; what is open is waited for."""
+        deadline = time.monotonic() + min(patience_s, 2.0)
+        while self.broker.is_open(f"{OUTPUT}_marshal_ranges"):
+            if time.monotonic() > deadline:
+                raise StillOpen("open")
+            time.sleep(0.01)
+        return {key.decode(): value for key, value in self.broker.committed(f"{OUTPUT}_marshal_ranges")}
+
+
+class StandInSink(StandInKafkaSink):
+    """A sink of such a broker."""
+
+    def __init__(self, broker: Broker, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(CONNECTION, OUTPUT, **options)
+        self.broker = broker
+        self.topic_id = "first"
+
+    @contextmanager
+    def _place(self) -> Iterator[_Place]:
+        yield _Place(self.topic_id, cast("Any", StandInNotes(self.broker)))
+
+    def _transaction(self, wanted: ClaimedRange) -> Transaction:
+        return cast("Transaction", StandInTransaction(self.broker, self._key(wanted)))
+
+
+class KafkaTarget(Target):
+    """A broker of its own."""
+
+    range_by_range = True
+    most_steps = 30
+
+    def __init__(self, folder: Path, kind: type[StandInSink] = StandInSink, **options: Any) -> None:  # noqa: ANN401
+        self.broker, self.kind, self.options = Broker(folder / "broker.db"), kind, options
+
+    def sink(self) -> StandInSink:
+        """Another process's sink."""
+        return self.kind(self.broker, **self.options)
+
+    def rows(self) -> list[Row]:
+        """What is committed."""
+        found = [(key.decode().split("/"), value) for key, value in self.broker.committed(OUTPUT)]
+        return [(int(partition), int(offset), value.decode()) for (partition, offset), value in found]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> KafkaTarget:
+    """An empty topic."""
+    return KafkaTarget(tmp_path)
+
+
+@pytest.mark.parametrize("case", ALL_CASES)
+def test_the_sink_conforms(case: Case, target: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every case of the kit holds, also at each line of the sink where a writer may die or stall."""
+    monkeypatch.setattr("marshal_dagster.spark.sinks.kafka._GLANCE_S", 0.02)
+    case.check(target)
+
+
+# Wrong sinks
+
+
+class NotesApart(StandInSink):
+    """Commits the records first, and what says so in a transaction behind them."""
+
+    def _send_note(self, transaction: Transaction, wanted: ClaimedRange, note: Note) -> None:
+        transaction.commit()
+        with self._transaction(wanted) as another:
+            super()._send_note(another, wanted, note)
+            another.commit()
+
+
+class JudgesBefore(StandInSink):
+    """Judges by what was noted before it had fenced the others."""
+
+    def __init__(self, broker: Broker, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(broker, **options)
+        self.known: dict[str, bytes] | None = None
+
+    @contextmanager
+    def _place(self) -> Iterator[_Place]:
+        known = StandInNotes(self.broker).newest(2)
+
+        class Known:
+            def newest(self, _: float) -> Mapping[str, bytes]:
+                return known
+
+        yield _Place(self.topic_id, cast("Any", Known()))
+
+
+class FencesNobody(StandInSink):
+    """Each writer has a transactional id of its own."""
+
+    def _transaction(self, wanted: ClaimedRange) -> Transaction:
+        return cast("Transaction", StandInTransaction(self.broker, f"{self._key(wanted)}/{time.monotonic_ns()}"))
+
+
+class OneIdForAll(StandInSink):
+    """Keeps one note for all partitions."""
+
+    def _key(self, wanted: ClaimedRange) -> str:
+        return super()._key(wanted).rpartition("/")[0]
+
+
+class AsksNobody(StandInSink):
+    """Does not ask the batch whether its claims hold."""
+
+    def write(self, frame: Any, ranges: Any, offsets_read: Any, before_commit: Any = None) -> Any:  # noqa: ANN401, ARG002
+        """Write."""
+        return super().write(frame, ranges, offsets_read)
+
+
+class AppendsSilently(StandInSink):
+    """Says that it replaces, and appends."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker, on_new_generation="append")
+
+
+@pytest.mark.parametrize(
+    ("kind", "case"),
+    [
+        pytest.param(NotesApart, "death_at_any_step", marks=pytest.mark.thorough),
+        pytest.param(JudgesBefore, "overtaken_at_any_step", marks=pytest.mark.thorough),
+        pytest.param(FencesNobody, "overtaken_at_any_step", marks=pytest.mark.thorough),
+        (OneIdForAll, "first_batch"),
+        (AsksNobody, "batch_says_no"),
+        (AppendsSilently, "inside_an_older_range"),
+    ],
+)
+def test_a_wrong_sink_is_caught(
+    kind: type[StandInSink], case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each way to get it wrong fails a case of the kit."""
+    monkeypatch.setattr("marshal_dagster.spark.sinks.kafka._GLANCE_S", 0.02)
+    (wanted,) = (param.values[0] for param in ALL_CASES if param.id == case)
+    with pytest.raises((AssertionError, SinkRefused)):
+        wanted.check(KafkaTarget(tmp_path, kind))  # type: ignore[attr-defined]
+
+
+# What the kit does not ask
+
+
+def hooked(target: KafkaTarget, step: str, then: Callable[[], None]) -> StandInSink:
+    """A sink that does something when it has come to a step for the first time."""
+    sink, done = target.sink(), list[str]()
+
+    def reached(at: str) -> None:
+        if at == step and not done:
+            done.append(at)
+            then()
+
+    sink._reached = reached  # type: ignore[method-assign,assignment]
+    return sink
+
+
+def test_a_note_behind_an_open_transaction_is_waited_for(target: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another partition's writer has open hides the notes behind it: they are not taken for missing."""
+    monkeypatch.setattr("marshal_dagster.spark.sinks.kafka._GLANCE_S", 0.02)
+    mine, other = part(0, 0, 3), StandInTransaction(target.broker, "another partition")
+    with other:
+        sink = hooked(target, "sent", lambda: other.send(f"{OUTPUT}_marshal_ranges", b"{}", b"another"))
+        assert deliver(target, "a", mine, sink=sink).taken == (mine,)
+        with pytest.raises(UnavailableError):
+            deliver(target, "b", mine)
+        other.commit()
+    assert deliver(target, "b", mine).skipped == (mine,)
+
+
+def test_the_note_comes_last(target: KafkaTarget) -> None:
+    """What is open in the topic of notes holds up all who read it, so it is for as short a time as can be."""
+    deliver(target, "a", part(0, 0, 3))
+    with target.broker.opened() as database:
+        topics = [topic for (topic,) in database.execute("SELECT topic FROM records ORDER BY place")]
+    assert topics == [OUTPUT] * 3 + [f"{OUTPUT}_marshal_ranges"]
+
+
+def test_offsets_of_which_there_are_no_records_are_free(target: KafkaTarget) -> None:
+    """A new generation over ranges that gave no rows meets nothing that it would have to replace."""
+    deliver(target, "a", part(0, 0, 5), part(1, 0, 5), rows=rows_of("a", part(1, 0, 5)))
+    free, held = (part(number, 2, 6, generation=20, epoch=21) for number in (0, 1))
+    assert target.sink().can_replace([free]) is None
+    assert "cannot be replaced; write to a new topic" in (target.sink().can_replace([free, held]) or "")
+    assert deliver(target, "b", free).taken == (free,)
+
+
+def answering(target: KafkaTarget, answer: Callable[[Callable[[], None]], None]) -> StandInSink:
+    """A sink whose first commit is answered so."""
+    sink = target.sink()
+    sink._is_tried = True  # else the first commits nothing
+    plain, answered = sink._transaction, list[str]()
+
+    def transaction(wanted: ClaimedRange) -> Transaction:
+        found = plain(wanted)
+        if not answered:
+            answered.append("once")
+            commit = found.commit
+            found.commit = lambda: answer(commit)  # type: ignore[method-assign]
+        return found
+
+    sink._transaction = transaction  # type: ignore[method-assign]
+    return sink
+
+
+@pytest.mark.parametrize("error", [Fenced(0.1), UnavailableError("no answer")], ids=["fenced", "unavailable"])
+def test_a_commit_whose_answer_was_lost_counts(target: KafkaTarget, error: Exception) -> None:
+    """What became of a commit is read in the notes."""
+
+    def lost(commit: Callable[[], None]) -> None:
+        commit()
+        raise error
+
+    mine = part(0, 0, 3)
+    assert deliver(target, "a", mine, sink=answering(target, lost)).taken == (mine,)
+    assert target.found() == rows_of("a", mine)
+
+
+def test_a_commit_that_fails_is_an_error(target: KafkaTarget) -> None:
+    """It is ended before it is judged: a late one can no longer take effect."""
+    late: list[Callable[[], None]] = []
+
+    def fails(commit: Callable[[], None]) -> None:
+        late.append(commit)
+        raise UnavailableError("no answer")
+
+    mine = part(0, 0, 3)
+    with pytest.raises(UnavailableError, match="no answer"):
+        deliver(target, "a", mine, sink=answering(target, fails))
+    with pytest.raises(Fenced):
+        late[0]()
+    assert target.found() == []
+    assert deliver(target, "b", mine).taken == (mine,)
+
+
+def test_a_commit_of_which_nothing_is_known_is_told(target: KafkaTarget) -> None:
+    """Where Kafka is gone altogether the error says that the next attempt finds out."""
+
+    def lost(commit: Callable[[], None]) -> None:
+        commit()
+        raise UnavailableError("no answer")
+
+    def gone(_: object) -> None:
+        raise UnavailableError("Kafka cannot be reached")
+
+    mine, sink = part(0, 0, 3), answering(target, lost)
+    sink._end_open = gone  # type: ignore[method-assign,assignment]
+    with pytest.raises(UnavailableError, match=r"reached\. Whether the commit of t/0 \[0, 3\) .* at the next attempt"):
+        sink.write(target.frame(rows_of("a", mine)), [mine], never)
+    assert deliver(target, "b", mine).skipped == (mine,)
+
+
+@pytest.mark.parametrize(
+    ("raised", "error", "said"),
+    [
+        (Fenced(0.5), SinkRefused, "another run has taken the partition over"),
+        (Fenced(121), UnavailableError, "not sent within transaction_timeout_s=120: take smaller batches"),
+        (
+            RecordRefused("t/0 offset 2", "Message size too large", is_too_large=True),
+            SinkRefused,
+            "t/0 offset 2 of group 'g': topic output does not take .* raise max.message.bytes",
+        ),
+        (RecordRefused("t/0 offset 2", "bad", is_too_large=False), SinkRefused, "bad; nothing of .* was written$"),
+    ],
+)
+def test_what_goes_wrong_in_a_transaction_is_told(
+    target: KafkaTarget, raised: Exception, error: type[Exception], said: str
+) -> None:
+    """The range is aborted; the error says which one and what to do."""
+
+    def fail() -> None:
+        raise raised
+
+    with pytest.raises(error, match=said) as told:
+        deliver(target, "a", part(0, 0, 3), sink=hooked(target, "sent", fail))
+    assert "\n" not in str(told.value)
+    assert target.found() == []
+
+
+def test_a_batch_that_loses_its_claim_half_way(target: KafkaTarget) -> None:
+    """It is asked at the end of each range; what was taken before stays, and is only committed the next time."""
+    batch, asked = [part(0, 0, 3), part(1, 0, 3)], list[str]()
+
+    class Lost(Exception):
+        """The claim is gone."""
+
+    def before_commit() -> None:
+        asked.append("asked")
+        if len(asked) == 3:
+            raise Lost
+
+    with pytest.raises(Lost):
+        deliver(target, "a", *batch, before_commit=before_commit)
+    assert target.found() == rows_of("a", batch[0])
+    outcome = deliver(target, "b", *batch)
+    assert (outcome.taken, outcome.skipped) == ((batch[1],), (batch[0],))
+    assert target.found() == rows_of("a", batch[0]) + rows_of("b", batch[1])
+
+
+def test_a_new_generation_may_be_appended(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Where that was asked for the new records stand behind the old ones, and the outcome says which."""
+    target = KafkaTarget(tmp_path, on_new_generation=NewGeneration.APPEND)
+    first = deliver(target, "old", part(0, 0, 4), part(1, 0, 2))
+    assert first.note == "Kafka topic output: read it with isolation.level=read_committed"
+    newer = [part(0, 2, 4, generation=20, epoch=21), part(1, 2, 4)]
+    assert target.sink().can_replace(newer) is None
+    outcome = deliver(target, "new", *newer)
+    assert set(outcome.taken) == set(newer)
+    assert (outcome.note or "").endswith("behind the records of an older one, which stay: t/0 [2, 4)")
+    assert "those of generation 20 stand behind them" in caplog.text
+    assert target.found() == sorted(rows_of("old", part(0, 0, 4), part(1, 0, 2)) + rows_of("new", *newer))
+    assert deliver(target, "again", *newer).skipped
+
+
+def test_an_output_topic_made_anew_is_refused(target: KafkaTarget) -> None:
+    """What it lacks is not passed over; a new generation fills it."""
+    deliver(target, "a", part(0, 0, 3))
+    for wanted in (part(0, 0, 3), part(0, 3, 6)):
+        sink = target.sink()
+        sink.topic_id = "second"
+        with pytest.raises(SinkRefused, match="output topic output was made anew"):
+            sink.verdicts([wanted])
+    sink = target.sink()
+    sink.topic_id = "second"
+    newer = part(0, 0, 6, generation=20, epoch=21)
+    assert sink.can_replace([newer]) is None
+    assert deliver(target, "b", newer, sink=sink).taken == (newer,)
+
+
+def test_rows_that_are_others_when_they_are_fetched(target: KafkaTarget) -> None:
+    """Fewer than were counted, and nothing of the range is written."""
+
+    class Fewer(StandInSink):
+        @contextmanager
+        def _evaluated(self, frame: Any, done: Sequence[int]) -> Iterator[StandInRecords]:  # noqa: ANN401
+            with super()._evaluated(frame, done) as records:
+                yield Shorter(records.rows)
+
+    class Shorter(StandInRecords):
+        def __iter__(self) -> Iterator[Record]:
+            return iter(list(super().__iter__())[1:])
+
+    with pytest.raises(SinkRefused, match="had 3 rows, and 2 when they were fetched"):
+        deliver(target, "a", part(0, 0, 3), sink=Fewer(target.broker))
+    assert target.found() == []
+
+
+def test_notes_of_a_newer_version_are_refused(target: KafkaTarget) -> None:
+    """Older code does not read them as its own, nor what is none."""
+    key = target.sink()._key(part(0, 0, 3)).encode()
+    for text, said in (
+        (json.dumps({"version": 2}), "has version 2, this marshal-dagster knows 1"),
+        ("x", "is damaged"),
+    ):
+        with StandInTransaction(target.broker, "another") as transaction:
+            transaction.send(f"{OUTPUT}_marshal_ranges", text.encode(), key)
+            transaction.commit()
+        with pytest.raises(SinkRefused, match=said):
+            target.sink().verdicts([part(0, 0, 3)])
+
+
+def test_what_a_note_says_is_read_back() -> None:
+    """Of very many intervals the nearest are joined, so that it never grows too large; none is forgotten."""
+    note: Note | None = None
+    for start in range(0, 2_000, 10):
+        note = Note.after(note, part(0, start, start + 3, epoch=start), "id", has_rows=start != 500)
+    assert note is not None
+    assert Note.from_json(note.to_json(), "here") == note
+    assert note.position == StoredPosition("coordination-topic-id-", "the-first-data-topic--", 0, 1990, 1993)
+    assert len(note.covered) == 50
+    assert note.covers(part(0, 1, 2), "id")
+    assert not note.covers(part(0, 1, 2), "another")
+    assert not note.covers(part(0, 1, 2, topic_id="another"), "id")
+    assert not note.covers(part(0, 1993, 2000), "id")
+    assert not note.covers(part(0, 0, 2, readable=2), "id") or note.covered[0][1] > 2
+
+
+def test_values_that_cannot_be_are_refused() -> None:
+    """The error names the field."""
+    for options, said in (
+        ({"topic": ""}, "^topic: empty"),
+        ({"transaction_timeout_s": 1}, "^transaction_timeout_s: 1; give at least"),
+        ({"notes_topic": "output"}, "^notes_topic: it is the output topic itself"),
+        ({"partitioner": "java"}, "^partitioner: 'java'; give murmur2_random or"),
+        ({"on_new_generation": "replace"}, "^on_new_generation: 'replace'; give refuse or append"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            KafkaSink(CONNECTION, **{"topic": OUTPUT, **options})  # type: ignore[arg-type]
+
+
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"value": BinaryType(), "key": BinaryType(), "headers": HEADERS, "timestamp": TimestampType()}, None),
+        ({"value": StringType(), "key": StringType(), "output_partition": IntegerType(), "offset": LongType()}, None),
+        ({"key": StringType()}, "no column 'value'"),
+        ({"value": LongType()}, "column 'value' is of type bigint; .* takes string or binary: cast it"),
+        ({"value": StringType(), "headers": StringType()}, "takes array<struct<key:string,value:binary>>"),
+        ({"value": StringType(), "topic": StringType()}, "writes to output alone: drop the column"),
+        ({"value": StringType(), "shop": StringType()}, "columns shop are no part of a record of output"),
+    ],
+)
+def test_columns_are_those_of_a_record(columns: dict[str, DataType], said: str | None) -> None:
+    """What would not be written is refused before anything is computed."""
+    schema = StructType([StructField("partition", IntegerType()), *(StructField(*each) for each in columns.items())])
+    if said is None:
+        check_record_columns(schema, OUTPUT)
+        return
+    with pytest.raises(ConfigurationError, match=said):
+        check_record_columns(schema, OUTPUT)
+
+
+def test_a_sink_shows_no_secret() -> None:
+    """Nor the connection that has it."""
+    secret = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "username": "u", "password": "hunter2"}
+    connection = KafkaConnection.from_settings({"bootstrap_servers": "127.0.0.1:1", "timeout_s": 0.5, **secret})
+    sink = KafkaSink(connection, OUTPUT)
+    assert repr(sink) == "KafkaSink('output')"
+    with pytest.raises(UnavailableError) as raised:
+        sink.verdicts([part(0, 0, 3)])
+    assert "hunter2" not in str(raised.value)
+
+
+def test_names_give_ids_that_differ() -> None:
+    """A transactional id is of one output, group, topic and partition."""
+    sink, other = KafkaSink(CONNECTION, "a"), KafkaSink(CONNECTION, "a-b")
+    wanted = [part(1, 0, 1), part(11, 0, 1), part(1, 0, 1, topic="t-1"), part(1, 0, 1, group="g-t", topic="t")]
+    ids = [each._key(one) for each in (sink, other) for one in wanted]
+    assert len(set(ids)) == len(ids)
+    assert ids[0] == "marshal-dagster/a/g/t/1"

@@ -1,0 +1,299 @@
+"""The Kafka sink on a real broker; its rules by themselves are in `tests/fast/test_sink_kafka`."""
+
+import signal
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as f
+
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason
+from marshal_dagster.errors import ConfigurationError, SinkRefused, TopicMissing, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.transactions import Notes, StillOpen, Transaction
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.spark.sinks import KafkaSink
+from marshal_dagster.spark.sinks.conformance import CASES, Case, Row, Target
+from marshal_dagster.spark.sinks.conformance.target import deliver, never, part, rows_of
+from tests.kafka_outputs import KAFKA_STEPS, KafkaOutput, committed
+from tests.real import sink_worker
+from tests.real.conftest import MakeTopic
+from tests.real.test_takeover_sinks import HEARTBEAT_INTERVAL_MS, PARTITIONS, Site, input_rows, site
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["site"]
+
+ON_A_BROKER = (
+    "rest_of_a_batch",
+    "judged_when_written",
+    "groups_and_topics_apart",
+    "ranges_without_rows",
+    "batch_says_no",
+    "death_at_any_step",
+    "overtaken_at_any_step",
+    "two_at_once",
+    "batches_that_share_ranges",
+    "over_older_ranges",
+)
+"""Those cases in which Kafka has a part that a stand-in may play otherwise."""
+
+
+class KafkaTarget(Target):
+    """A topic of its own."""
+
+    range_by_range = True
+    most_steps = 6
+
+    def __init__(self, output: KafkaOutput) -> None:
+        self.output = output
+
+    def sink(self) -> KafkaSink:
+        """Another process's sink."""
+        return self.output.sink()
+
+    def rows(self) -> list[Row]:
+        """What readers see; what a dead writer has open they do not."""
+        return self.output.rows(patience_s=1)
+
+
+@pytest.fixture
+def output(connection: KafkaConnection) -> KafkaOutput:
+    """An empty topic."""
+    return KafkaOutput(connection)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if str(case) in ON_A_BROKER], ids=str)
+def test_the_sink_conforms(case: Case, output: KafkaOutput) -> None:
+    """The cases of the kit hold on a broker."""
+    case.check(KafkaTarget(output))
+
+
+# Processes that are killed or stopped
+
+
+def drain(site: Site, output: KafkaOutput) -> list[ClaimedBatch]:
+    """Work until the topic is drained, as one who knows that all others are dead."""
+    log = KafkaLog(site.connection, site.coordination_topic, HEARTBEAT_INTERVAL_MS)
+    delivery = Delivery(
+        log=log,
+        data=site.topics,
+        connection=site.connection,
+        group=site.group,
+        client="tester",
+        run_id="successor",
+        settings=Settings(HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE, DeliveryMode.EFFECTIVELY_ONCE),
+        is_dead=lambda _: True,
+    )
+    orders = sink_worker.Orders.model_validate_json(site.orders(output))
+    done: list[ClaimedBatch] = []
+    try:
+        while True:
+            with delivery.claimed_batch(BatchRequest(topic=site.topic), output.sink()) as batch:
+                if batch.idle is None and batch.ranges:
+                    batch.write(sink_worker.result(batch, orders, None))
+            if batch.idle is not None:
+                assert batch.idle.reason is IdleReason.DRAINED, batch.idle
+                return done
+            done.append(batch)
+    finally:
+        log.close()
+
+
+@pytest.mark.parametrize("step", KAFKA_STEPS)
+def test_a_process_killed_at_each_step(site: Site, output: KafkaOutput, step: str) -> None:
+    """SIGKILL in the first of five ranges, and a takeover at once: the output is the input, record by record."""
+    worker = site.start(output, with_spark=False, halt_at_step=step)
+    worker.wait_until_said(f"halted {step}")
+    worker.kill_all()
+
+    done = drain(site, output)
+
+    skipped = [0] if step == "committed" else []
+    assert [[each.partition for each in batch.skipped] for batch in done] == [skipped]
+    assert output.rows() == input_rows()
+
+
+@pytest.mark.parametrize("step", ["sent", "noted"])
+def test_a_zombie_is_fenced(site: Site, output: KafkaOutput, step: str) -> None:
+    """One that is stopped with its transaction open, taken over and continued, fails and adds nothing."""
+    stopped = site.start(output, with_spark=False, halt_at_step=step)
+    stopped.wait_until_said(f"halted {step}")
+    stopped.signal(signal.SIGSTOP)
+
+    (batch,) = drain(site, output)
+    assert (len(batch.ranges), len(batch.skipped)) == (PARTITIONS, 0)
+    assert output.rows() == input_rows()
+
+    stopped.signal(signal.SIGCONT)
+    stopped.go_on()
+    said = stopped.wait_until_said("failed")
+    assert "ClaimLost" in said or "another run has taken the partition over" in said
+    assert stopped.wait() == 1
+    assert output.rows() == input_rows()
+
+
+def test_a_zombie_that_believes_in_its_claim_is_fenced(output: KafkaOutput) -> None:
+    """Even one whose batch says yes: what it has open is aborted, and its commit is refused in words."""
+    mine, noted, go_on = part(0, 0, 3), threading.Event(), threading.Event()
+
+    def reached(step: str) -> None:
+        if step == "noted":
+            noted.set()
+            assert go_on.wait(30)
+
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            deliver(KafkaTarget(output), "late", mine, sink=output.sink(reached))
+        except SinkRefused as error:
+            failed.append(error)
+
+    late = threading.Thread(target=write)
+    late.start()
+    assert noted.wait(30)
+    assert deliver(KafkaTarget(output), "new", part(0, 0, 3, epoch=11)).taken
+    go_on.set()
+    late.join(30)
+    assert "another run has taken the partition over; this one must stop" in str(failed[0])
+    assert output.rows() == rows_of("new", mine)
+
+
+# Topics and clients
+
+
+def transaction(output: KafkaOutput, name: str) -> Transaction:
+    """A transaction of somebody else's."""
+    return Transaction(
+        output.connection,
+        name,
+        id_prefix="",
+        topics=[output.topic],
+        timeout_s=60,
+        partitioner="random",
+    )
+
+
+@pytest.mark.parametrize("ends", ["commits", "aborts"])
+def test_notes_behind_an_open_transaction_are_waited_for(output: KafkaOutput, topics: Topics, ends: str) -> None:
+    """Another writer's open transaction hides what is committed behind it: that is not taken for missing."""
+    notes = KafkaSink(output.connection, output.topic).notes_topic
+    with transaction(output, "other") as other, Notes(output.connection, notes, topics) as reader:
+        other.begin()
+        other.send(notes, b"another's", b"other", name="note", partition=0)
+        other.flush()
+        with transaction(output, "mine") as mine:
+            mine.begin()
+            mine.send(notes, b"mine's", b"mine", name="note", partition=0)
+            mine.commit()
+        with pytest.raises(StillOpen, match="has an open transaction at offset 0"):
+            reader.newest(0.3)
+        if ends == "commits":
+            other.commit()
+        else:
+            with transaction(output, "other"):
+                pass
+        expected = {"mine": b"mine's"} | ({"other": b"another's"} if ends == "commits" else {})
+        assert reader.newest(10) == expected
+        assert reader.newest(0) == expected
+
+
+def test_topics_that_are_missing_or_wrong(connection: KafkaConnection, topics: Topics, topic: MakeTopic) -> None:
+    """What is to be done is said; the notes are made once, replicated as the output is, and never forget."""
+    wanted = [part(0, 0, 3)]
+    with pytest.raises(TopicMissing, match="look up topic 'no-such-topic'"):
+        KafkaSink(connection, "no-such-topic").verdicts(wanted)
+    name = topic(1, {"min.insync.replicas": "1"})
+    sink = KafkaSink(connection, name)
+    with pytest.raises(TopicMissing, match=r"`create_notes\(\)` makes it, once"):
+        sink.verdicts(wanted)
+    assert (sink.create_notes(), sink.create_notes()) == (True, False)
+    settings = topics.settings(sink.notes_topic)
+    assert (settings["cleanup.policy"], settings["min.insync.replicas"]) == ("compact", "1")
+    assert sink.verdicts(wanted)
+    deleting = KafkaSink(connection, name, notes_topic=topic(1, {"cleanup.policy": "compact,delete"}))
+    for use in (lambda: deleting.verdicts(wanted), deleting.create_notes):
+        with pytest.raises(ConfigurationError, match=r"cleanup\.policy compact,delete, so it forgets"):
+            use()
+
+
+def test_a_broker_that_cannot_be_reached_is_one_line() -> None:
+    """Within the connection's time-out."""
+    nowhere = KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=1)
+    with pytest.raises(UnavailableError, match=r"Kafka at 127\.0\.0\.1:1 cannot be reached") as raised:
+        KafkaSink(nowhere, "output").verdicts([part(0, 0, 3)])
+    assert "\n" not in str(raised.value)
+
+
+def test_a_record_that_is_too_large(output: KafkaOutput, connection: KafkaConnection, topics: Topics) -> None:
+    """It is named by its message, whoever refuses it; nothing is left open, and the next delivery is taken."""
+    wanted, rows = part(0, 0, 3), [(0, 0, "a"), (0, 1, "x" * 1_100_000), (0, 2, "c")]
+    large = connection.model_copy(update={"client_settings": {"message.max.bytes": "5000000"}})
+    for each in (connection, large):
+        writer = KafkaTarget(KafkaOutput(each, output.topic))
+        with pytest.raises(SinkRefused, match=r"t/0 offset 1 of group 'g'.*Message size too large; nothing of t/0"):
+            deliver(writer, "a", wanted, rows=rows)
+        at, end = (topics.offsets(output.topic, [0, 1], committed_only=only) for only in (True, False))
+        assert at == end, "it has left its transaction open"
+    assert output.rows() == []
+    assert deliver(KafkaTarget(output), "b", wanted).taken == (wanted,)
+    assert output.rows() == rows_of("b", wanted)
+
+
+def test_a_partition_that_is_not_there(output: KafkaOutput, spark: "SparkSession") -> None:
+    """The message is named whose record was to go there."""
+    frame = spark.range(3).selectExpr("0 AS partition", "id AS offset", "'v' AS value", "int(id) AS output_partition")
+    with pytest.raises(SinkRefused, match=r"t/0 offset 2 of group 'g'.* Unknown partition; nothing of t/0 \[0, 3\)"):
+        output.open().write(frame, [part(0, 0, 3)], never)
+
+
+def test_a_time_out_that_the_brokers_do_not_allow(output: KafkaOutput) -> None:
+    """The field is named."""
+    sink = KafkaOutput(output.connection, output.topic, transaction_timeout_s=3_600).sink()
+    with pytest.raises(ConfigurationError, match="transaction_timeout_s: 3600 is more than the brokers allow"):
+        sink.verdicts([part(0, 0, 3)])
+
+
+# Spark
+
+
+@pytest.mark.parametrize("bytes_at_once", [8_000_000, 2_000], ids=["one piece", "many pieces"])
+def test_rows_become_records(
+    spark: "SparkSession", output: KafkaOutput, monkeypatch: pytest.MonkeyPatch, bytes_at_once: int
+) -> None:
+    """Each range's records come in the order of their messages, several of one message in theirs, with all columns."""
+    monkeypatch.setattr("marshal_dagster.spark.sinks.kafka_records._BYTES_AT_ONCE", bytes_at_once)
+    batch = [part(0, 100, 200), part(1, 0, 50), part(7, 3, 4)]
+    rows = spark.range(150).selectExpr("IF(id < 100, 0, 1) AS partition", "IF(id < 100, id + 100, id - 100) AS offset")
+    frame = (
+        rows.orderBy(f.rand(3))
+        .withColumn("part", f.explode(f.array(f.lit(0), f.lit(1))))
+        .selectExpr(
+            "concat_ws('/', partition, offset, part) AS key",
+            "IF(offset = 120, NULL, unhex('00FF')) AS value",
+            "partition",
+            "offset",
+            "array(named_struct('key', 'h', 'value', binary('x')), named_struct('key', 'n', 'value', NULL)) AS headers",
+            "timestamp_millis(1700000000000 + offset) AS timestamp",
+            "partition AS output_partition",
+        )
+    )
+    sink = output.open()
+
+    outcome = sink.write(frame, batch, never)
+
+    assert (outcome.taken, outcome.rows) == (tuple(batch), {0: 200, 1: 100, 7: 0})
+    found = committed(output.connection, output.topic)
+    for number, (start, end) in enumerate(((100, 200), (0, 50))):
+        keys = [message.key().decode() for message in found if message.partition() == number]
+        assert keys == [f"{number}/{offset}/{one}" for offset in range(start, end) for one in (0, 1)]
+    assert {message.value() for message in found} == {b"\x00\xff", None}
+    assert all(message.headers() == [("h", b"x"), ("n", None)] for message in found)
+    assert all(message.timestamp()[1] == 1_700_000_000_000 + int(message.key().split(b"/")[1]) for message in found)
+    with pytest.raises(SinkRefused, match="rows of partition 1, which this batch did not read"):
+        sink.write(frame, [part(0, 200, 300)], never)
+    assert sink.write(frame, batch, never).skipped == tuple(batch)
