@@ -28,6 +28,9 @@ SINGLE_EXECUTION: Mapping[str, str] = {
 }
 """The settings under which no task of a session is run a second time; at most once needs them."""
 
+# Of what a broken Avro record says, so much is believed before it is read: else seven bytes can take all memory.
+_AVRO_LIMITS: Mapping[str, int] = {"string": 128 * 1024**2, "bytes": 128 * 1024**2, "collectionItems": 16 * 1024**2}
+_JAVA_OPTIONS = " ".join(f"-Dorg.apache.avro.limits.{name}.maxLength={limit}" for name, limit in _AVRO_LIMITS.items())
 _SPARK_RELEASE = "4.0"
 _LOCAL_MASTER = re.compile(r"local(\[\s*([0-9]+|\*)\s*(,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
@@ -67,6 +70,8 @@ def spark_settings(
         "spark.master": "local[*]",
         **_joined({"spark.jars": jars, "spark.jars.packages": packages}),
         **(_joined({"spark.jars.excludes": excludes, "spark.jars.ivy": [str(folder / "ivy")]}) if packages else {}),
+        "spark.driver.defaultJavaOptions": _JAVA_OPTIONS,
+        "spark.executor.defaultJavaOptions": _JAVA_OPTIONS,
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",

@@ -30,6 +30,8 @@ def test_settings_for_one_machine(tmp_path: Path) -> None:
     assert settings["spark.driver.bindAddress"] == settings["spark.driver.host"] == "127.0.0.1"
     assert settings["spark.ui.enabled"] == "false"
     assert settings["spark.sql.session.timeZone"] == "UTC"
+    for process in ("driver", "executor"):
+        assert settings[f"spark.{process}.defaultJavaOptions"].count("-Dorg.apache.avro.limits.") == 3
     assert settings["spark.jars.packages"] == CONNECTOR
     assert "hadoop-client-runtime" in settings["spark.jars.excludes"]
     assert "spark.jars" not in settings
