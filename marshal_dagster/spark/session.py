@@ -180,7 +180,8 @@ def check_single_execution(spark: "SparkSession") -> None:
     """Raise `ConfigurationError` when `spark` could run a task twice, as at most once must not (PROTOCOL.md 6).
 
     On a cluster an executor that is lost for a reason outside the application (a machine switched off) is not covered
-    by any setting; on one machine nothing is left. Of a Connect server all settings are asked for, whatever its master.
+    by any setting: there the tasks themselves refuse a second attempt (`reading.run_once`). Of a Connect server all
+    settings are asked for, whatever its master.
     """
     is_remote = connect.is_connect(spark)
     if is_remote:
@@ -205,6 +206,16 @@ def check_single_execution(spark: "SparkSession") -> None:
             f"at most once: this session may run a task more than once: {'; '.join(wrong)}. "
             f"Start {started} with these settings (marshal_dagster.spark.session.SINGLE_EXECUTION)"
         )
+
+
+def runs_tasks_once(spark: "SparkSession") -> bool:
+    """Say whether no task may fail twice, on a cluster: then none should run twice for another reason either."""
+    names = ("spark.master", "spark.task.maxFailures")
+    if connect.is_connect(spark):
+        conf = connect.known_settings(spark, dict.fromkeys(names, ""))
+    else:
+        conf = {name: str(spark.sparkContext.getConf().get(name, "")) for name in names}
+    return not is_local(conf["spark.master"]) and conf["spark.task.maxFailures"] == "1"
 
 
 def _settled_by_master(name: str, master: str) -> bool:

@@ -4,17 +4,16 @@ import base64
 import json
 import os
 import ssl
-import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.spark.waiting import within
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
@@ -26,8 +25,6 @@ _LARGEST_ID: Final = 2**31 - 1
 """Of a larger one a registry says, as of any path that it does not have, that there is none."""
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 _MOST_BYTES: Final = 16 * 1024 * 1024
-
-T = TypeVar("T")
 
 
 class SchemaKind(StrEnum):
@@ -178,7 +175,7 @@ class SchemaRegistry:
         from http.client import HTTPException
 
         try:
-            status, body = _within(self.timeout_s, lambda: self._exchange(path))
+            status, body = within(self.timeout_s, lambda: self._exchange(path))
         except TimeoutError as error:
             raise UnavailableError(f"schema registry {self.url} did not answer within {self.timeout_s:g} s") from error
         except (OSError, ValueError, HTTPException) as error:  # no host, TLS, an answer cut short
@@ -234,23 +231,6 @@ def _opener(ca_location: str | None) -> "OpenerDirector":
         https_response = http_response
 
     return build_opener(AsItIs, HTTPSHandler(context=ssl.create_default_context(cafile=ca_location)))
-
-
-def _within(timeout_s: float, call: Callable[[], T]) -> T:
-    """Give what `call` gives or raises, if it does so in time; else raise `TimeoutError`.
-
-    A socket's own time-out starts anew with each byte, and with each address of a host.
-    """
-    result: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            result.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            result.set_exception(error)
-
-    threading.Thread(target=work, name="ask a schema registry", daemon=True).start()
-    return result.result(timeout_s)
 
 
 def read_schema_file(path: str | os.PathLike[str]) -> str:
