@@ -290,6 +290,16 @@ def test_dead_letters_hold_all_that_the_record_was(
     assert "hunter2" not in plans
 
 
+def test_a_large_bad_record_is_a_dead_letter_too(
+    spark: "SparkSession", connection: KafkaConnection, topic: MakeTopic
+) -> None:
+    """The producer's own limit, of a megabyte, would fail each batch with it."""
+    dead = topic(1, {"max.message.bytes": str(4 * 1024**2)})
+    large = b"{" * (3 * 1024**2)
+    decode_json(batch(spark, [large]), "a int").or_dead_letter(dead, connection)
+    assert [value for _, value, _ in messages(connection.bootstrap_servers, dead, 1)] == [large]
+
+
 def messages(servers: str, topic: str, count: int) -> list[tuple[Any, Any, Any]]:
     """Key, value and headers of the first messages of a topic's partition 0."""
     settings = {"bootstrap.servers": servers, "group.id": "tests", "enable.auto.commit": False}
