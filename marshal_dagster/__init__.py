@@ -86,6 +86,7 @@ if TYPE_CHECKING:
         decode_protobuf,
         infer_json_schema,
     )
+    from marshal_dagster.spark.reading import run_once
     from marshal_dagster.spark.session import spark_settings, start_session
     from marshal_dagster.spark.sinks import (
         DeltaSink,
@@ -193,6 +194,7 @@ __all__ = [
     "infer_json_schema",
     "kafka_partitions",
     "marshal_asset",
+    "run_once",
     "spark_settings",
     "start_session",
     "submitted_batch",
@@ -252,6 +254,7 @@ _ELSEWHERE: Final = {
         "decode_protobuf",
         "infer_json_schema",
     ),
+    "spark.reading": ("run_once",),
     "spark.session": ("spark_settings", "start_session"),
     "spark.sinks": ("DeltaSink", "FileSink", "KafkaSink", "PostgresSink", "Sink", "WriteOutcome", "delta_settings"),
     "spark.submitted": ("SubmittedBatch", "submitted_batch"),

@@ -137,3 +137,7 @@ class SchemaDrift(MarshalError):
 
 class BatchAborted(MarshalError):
     """The batch was stopped before its commit; nothing more was committed."""
+
+
+class PortInUse(UnavailableError):
+    """Another process listens on a port that a server was to have."""

@@ -3,6 +3,7 @@
 The run that submits it holds the claim and sends the heartbeats; it commits when the block ends well.
 """
 
+import json
 import os
 import sys
 import tempfile
@@ -19,7 +20,15 @@ from marshal_dagster.processes import mark_of
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark.launching import rendered, spark_home, write_private
 from marshal_dagster.spark.session import spark_settings, with_connector
-from marshal_dagster.spark.submitted import BATCH_VARIABLE, HandedOver, read_outcome, take_back
+from marshal_dagster.spark.submitted import (
+    BATCH_VARIABLE,
+    KAFKA_PIPE,
+    SETTINGS_FILE,
+    HandedOver,
+    read_outcome,
+    take_back,
+)
+from marshal_dagster.spark.whispering import telling
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.connection import KafkaConnection
@@ -44,11 +53,12 @@ class Submission:
     ) -> Sequence[str]:
         """Give the command that submits `script` with the Spark that PySpark ships, which waits for it.
 
-        `settings` change those of `spark_settings`; the session that the script starts has them. Raises
-        `UnavailableError` when the connector cannot be fetched.
+        `settings` change those of `spark_settings`; the session that the script starts has them. They stand in a file
+        that the script removes when it begins: call this for each attempt. Raises `UnavailableError` when the connector
+        cannot be fetched.
         """
         name = Path(script).stem
-        properties = self.folder / "spark.conf"
+        properties = self.folder / SETTINGS_FILE
         write_private(properties, rendered(with_connector(spark_settings(app_name=name, extra=settings))))
         submit = str(spark_home() / "bin" / "spark-submit")
         return [submit, "--properties-file", str(properties), os.fspath(script), *arguments]
@@ -75,14 +85,14 @@ def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection
             batch_id=batch.batch_id,
             topic=batch.request.topic,
             ranges=batch.ranges,
-            kafka_options=_connection(claimer).spark_options(),
             launcher=mark_of(os.getpid()),
         ).write(folder)
         over = threading.Event()
         watch = threading.Thread(target=_watch, args=(batch, folder, over), name=f"watch {batch.batch_id}", daemon=True)
         watch.start()
         try:
-            yield Submission(folder)
+            with telling(folder / KAFKA_PIPE, json.dumps(_connection(claimer).spark_options())):
+                yield Submission(folder)
         finally:
             take_back(folder)
             over.set()

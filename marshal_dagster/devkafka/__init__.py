@@ -2,9 +2,11 @@
 
 The jars come by Maven coordinates through the Ivy that PySpark ships (`jars`), a Java 17 or newer runs them, and
 `KafkaCluster` starts, looks at and stops the broker processes of one directory. Imports the standard library and
-psutil, and of this package the exceptions and `java` alone. All that is said to Kafka from here is the metadata
-request of `probe`.
+psutil, and of this package the exceptions, `java`, `ports` and `processes` alone. All that is said to Kafka from here
+is the metadata request of `probe`.
 """
+
+from marshal_dagster.errors import PortInUse
 
 from .cluster import KafkaCluster, running_kafka
 from .errors import (
@@ -13,7 +15,6 @@ from .errors import (
     ClusterDiffers,
     DevKafkaError,
     DownloadFailed,
-    PortInUse,
 )
 from .jars import KAFKA_VERSION, ensure_jars
 from .places import cache_directory, default_directory

@@ -11,6 +11,7 @@ from pathlib import Path
 from marshal_dagster import processes
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.java import find_java
+from marshal_dagster.ports import HOST, LARGEST_PORT, check_free, free_port, is_free
 
 from .archive import with_archive
 from .errors import BrokerFailed, ClusterBusy, ClusterDiffers, DevKafkaError
@@ -18,7 +19,6 @@ from .jars import Report, ensure_jars
 from .launch import BrokerFolder, Launcher
 from .locks import locked
 from .places import default_directory
-from .ports import HOST, LARGEST_PORT, check_free, free_port, is_free
 from .probe import brokers_known_to
 from .properties import Node, check_settings
 from .state import STATE_FILE, ClusterState, new_cluster_id, read_state, write_state

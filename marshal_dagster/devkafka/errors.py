@@ -11,10 +11,6 @@ class DownloadFailed(DevKafkaError):
     """Kafka's jars could not be fetched, or what was fetched is not whole."""
 
 
-class PortInUse(DevKafkaError):
-    """Another process listens on a port that a broker was to have."""
-
-
 class BrokerFailed(DevKafkaError):
     """A broker could not be set up, ended while it started, or was not ready in time."""
 

@@ -6,8 +6,7 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from marshal_dagster.errors import ConfigurationError
-
-from .ports import HOST
+from marshal_dagster.ports import HOST
 
 _OWNED = frozenset(
     {

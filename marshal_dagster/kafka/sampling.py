@@ -5,25 +5,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from confluent_kafka import KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from marshal_dagster.errors import RightMissing, UnavailableError
-from marshal_dagster.kafka.clients import Isolation, consumer, error_in, let_go, reach
+from marshal_dagster.kafka.clients import (
+    HARMLESS_TO_A_READER,
+    ClientLog,
+    Isolation,
+    consumer,
+    error_in,
+    let_go,
+    reach,
+)
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.requests import PASSING, Request, failure
+from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.kafka.topics import Topics
 
 PARTITIONS: Final = 8
 """How many partitions are looked at: those with the most to read."""
 RECORDS: Final = 200
-"""How many records are read of each."""
+"""How many records are read at each end of what is unread of one."""
 
 _CLIENT_ID: Final = "marshal-dagster-sample"
 _POLL_S: Final = 0.2
+# What says that there is no more to read of a partition: its end, or that retention took what was next.
+_NO_MORE: Final = frozenset(
+    {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}  # noqa: SLF001
+)
 
 
 @dataclass(slots=True)
 class _Sample:
-    start: int
     end: int
     next: int
     records: int = 0
@@ -39,19 +52,39 @@ class _Sample:
         self.next, self.records = (message.offset() or 0) + 1, self.records + 1
         self.size += _size(message)
 
+    def give_up(self) -> None:
+        self.end = self.next
+
 
 def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, topic: str) -> float | None:
     """Estimate the bytes of keys, values and headers, as a reader gets them, for each offset that `group` has to read.
 
-    The first 200 records that are unread, by the group's offsets in Kafka, are read of each of the eight partitions
-    that have the most; the largest mean of a partition counts. Offsets without a record count as empty. None where
-    nothing is unread. Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
+    Of each of the eight partitions with the most unread offsets, by the group's offsets in Kafka, the first 200 records
+    that are unread and those of the last 200 offsets are read; the largest mean of these counts. It is one of records:
+    offsets without one, which compaction took or transactions use, count as if they had one, as those further on may.
+    None where nothing is unread. Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
     """
-    samples = _to_sample(topics, group, topic)
-    if samples:
-        _read(connection, topic, samples)
-    means = [each.size / (each.next - each.start) for each in samples.values() if each.next > each.start]
-    return max(means, default=None)
+    firsts = _to_sample(topics, group, topic)
+    if not firsts:
+        return None
+    client, log = consumer(connection, client_id=_CLIENT_ID, isolation=Isolation.READ_COMMITTED)
+    deadline_s = time.monotonic() + connection.timeout_s
+    samples = [*firsts.values()]
+    try:
+        reach(client, log, timeout_s=connection.timeout_s)
+        ends = {number: each.end for number, each in firsts.items()}
+        _read(client, log, topic, firsts, deadline_s)
+        lasts = {number: _Sample(end, max(firsts[number].next, end - RECORDS)) for number, end in ends.items()}
+        samples += lasts.values()
+        _read(client, log, topic, lasts, deadline_s)
+    except KafkaException as error:
+        raise UnavailableError(f"a sample of topic {topic!r} cannot be read: {error_in(error).str()}") from error
+    finally:
+        let_go(client, log)
+    means = [each.size / each.records for each in samples if each.records]
+    if not means and time.monotonic() >= deadline_s:
+        raise UnavailableError(f"no sample of topic {topic!r} could be read in time")
+    return max(means, default=0.0)
 
 
 def _to_sample(topics: Topics, group: str, topic: str) -> dict[int, _Sample]:
@@ -64,29 +97,33 @@ def _to_sample(topics: Topics, group: str, topic: str) -> dict[int, _Sample]:
     for number, at in bounds.items():
         start = max(at.start, known.get(number, at.start))
         if start < at.end:
-            unread[number] = _Sample(start, at.end, start)
-    most = sorted(unread, key=lambda number: (unread[number].start - unread[number].end, number))[:PARTITIONS]
+            unread[number] = _Sample(at.end, start)
+    most = sorted(unread, key=lambda number: (unread[number].next - unread[number].end, number))[:PARTITIONS]
     return {number: unread[number] for number in most}
 
 
-def _read(connection: KafkaConnection, topic: str, samples: Mapping[int, _Sample]) -> None:
-    client, log = consumer(connection, client_id=_CLIENT_ID, isolation=Isolation.READ_COMMITTED)
-    deadline_s = time.monotonic() + connection.timeout_s
-    try:
-        reach(client, log, timeout_s=connection.timeout_s)
-        client.assign([TopicPartition(topic, number, each.start) for number, each in samples.items()])
-        while any(not each.is_done for each in samples.values()):
-            if time.monotonic() >= deadline_s:
-                return _if_any(samples, topic)
-            for message in client.consume(RECORDS, timeout=_POLL_S):
-                number = message.partition()
-                if message.error() is None and number is not None and number in samples:
-                    samples[number].take(message)
-            _pass_over_gaps(client.position([TopicPartition(topic, number) for number in samples]), samples)
-    except KafkaException as error:
-        raise UnavailableError(f"a sample of topic {topic!r} cannot be read: {error_in(error).str()}") from error
-    finally:
-        let_go(client, log)
+def _read(client: Consumer, log: ClientLog, topic: str, samples: Mapping[int, _Sample], deadline_s: float) -> None:
+    """Read all samples; what is not read by the deadline is left out."""
+    client.assign([TopicPartition(topic, number, each.next) for number, each in samples.items() if not each.is_done])
+    while any(not each.is_done for each in samples.values()) and time.monotonic() < deadline_s:
+        for message in client.consume(RECORDS, timeout=_POLL_S):
+            sample = samples[message.partition() or 0] if message.partition() in samples else None
+            if message.error() is not None:
+                _judge(message.error(), sample, topic, log)
+            elif sample is not None:
+                sample.take(message)
+        reading = [number for number, each in samples.items() if not each.is_done]
+        _pass_over_gaps(client.position([TopicPartition(topic, number) for number in reading]), samples)
+
+
+def _judge(error: KafkaError | None, sample: _Sample | None, topic: str, log: ClientLog) -> None:
+    """Pass over what mends itself or does not concern a reader by position."""
+    if error is None or error.retriable() or error.code() in PASSING | HARMLESS_TO_A_READER:
+        return
+    if error.code() not in _NO_MORE:
+        raise failure(Request(f"read a sample of topic {topic!r}", on_topic(topic, Right.READ), topic), error, log, 0.0)
+    if sample is not None:
+        sample.give_up()
 
 
 def _pass_over_gaps(positions: list[TopicPartition], samples: Mapping[int, _Sample]) -> None:
@@ -95,12 +132,6 @@ def _pass_over_gaps(positions: list[TopicPartition], samples: Mapping[int, _Samp
         sample = samples[each.partition]
         if not sample.is_done:
             sample.next = max(sample.next, min(each.offset, sample.end))
-
-
-def _if_any(samples: Mapping[int, _Sample], topic: str) -> None:
-    """Do with what was read in time."""
-    if not any(each.records for each in samples.values()):
-        raise UnavailableError(f"no sample of topic {topic!r} could be read in time")
 
 
 def _size(message: Message) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
+from marshal_dagster.spark.waiting import within
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +28,11 @@ ENDED: Final = "the Spark Connect server has ended, or knows this session no mor
 """What is said of a session whose server has died."""
 
 _CONNECT_WITHIN_S: Final = 5.0
+_ANSWERS_WITHIN_S: Final = 60.0
+_IF_IT_HANGS: Final = (
+    "a server that hangs must be ended: by SparkConnectResource().stop_server() where it is this machine's own, else "
+    "where it was started"
+)
 _CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
 _REDACTION: Final = "spark.sql.redaction.string.regex"
 # What a server shows of a statement is its plan as text: each option's key and value, with a string's quotes escaped.
@@ -49,7 +55,7 @@ def connect(url: str, *, token: str | None = None) -> "SparkSession":
     """Give a new session on the server at `url` (`sc://host:port`); `token` is what the server asks for, if it does.
 
     Raises `ConfigurationError`: the URL is none, the client's packages are missing, or the session cannot be used
-    (`check_session`); `UnavailableError`: no one listens there.
+    (`check_session`); `UnavailableError`: no one listens there, or gives no session within a minute.
     """
     from marshal_dagster.spark.session import check_session
 
@@ -68,15 +74,22 @@ def connect(url: str, *, token: str | None = None) -> "SparkSession":
     session: SparkSession = SparkSession.builder.remote(whole).create()
     give_up_early(session)
     try:
-        check_session(session)
+        within(_ANSWERS_WITHIN_S, lambda: check_session(session))
     except MarshalError:
         disconnect(session)
         raise
+    except TimeoutError as error:
+        threading.Thread(target=disconnect, args=(session,), name="leave a server", daemon=True).start()
+        raise UnavailableError(
+            f"the Spark Connect server at {target[0]}:{target[1]} took the connection and gave no session within "
+            f"{_ANSWERS_WITHIN_S:g} s: {_IF_IT_HANGS}"
+        ) from error
     except Exception as error:
         disconnect(session)
         raise UnavailableError(
             f"the Spark Connect server at {target[0]}:{target[1]} gives no session ({str(error).splitlines()[0]}): "
-            "with a token it speaks TLS, but on localhost; see that URL and token are what it asks for"
+            "with a token it speaks TLS, but on localhost; see that URL and token are what it asks for; "
+            f"{_IF_IT_HANGS}"
         ) from error
     return session
 

@@ -20,6 +20,7 @@ from typing import Final
 from marshal_dagster import processes
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.java import find_java, java_environment
+from marshal_dagster.ports import free_port
 from marshal_dagster.processes import ProcessMark
 from marshal_dagster.spark.connector import cache_folder
 from marshal_dagster.spark.launching import rendered, spark_home, write_private
@@ -103,7 +104,7 @@ class ConnectServer:
 
     def _start(self, settings: Mapping[str, str]) -> Server:
         java = find_java()
-        port, token = _free_port(), secrets.token_urlsafe(32)
+        port, token = free_port(), secrets.token_urlsafe(32)
         properties = self.folder / "server.conf"
         write_private(properties, rendered(_settings(settings, port)))
         home = spark_home()
@@ -150,12 +151,6 @@ def _settings(wanted: Mapping[str, str], port: int) -> dict[str, str]:
         ours |= SINGLE_EXECUTION
     where = {"spark.connect.grpc.binding.address": _LOOPBACK, "spark.connect.grpc.binding.port": str(port)}
     return ours | settings | dict(wanted) | where
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_LOOPBACK, 0))
-        return int(probe.getsockname()[1])
 
 
 def _answers(port: int) -> bool:

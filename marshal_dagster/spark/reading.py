@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark import connect
+from marshal_dagster.spark.session import runs_tasks_once
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -13,6 +14,12 @@ if TYPE_CHECKING:
 
 Isolation = Literal["read_committed", "read_uncommitted"]
 
+_FIRST_ATTEMPT = r"task [0-9]+\.0 in stage [0-9]+\.0 "
+_ROWS_OF_A_TASK = 2**33 - 1
+_RUN_AGAIN = (
+    "Spark runs a task of this batch again, most likely as its executor was lost: its records may have been processed, "
+    "so this attempt ends before the first"
+)
 _OURS = frozenset({"kafka.isolation.level"})
 # After each poll the connector asks for the log's ends, on a connection where a fetch at the log's end may be waiting:
 # larger and fewer polls read about twice as fast, and a short wait saves half a second in every task.
@@ -45,7 +52,7 @@ def read_ranges(
     reader = spark.read.format("kafka").options(**_CONSUMER_DEFAULTS | _checked(kafka_options))
     if min_partitions is not None:
         reader = reader.option("minPartitions", min_partitions)
-    return (
+    frame = (
         reader.option("kafka.isolation.level", isolation)
         .option("assign", json.dumps({topic: list(wanted)}))
         .option("startingOffsets", _offsets(topic, {partition: start for partition, (start, _) in wanted.items()}))
@@ -55,6 +62,24 @@ def read_ranges(
         .load()
         .select(read_schema().names)
     )
+    return run_once(frame) if runs_tasks_once(spark) else frame
+
+
+def run_once(frame: "DataFrame") -> "DataFrame":
+    """Give `frame`, whose rows come from first attempts of tasks alone: Spark's action fails where it begins another.
+
+    Spark runs a task again whose executor was lost with its machine, and a stage that lost what it had given to the
+    next, whatever its settings say. What `batch.read` gives in a session on a cluster under which no task is to fail
+    twice (`SINGLE_EXECUTION`, which at most once asks for) is such a frame. It holds for the tasks up to the next
+    shuffle: put it around what follows one, too, in at most once.
+    """
+    from pyspark.sql import functions as f
+
+    # Where a task runs stands in the name of its thread alone, as far as SQL goes. Once for each task is enough.
+    thread = f.call_function("reflect", f.lit("java.lang.Thread"), f.lit("currentThread"))
+    is_first_row = f.monotonically_increasing_id().bitwiseAND(f.lit(_ROWS_OF_A_TASK)) == 0
+    may_go_on = ~is_first_row | thread.rlike(_FIRST_ATTEMPT)
+    return frame.where(f.when(may_go_on, f.lit(True)).otherwise(f.raise_error(_RUN_AGAIN).cast("boolean")))  # noqa: FBT003
 
 
 def check_min_partitions(min_partitions: int | None) -> None:

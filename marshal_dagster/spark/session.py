@@ -28,6 +28,9 @@ SINGLE_EXECUTION: Mapping[str, str] = {
 }
 """The settings under which no task of a session is run a second time; at most once needs them."""
 
+# Of what a broken Avro record says, so much is believed before it is read: else seven bytes can take all memory.
+_AVRO_LIMITS: Mapping[str, int] = {"string": 128 * 1024**2, "bytes": 128 * 1024**2, "collectionItems": 16 * 1024**2}
+_JAVA_OPTIONS = " ".join(f"-Dorg.apache.avro.limits.{name}.maxLength={limit}" for name, limit in _AVRO_LIMITS.items())
 _SPARK_RELEASE = "4.0"
 _LOCAL_MASTER = re.compile(r"local(\[\s*([0-9]+|\*)\s*(,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
@@ -67,6 +70,8 @@ def spark_settings(
         "spark.master": "local[*]",
         **_joined({"spark.jars": jars, "spark.jars.packages": packages}),
         **(_joined({"spark.jars.excludes": excludes, "spark.jars.ivy": [str(folder / "ivy")]}) if packages else {}),
+        "spark.driver.defaultJavaOptions": _JAVA_OPTIONS,
+        "spark.executor.defaultJavaOptions": _JAVA_OPTIONS,
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -175,7 +180,8 @@ def check_single_execution(spark: "SparkSession") -> None:
     """Raise `ConfigurationError` when `spark` could run a task twice, as at most once must not (PROTOCOL.md 6).
 
     On a cluster an executor that is lost for a reason outside the application (a machine switched off) is not covered
-    by any setting; on one machine nothing is left. Of a Connect server all settings are asked for, whatever its master.
+    by any setting: there the tasks themselves refuse a second attempt (`reading.run_once`). Of a Connect server all
+    settings are asked for, whatever its master.
     """
     is_remote = connect.is_connect(spark)
     if is_remote:
@@ -200,6 +206,16 @@ def check_single_execution(spark: "SparkSession") -> None:
             f"at most once: this session may run a task more than once: {'; '.join(wrong)}. "
             f"Start {started} with these settings (marshal_dagster.spark.session.SINGLE_EXECUTION)"
         )
+
+
+def runs_tasks_once(spark: "SparkSession") -> bool:
+    """Say whether no task may fail twice, on a cluster: then none should run twice for another reason either."""
+    names = ("spark.master", "spark.task.maxFailures")
+    if connect.is_connect(spark):
+        conf = connect.known_settings(spark, dict.fromkeys(names, ""))
+    else:
+        conf = {name: str(spark.sparkContext.getConf().get(name, "")) for name in names}
+    return not is_local(conf["spark.master"]) and conf["spark.task.maxFailures"] == "1"
 
 
 def _settled_by_master(name: str, master: str) -> bool:

@@ -1,7 +1,8 @@
 """A claimed batch in a script of its own, that a run has submitted to Spark and waits for.
 
 The run holds the claim, sends the heartbeats and commits (`marshal_dagster.submit`); it hands over a folder that this
-user alone can read, named in the script's environment. The script needs no Dagster:
+user alone can read, named in the script's environment, and tells the connection's secrets through a pipe in it: killed,
+they leave no secret behind. The script needs no Dagster:
 
     with submitted_batch() as batch:
         batch.read(spark).groupBy("topic").count().write.parquet(...)
@@ -24,12 +25,18 @@ from marshal_dagster.spark import jobs, reading
 from marshal_dagster.spark.launching import write_private
 from marshal_dagster.spark.session import check_session
 from marshal_dagster.spark.sinks import Sink, WriteOutcome
+from marshal_dagster.spark.whispering import listen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 BATCH_VARIABLE: Final = "MARSHAL_BATCH"
 """The environment variable that names the folder of the batch."""
+
+SETTINGS_FILE: Final = "spark.conf"
+"""The settings that the script's session starts with; they may hold secrets."""
+KAFKA_PIPE: Final = "kafka"
+"""The pipe through which the options of the Kafka connection are told."""
 
 _BATCH_FILE: Final = "batch.json"
 _OUTCOME_FILE: Final = "outcome.json"
@@ -43,7 +50,6 @@ class HandedOver:
     batch_id: str
     topic: str
     ranges: tuple[ClaimedRange, ...]
-    kafka_options: Mapping[str, str]
     launcher: ProcessMark
     """The run's process, which sends the heartbeats."""
 
@@ -57,7 +63,7 @@ class HandedOver:
         try:
             told = json.loads((folder / _BATCH_FILE).read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise BatchAborted(f"the batch of {folder} was taken back by the run that submitted it") from error
+            raise _taken_back(folder) from error
         ranges = tuple(ClaimedRange(**each) for each in told["ranges"])
         return cls(**told | {"ranges": ranges, "launcher": ProcessMark(**told["launcher"])})
 
@@ -65,6 +71,10 @@ class HandedOver:
     def has_launcher(self) -> bool:
         """Whether the run's process lives."""
         return is_alive(self.launcher)
+
+
+def _taken_back(folder: Path) -> BatchAborted:
+    return BatchAborted(f"the batch of {folder} was taken back by the run that submitted it")
 
 
 def take_back(folder: Path) -> None:
@@ -94,13 +104,14 @@ class SubmittedBatch:
         self.ranges: Sequence[ClaimedRange] = handed.ranges
         self._folder = folder
         self._handed = handed
+        self._kafka_options: Mapping[str, str] = self._listen()
         self._stack = stack
         self._spark: SparkSession | None = None
 
     def check(self) -> None:
         """Raise `BatchAborted` when the claim is lost or the run has died: call it before touching an output."""
         if not self._handed.has_launcher:
-            shutil.rmtree(self._folder, ignore_errors=True)  # it holds secrets, and nobody else is left to do it
+            shutil.rmtree(self._folder, ignore_errors=True)  # nobody else is left to do it
             raise BatchAborted(f"the run that submitted batch {self.batch_id} has died: its claim goes stale")
         HandedOver.read(self._folder)
 
@@ -141,9 +152,14 @@ class SubmittedBatch:
 
     def _read(self, spark: "SparkSession", min_partitions: int | None = None) -> "DataFrame":
         offsets = {each.partition: (each.first_readable, each.end) for each in self.ranges}
-        return reading.read_ranges(
-            spark, self._handed.kafka_options, self.topic, offsets, min_partitions=min_partitions
-        )
+        return reading.read_ranges(spark, self._kafka_options, self.topic, offsets, min_partitions=min_partitions)
+
+    def _listen(self) -> dict[str, str]:
+        try:
+            told = json.loads(listen(self._folder / KAFKA_PIPE, self.check))
+        except FileNotFoundError as error:
+            raise _taken_back(self._folder) from error
+        return {str(name): str(value) for name, value in told.items()}
 
     def _watch(self, spark: "SparkSession", over: threading.Event) -> None:
         while not over.wait(_POLL_S):
@@ -166,6 +182,7 @@ def submitted_batch(environment: Mapping[str, str] = os.environ) -> Iterator[Sub
         raise ConfigurationError(
             f"{BATCH_VARIABLE} is not set: a script has a batch where a run submits it (marshal_dagster.handed_over)"
         )
+    (Path(folder) / SETTINGS_FILE).unlink(missing_ok=True)  # this script's Spark has read it
     handed = HandedOver.read(Path(folder))
     with ExitStack() as stack:
         batch = SubmittedBatch(Path(folder), handed, stack)

@@ -1,8 +1,10 @@
 """Schemas for framed messages: asked of a registry, or read from files, by the driver."""
 
+import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from marshal_dagster.errors import BadRecord, BadRecords, ConfigurationError, UnavailableError
+from marshal_dagster.spark.decoding import framing
 from marshal_dagster.spark.decoding.avro import whole
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaFiles, SchemaKind, SchemaRegistry
 from tests.avro_bytes import encode, record
@@ -131,9 +134,60 @@ def test_an_answer_that_is_cut_or_no_http_is_an_error(answered: bytes) -> None:
         thread.join()
 
 
+def test_an_answer_that_comes_byte_by_byte_is_not_waited_for() -> None:
+    """The time-out is that of the whole request."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        over = threading.Event()
+
+        def drip() -> None:
+            with server.accept()[0] as client, contextlib.suppress(OSError):
+                client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+                while not over.wait(0.05):
+                    client.sendall(b" ")
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        started_s = time.monotonic()
+        with pytest.raises(UnavailableError, match=r"did not answer within 0\.3 s"):
+            SchemaRegistry(url=f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.3).by_id(1)
+        assert time.monotonic() - started_s < 3
+        over.set()
+        thread.join()
+
+
+def test_each_id_of_a_batch_is_looked_up_and_what_is_not_known_is_left_out(registry: Registry) -> None:
+    """A thousand of garbage stop no batch; ids above the largest that the registry has given are not asked for."""
+    number = registry.register("a", '"string"')
+    other = registry.register("b", "{}", kind="JSON")
+    schemas = SchemaRegistry(url=registry.url, largest_id=other)
+    garbage = range(other + 1, other + 1_002)
+    assert framing.look_up([number, other, 7, *garbage], schemas, SchemaKind.AVRO) == {
+        number: Schema(SchemaKind.AVRO, '"string"'),
+        other: f"schema id {other} is of type JSON, not AVRO",
+    }
+    assert registry.asked == [f"/schemas/ids/{each}" for each in (7, number, other)]
+
+
+def test_look_ups_are_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In number before the first, and in time; records of which nothing is known are not bad: the batch fails."""
+    schemas = SchemaRegistry(url=registry.url)
+    with pytest.raises(ConfigurationError, match="set its largest_id lower"):
+        framing.look_up(range(framing.MOST_LOOKUPS + 1), schemas, SchemaKind.AVRO)
+    assert registry.asked == []
+    monkeypatch.setattr(framing, "LOOKUPS_WITHIN_S", 0.1)
+    with pytest.raises(UnavailableError, match=r"of the batch's 10000 schema ids were looked up in 0\.1 s"):
+        framing.look_up(range(framing.MOST_LOOKUPS), schemas, SchemaKind.AVRO)
+    assert 1 <= len(registry.asked) < 1_000
+    registry.status = 503
+    with pytest.raises(UnavailableError, match="503"):
+        framing.look_up(range(2), schemas, SchemaKind.AVRO)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
+        {"url": "http://registry", "largest_id": 0},
+        {"url": "http://registry", "largest_id": 2**31},
         {"url": "registry:8081"},
         {"url": "file:///etc/passwd"},
         {"url": "http://etl:hunter2@registry"},
@@ -143,10 +197,10 @@ def test_an_answer_that_is_cut_or_no_http_is_an_error(answered: bytes) -> None:
         {"url": "http://registry", "token": "hunter2\u20ac"},
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings: dict[str, str]) -> None:
+def test_settings_that_cannot_be_are_refused(settings: dict[str, Any]) -> None:
     """Before anything is asked, and without telling a secret."""
     with pytest.raises(ConfigurationError) as caught:
-        SchemaRegistry(**settings)  # type: ignore[arg-type]
+        SchemaRegistry(**settings)
     assert "hunter2" not in str(caught.value)
 
 
@@ -157,6 +211,7 @@ def test_files_know_the_ids_they_were_given(tmp_path: Path) -> None:
     files = SchemaFiles({1: file, 2: tmp_path / "none.avsc"})
     assert files.by_id(1) == Schema(SchemaKind.AVRO, '"string"')
     assert files.by_id(3) is None
+    assert files.largest_id == 2
     with pytest.raises(ConfigurationError, match=r"none\.avsc"):
         files.by_id(2)
 

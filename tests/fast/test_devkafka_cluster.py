@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from marshal_dagster import ports as ports_module
 from marshal_dagster.devkafka import (
     BrokerStatus,
     ClusterBusy,
@@ -20,13 +21,12 @@ from marshal_dagster.devkafka import (
     cache_directory,
     default_directory,
 )
-from marshal_dagster.devkafka import ports as ports_module
 from marshal_dagster.devkafka.launch import BrokerFolder, reason_in
 from marshal_dagster.devkafka.locks import locked
-from marshal_dagster.devkafka.ports import check_free, free_port, is_free
 from marshal_dagster.devkafka.probe import brokers_known_to
 from marshal_dagster.devkafka.state import new_cluster_id, read_state
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.ports import check_free, free_port, is_free
 
 
 @pytest.fixture

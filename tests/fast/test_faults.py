@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from marshal_dagster.delivery import RangeOptions
-from marshal_dagster.devkafka.ports import HOST
+from marshal_dagster.ports import HOST
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Phase

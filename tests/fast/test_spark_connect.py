@@ -5,6 +5,7 @@ import os
 import re
 import socket
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -156,6 +157,25 @@ def test_a_server_that_has_ended_before_a_batch_is_not_taken_for_one_without_a_c
     fake.is_stopped = True
     with pytest.raises(UnavailableError, match="the Spark Connect server has ended"):
         check_session(fake)
+
+
+def test_a_server_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes the connection, as one that was stopped does, and answers nothing; the error says what to do."""
+    answer, left = threading.Event(), threading.Event()
+    hanging = session()
+    hanging.stop = left.set
+    builder = SimpleNamespace(remote=lambda _: SimpleNamespace(create=lambda: hanging))
+    monkeypatch.setattr("pyspark.sql.SparkSession", SimpleNamespace(builder=builder))
+    monkeypatch.setattr(connect, "give_up_early", lambda _: None)
+    monkeypatch.setattr("marshal_dagster.spark.session.check_session", lambda _: answer.wait(20))
+    monkeypatch.setattr(connect, "_ANSWERS_WITHIN_S", 0.2)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        pytest.raises(UnavailableError, match=r"gave no session within 0\.2 s: .*Resource\(\)\.stop_server"),
+    ):
+        connect.connect(f"sc://127.0.0.1:{server.getsockname()[1]}")
+    assert left.wait(5)
+    answer.set()
 
 
 PLAN = """options {

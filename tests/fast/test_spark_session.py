@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.spark import session
+from marshal_dagster.spark import reading, session
 from marshal_dagster.spark.connector import CONNECTOR, cache_folder, connector_jars, fetch_connector
 from marshal_dagster.spark.session import (
     SINGLE_EXECUTION,
@@ -30,10 +31,29 @@ def test_settings_for_one_machine(tmp_path: Path) -> None:
     assert settings["spark.driver.bindAddress"] == settings["spark.driver.host"] == "127.0.0.1"
     assert settings["spark.ui.enabled"] == "false"
     assert settings["spark.sql.session.timeZone"] == "UTC"
+    for process in ("driver", "executor"):
+        assert settings[f"spark.{process}.defaultJavaOptions"].count("-Dorg.apache.avro.limits.") == 3
     assert settings["spark.jars.packages"] == CONNECTOR
     assert "hadoop-client-runtime" in settings["spark.jars.excludes"]
     assert "spark.jars" not in settings
     assert all(isinstance(value, str) for value in settings.values())
+
+
+@pytest.mark.parametrize(
+    ("thread", "is_first"),
+    [
+        ("Thread[Executor task launch worker for task 10.0 in stage 3.0 (TID 4),5,main]", True),
+        ("Thread[#31,Executor task launch worker for task 0.0 in stage 20.0 (TID 0),5,main]", True),
+        ("Thread[Executor task launch worker for task 10.1 in stage 3.0 (TID 4),5,main]", False),
+        ("Thread[Executor task launch worker for task 0.10 in stage 3.0 (TID 4),5,main]", False),
+        ("Thread[Executor task launch worker for task 0.0 in stage 3.1 (TID 4),5,main]", False),
+        ("Thread[Executor task launch worker for task 0.0 in stage 0.10 (TID 4),5,main]", False),
+        ("Thread[main,5,main]", False),
+    ],
+)
+def test_the_first_attempt_of_a_task_is_known_by_its_thread(thread: str, *, is_first: bool) -> None:
+    """By Spark's name for it; what has another name is none."""
+    assert bool(re.search(reading._FIRST_ATTEMPT, thread)) is is_first
 
 
 def test_extra_settings_come_first_and_packages_add_up(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """A batch handed over to a script: what the script is told, and when it is taken back from it."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -20,6 +22,7 @@ from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark import jobs, reading, submitted
 from marshal_dagster.spark.launching import rendered
 from marshal_dagster.spark.submitted import BATCH_VARIABLE, SubmittedBatch, read_outcome, submitted_batch
+from marshal_dagster.spark.whispering import listen, telling
 from marshal_dagster.submit import Submission, handed_over
 from tests.delivering import Scene
 
@@ -54,7 +57,8 @@ def test_the_script_is_told_its_ranges_and_no_one_else_a_secret(scene: Scene) ->
         with handed_over(batch, CONNECTION) as submission:
             told = submitted.HandedOver.read(submission.folder)
             assert (told.batch_id, told.ranges) == (batch.batch_id, batch.ranges)
-            assert "made-up" in told.kafka_options["kafka.sasl.jaas.config"]
+            with submitted_batch(submission.environment) as theirs:
+                assert "made-up" in theirs._kafka_options["kafka.sasl.jaas.config"]
             command = submission.command("a/script.py", "argument", settings={"spark.secret": "made-up"})
             assert command[-2:] == ["a/script.py", "argument"]
             assert "made-up" not in " ".join([*command, *submission.environment.values()])
@@ -125,11 +129,66 @@ def test_a_script_stops_without_its_run(scene: Scene, monkeypatch: pytest.Monkey
 def test_a_run_that_died_and_was_not_reaped_is_dead() -> None:
     """Its parent, Dagster's daemon say, may not have asked yet how it ended."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as run:
-        handed = submitted.HandedOver("b", "t", (), {}, mark_of(run.pid))
+        handed = submitted.HandedOver("b", "t", (), mark_of(run.pid))
         assert handed.has_launcher
         run.kill()
         until(lambda: psutil.Process(run.pid).status() == psutil.STATUS_ZOMBIE)
         assert not handed.has_launcher
+
+
+RUN = """
+import subprocess, sys
+from tests.fast.test_spark_submitted import CONNECTION, handed_over
+from tests.delivering import Scene
+
+scene = Scene()
+scene.data.make(messages=5)
+with scene.batch(scene.delivery()) as batch, handed_over(batch, CONNECTION) as submission:
+    submission.command("script.py", settings={"spark.secret": "made-up"})
+    with subprocess.Popen([sys.executable, "-c", sys.argv[1]], env=submission.environment) as script:
+        print(submission.folder, script.pid, flush=True)
+        script.wait()
+"""
+SCRIPT = """
+import time
+from marshal_dagster.spark.submitted import submitted_batch
+
+with submitted_batch() as batch:
+    assert "made-up" in batch._kafka_options["kafka.sasl.jaas.config"]
+    print("has it", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_run_and_script_killed_together_leave_no_secret(tmp_path: Path) -> None:
+    """Nobody is left to remove the folder; there is none in it."""
+    command = [sys.executable, "-c", RUN, SCRIPT]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as run:
+        assert run.stdout is not None
+        folder, script = run.stdout.readline().split()
+        assert run.stdout.readline() == "has it\n"
+        os.kill(int(script), signal.SIGSTOP)
+        run.kill()
+        os.kill(int(script), signal.SIGKILL)
+    left = {path.name: path.is_file() and path.read_text() for path in Path(folder).iterdir()}
+    assert sorted(left) == ["batch.json", "kafka"]
+    assert "made-up" not in str(left)
+    assert left["kafka"] is False
+
+
+def test_a_script_waits_for_no_secret_of_a_run_that_is_dead(tmp_path: Path) -> None:
+    """A second script is told as well, and takes no half of what the first one left."""
+    pipe = tmp_path / "pipe"
+
+    def dead() -> None:
+        raise BatchAborted("has died")
+
+    with telling(pipe, "x" * 100_000):
+        for _ in range(20):
+            assert listen(pipe, lambda: None) == "x" * 100_000
+    with pytest.raises(BatchAborted, match="has died"):
+        listen(pipe, dead)
 
 
 def test_what_the_scripts_sink_took_is_committed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,8 +17,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its hints d
 
 from marshal_dagster.devkafka import KafkaCluster
 from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
-from marshal_dagster.devkafka.ports import HOST, free_port
 from marshal_dagster.devkafka.properties import Node
+from marshal_dagster.ports import HOST, free_port
 from tests.faults.proxy import Proxy
 
 BROKERS = (1, 2, 3)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import psutil
 import pyspark
 
-from marshal_dagster.devkafka.ports import HOST, free_port
+from marshal_dagster.ports import HOST, free_port
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 WORKERS: Final = 2

@@ -220,6 +220,31 @@ def fail_in_a_task(work: Work) -> list[str]:
     return [each.state for each in batches[0].report()]
 
 
+def note_each(work: Work) -> list[str]:
+    """One batch that notes each offset that a task processes, 100 ms each; gives what it says to have dropped."""
+    from pyspark.sql import functions as f
+
+    spark, noted = session(work.where), str(work.output)
+
+    @f.udf("string")
+    def note(partition: int, offset: int) -> str:
+        with open(noted, "a") as file:  # noqa: PTH123 - runs in an executor's Python
+            file.write(f"{partition}/{offset}\n")
+        time.sleep(0.1)
+        return ""
+
+    batches = []
+
+    def process() -> None:
+        with claimed(work) as batch:
+            batches.append(batch)
+            batch.read(spark).select(note("partition", "offset")).collect()
+
+    with pytest.raises(Exception, match="Spark runs a task of this batch again"):
+        process()
+    return [each.state for each in batches[0].report()]
+
+
 def cancel_a_batch(work: Work) -> tuple[str, float]:
     """One batch that would take minutes, cancelled once it is at work; gives the error, and the seconds until then."""
     spark = session(work.where)

@@ -17,7 +17,9 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.spark.decoding import (
     Decoded,
     Nulls,
+    Schema,
     SchemaFiles,
+    SchemaKind,
     SchemaRegistry,
     decode_avro,
     decode_json,
@@ -25,7 +27,7 @@ from marshal_dagster.spark.decoding import (
     infer_json_schema,
 )
 from marshal_dagster.spark.reading import read_ranges, read_schema
-from tests.avro_bytes import encode, framed, record
+from tests.avro_bytes import encode, framed, long, record
 from tests.protobuf_bytes import framed_message, orders_file
 from tests.real.conftest import MakeTopic
 from tests.registry import Registry, running_registry
@@ -156,6 +158,34 @@ def test_a_text_that_only_looks_like_days_is_no_date(spark: "SparkSession") -> N
     assert outcome(decode_json(batch(spark, values), "day date"), 3) == [{"day": date(2020, 1, 1)}, MISFIT, MISFIT]
 
 
+FAR = "a number of more than 11 digits in a timestamp, which takes seconds"
+AT = datetime.fromtimestamp(1_700_000_000)  # noqa: DTZ006 - as Spark gives it
+LATEST = datetime.fromtimestamp(99_999_999_999)  # noqa: DTZ006
+NAMED = {"at": AT, "id": None, "all": {"a1700000000000": [AT]}}
+TIMES: list[tuple[str, Any]] = [
+    ('{"at": 1700000000}', {"at": AT, "id": None, "all": None}),
+    ('{"at": 99999999999, "id": 1700000000000}', {"at": LATEST, "id": 1_700_000_000_000, "all": None}),
+    ('{"at": "2023-11-14T22:13:20Z", "all": {"a1700000000000": ["2023-11-14 22:13:20.000000"]}}', NAMED),
+    ('{"at": 100000000000}', FAR),
+    ('{"at": 1700000000000}', FAR),
+    ('{"at": -1700000000000000}', FAR),
+    ('{"at": 18446744073709}', FAR),
+    ('{"all": {"\\"": [1, 1700000000000]}}', FAR),
+    ('{"at": 1.7e12}', MISFIT),
+    ('{"at": 1700000000.5}', MISFIT),
+    ('{"at": 1700000000000, "at": 1700000000}', {"at": AT, "id": None, "all": None}),
+]
+
+
+def test_a_number_in_a_timestamp_is_seconds_or_bad(spark: "SparkSession") -> None:
+    """Milliseconds would be read as a far year, microseconds as any time: seconds times a million overflow silently."""
+    decoded = decode_json(
+        batch(spark, [value for value, _ in TIMES]), "at timestamp, id bigint, all map<string, array<timestamp>>"
+    )
+    found = outcome(decoded, len(TIMES))
+    assert dict(enumerate(found)) == dict(enumerate(expected for _, expected in TIMES))
+
+
 def test_a_null_value_is_good_where_it_is_meant(spark: "SparkSession") -> None:
     """A tombstone is a row without a value then."""
     decoded = decode_json(batch(spark, [None, '{"id": 1}', ""]), "id int NOT NULL", nulls=Nulls.KEEP)
@@ -260,6 +290,16 @@ def test_dead_letters_hold_all_that_the_record_was(
     assert "hunter2" not in plans
 
 
+def test_a_large_bad_record_is_a_dead_letter_too(
+    spark: "SparkSession", connection: KafkaConnection, topic: MakeTopic
+) -> None:
+    """The producer's own limit, of a megabyte, would fail each batch with it."""
+    dead = topic(1, {"max.message.bytes": str(4 * 1024**2)})
+    large = b"{" * (3 * 1024**2)
+    decode_json(batch(spark, [large]), "a int").or_dead_letter(dead, connection)
+    assert [value for _, value, _ in messages(connection.bootstrap_servers, dead, 1)] == [large]
+
+
 def messages(servers: str, topic: str, count: int) -> list[tuple[Any, Any, Any]]:
     """Key, value and headers of the first messages of a topic's partition 0."""
     settings = {"bootstrap.servers": servers, "group.id": "tests", "enable.auto.commit": False}
@@ -354,6 +394,69 @@ def test_an_avro_record_of_another_name_is_bad(spark: "SparkSession", registry: 
     none = framed(registry.register("none", "{"), b"\x02")
     with pytest.raises(ConfigurationError, match="no Avro schema"):
         decode_avro(batch(spark, [none]), schemas, schema=named)
+
+
+class Known:
+    """Knows schemas without asking anybody."""
+
+    largest_id = 2**31 - 1
+
+    def __init__(self, schemas: dict[int, dict[str, Any]]) -> None:
+        self.schemas = schemas
+
+    def by_id(self, number: int, /) -> Schema | None:
+        """Give what it was made with."""
+        return Schema(SchemaKind.AVRO, json.dumps(self.schemas[number])) if number in self.schemas else None
+
+    def latest(self, subject: str, /) -> Schema:
+        """There are no subjects."""
+        raise NotImplementedError(subject)
+
+
+def test_a_thousand_schema_ids_of_garbage_stop_no_batch(spark: "SparkSession") -> None:
+    """Each such record is bad, and the good one among them good."""
+    garbage = [framed(number, b"\x02\x00") for number in range(100, 2**32, 2**32 // 1_200)]
+    decoded = decode_avro(
+        batch(spark, [*garbage, framed(7, b"\x02\x00")]), Known({7: ORDER_1}), schema=json.dumps(ORDER_1)
+    )
+    good, bad = decoded.split()
+    assert [row["value"]["id"] for row in good.collect()] == [1]
+    reasons = sorted(row["reason"] for row in bad.collect())
+    assert reasons == sorted(f"schema id {int.from_bytes(each[1:5], 'big')} is not known" for each in garbage)
+
+
+def test_no_number_that_a_broken_avro_record_claims_takes_all_memory(spark: "SparkSession") -> None:
+    """A length or a count of two billion is a bad record; items without bytes are refused, whose number is not bounded.
+
+    Any of these ended the whole JVM, or kept it busy for ever.
+    """
+    lists = {"type": "array", "items": "string"}
+    sizes = {"string": "string", "bytes": "bytes", "strings": lists}
+    for name, of in sizes.items():
+        schema = json.dumps(record("Order", {name: of}))
+        values = [long(size) + b"abc" for size in (2**31 - 20, 2**31 + 5, 2**62, -(2**31))]
+        found = outcome(decode_avro(batch(spark, values), None, schema=schema), len(values))
+        assert found == ["it ends too early, or is not of the schema"] * len(values)
+    empty = {"type": "record", "name": "Empty", "fields": [{"name": "a", "type": {"type": "null"}}]}
+    unbounded = [record("Order", {"a": {"type": "array", "items": each}}) for each in ("null", empty)]
+    unbounded.append(record("Order", {"e": ["null", empty], "a": {"type": "map", "values": [unbounded_items()]}}))
+    good = record("Order", {"a": {"type": "array", "items": ["null"]}, "id": "long"})
+    values = [framed(number, long(2**40) + b"\x00\x02") for number in range(3)]
+    decoded = decode_avro(
+        batch(spark, [*values, framed(3, b"\x04\x00\x00\x00\x0e")]),
+        Known(dict(enumerate([*unbounded, good]))),
+        schema=json.dumps(record("Order", {"id": "long"}, defaults={"id": 0})),
+    )
+    *bad, last = outcome(decoded, 4)
+    assert [each.partition(" items take no bytes")[1] != "" for each in bad] == [True] * 3
+    assert last == {"id": 7}
+    with pytest.raises(ConfigurationError, match="items take no bytes"):
+        decode_avro(batch(spark, []), None, schema=json.dumps(unbounded[0]))
+
+
+def unbounded_items() -> dict[str, Any]:
+    """An array of a type that is defined elsewhere, by its short name."""
+    return {"type": "array", "items": "Empty"}
 
 
 def test_avro_without_a_frame_and_with_schemas_in_files(spark: "SparkSession", tmp_path: Path) -> None:

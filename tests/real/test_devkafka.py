@@ -25,7 +25,7 @@ from marshal_dagster.devkafka import (
     PortInUse,
     running_kafka,
 )
-from marshal_dagster.devkafka.ports import is_free
+from marshal_dagster.ports import is_free
 
 TIMEOUT_S = 30.0
 

@@ -13,7 +13,7 @@ from tests.real.conftest import MakeTopic
 def test_the_largest_mean_of_what_is_unread_counts(
     connection: KafkaConnection, topics: Topics, topic: MakeTopic
 ) -> None:
-    """Keys, values and headers; markers count as empty offsets, aborted messages too; read ones not at all."""
+    """Keys, values and headers. Markers and aborted messages do not lower it; what is read already does not count."""
     name, group = topic(3), "sampled"
     plain = Producer({"bootstrap.servers": connection.bootstrap_servers})
     for number in range(10):
@@ -33,19 +33,33 @@ def test_the_largest_mean_of_what_is_unread_counts(
             within.produce(name, value=b"v" * 80, partition=2)
         assert within.flush(30) == 0
         end(30)
-    mean = bytes_per_offset(topics, connection, group, name)
-    assert mean is not None
-    assert 3 * 80 / 8 <= mean <= 3 * 80 / 7  # the last marker may not be there yet
+    assert bytes_per_offset(topics, connection, group, name) == 80
 
 
 def test_no_more_than_a_sample_is_read(connection: KafkaConnection, topics: Topics, topic: MakeTopic) -> None:
-    """The first records that are unread."""
+    """The first and the last records that are unread."""
     name = topic(1)
     plain = Producer({"bootstrap.servers": connection.bootstrap_servers})
     for number in range(3 * RECORDS):
-        plain.produce(name, value=b"v" * (10 if number < RECORDS else 1_000))
+        plain.produce(name, value=b"v" * {0: 10, 1: 1_000, 2: 30}[number // RECORDS])
     assert plain.flush(30) == 0
-    assert bytes_per_offset(topics, connection, "sampled", name) == 10
+    assert bytes_per_offset(topics, connection, "sampled", name) == 30
+
+
+def test_offsets_without_records_make_batches_smaller_and_never_larger(
+    connection: KafkaConnection, topics: Topics, topic: MakeTopic
+) -> None:
+    """A mean over offsets would take 9 bytes for what becomes 100 behind the gap: batches of eleven times the limit."""
+    name = topic(1)
+    within = Producer({"bootstrap.servers": connection.bootstrap_servers, "transactional.id": name})
+    within.init_transactions(30)
+    for count, end in ((100, within.abort_transaction), (10, within.commit_transaction)):
+        within.begin_transaction()
+        for _ in range(count):
+            within.produce(name, value=b"v" * 100)
+        assert within.flush(30) == 0
+        end(30)
+    assert bytes_per_offset(topics, connection, "sampled", name) == 100
 
 
 def test_a_topic_that_is_not_there_is_told(connection: KafkaConnection, topics: Topics) -> None:

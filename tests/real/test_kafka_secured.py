@@ -18,6 +18,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError, RightMissing, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.sampling import bytes_per_offset
 from marshal_dagster.kafka.topics import OffsetBounds, Topics
 from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.spark.reading import read_ranges
@@ -225,6 +226,13 @@ def test_a_right_that_is_missing_is_named(secured: SecuredKafka, admin: Topics) 
         assert topics.offsets("rights", [0]) == {0: OffsetBounds(0, 0)}
         with pytest.raises(RightMissing, match="DESCRIBE on group 'g'"):
             topics.group_offsets("g", "rights")
+        writer = Producer({"bootstrap.servers": secured.servers["PLAINTEXT"]})
+        writer.produce("rights", b"1")
+        assert writer.flush(WITHIN_S) == 0
+        began_s = time.monotonic()
+        with pytest.raises(RightMissing, match="grant this user READ on topic 'rights'"):
+            bytes_per_offset(topics, connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN), "g", "rights")
+        assert time.monotonic() - began_s < 4  # less than the time-out
 
 
 def test_reading_by_position_takes_no_right_on_a_group(secured: SecuredKafka, admin: Topics) -> None:

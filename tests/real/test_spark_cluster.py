@@ -26,6 +26,7 @@ from tests.real.spark_driver import (
     cancel_a_batch,
     fail_in_a_task,
     messages,
+    note_each,
     rows_in,
     session,
     write_oneself,
@@ -103,6 +104,25 @@ def test_a_killed_worker_costs_no_record(driver: Driver, cluster: SparkCluster, 
     cluster.kill_worker()
     result()
     assert rows_in(FileSink(work.output).committed_files()) == messages()
+    cluster.add_worker()
+    cluster.wait_for(WORKERS)
+
+
+def test_a_task_that_is_lost_with_its_worker_is_not_run_again_at_most_once(
+    driver: Driver, cluster: SparkCluster, work: Work
+) -> None:
+    """No offset is processed twice; what was committed for the batch is reported as dropped."""
+    once = replace(work, mode=DeliveryMode.AT_MOST_ONCE, where=replace(work.where, settings=SINGLE))
+    result = driver.start(note_each, once)
+    deadline = time.monotonic() + WITHIN_S
+    while not (work.output.exists() and work.output.read_text().count("\n") > 2):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    cluster.kill_worker()
+    states = result()
+    noted = work.output.read_text().splitlines()
+    assert sorted(noted) == sorted(set(noted))
+    assert states == ["possibly dropped"] * PARTITIONS
     cluster.add_worker()
     cluster.wait_for(WORKERS)
 

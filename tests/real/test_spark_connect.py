@@ -15,9 +15,9 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from marshal_dagster.devkafka.ports import free_port
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.ports import free_port
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
 from marshal_dagster.spark import connect

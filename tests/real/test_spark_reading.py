@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
+from pyspark.sql import functions as f
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.spark.reading import offsets_read, read_ranges, read_schema
+from marshal_dagster.spark.reading import offsets_read, read_ranges, read_schema, run_once
 from tests.real.conftest import MakeTopic
 
 if TYPE_CHECKING:
@@ -232,6 +233,15 @@ def test_splitting_a_partition_changes_no_row(spark: "SparkSession", kafka: str,
     frame = read_ranges(spark, options(kafka), name, {0: (7, 93)}, min_partitions=4)
     assert frame.rdd.getNumPartitions() == 4
     assert offsets_of(frame) == {0: list(range(7, 93))}
+
+
+def test_first_attempts_give_all_rows(spark: "SparkSession") -> None:
+    """In tasks of all kinds: with Python, behind a shuffle, and in those that end early."""
+    frame = run_once(spark.range(0, 100, 1, 3))
+    plus_one = f.udf(lambda number: number + 1, "long")
+    assert sum(row[0] for row in frame.select(plus_one("id")).collect()) == 5_050
+    assert run_once(frame.repartition(2)).groupBy((f.col("id") % 7).alias("rest")).count().count() == 7
+    assert len(frame.limit(5).collect()) == 5
 
 
 def test_offsets_read_are_the_exact_intervals(spark: "SparkSession") -> None:

@@ -10,9 +10,9 @@ from urllib.request import urlopen
 from confluent_kafka import Producer
 
 from demo.deployment import ROOT, running, wait_for
-from marshal_dagster.devkafka.ports import free_port
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.ports import free_port
 
 FLIGHTS, MAX_RECORDS, BATCHES = 3_000, 1_000, 3
 ORDERS, ORDERS_PARTITIONS, ORDERS_COUNT = "orders", 2, 250

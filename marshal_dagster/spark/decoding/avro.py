@@ -18,6 +18,7 @@ AVRO_PACKAGE: Final = "org.apache.spark:spark-avro_2.13:4.0.0"
 _READ_WHOLE = "_marshal_read_whole"
 _ADVICE = f"start it with spark.jars.packages={AVRO_PACKAGE}"
 _NAMED = frozenset({"record", "error", "enum", "fixed"})
+_UNBOUNDED = "has an array whose items take no bytes: a record of a few bytes could claim any number of them"
 
 
 def decode_avro(
@@ -37,13 +38,16 @@ def decode_avro(
 
     Bad is a value that is null (but see `nulls`), empty, without a frame, of a schema id that `schemas` does not know
     or that is of another kind or another record than the one to read by (by its name without namespace, or its
-    aliases), that ends too early, or does not fit the schema to read by. A `schemas` that cannot be
-    asked makes no record bad: `UnavailableError` or `ConfigurationError` is raised, the latter also for a schema that
-    cannot be used, and for a session without `AVRO_PACKAGE`.
+    aliases) or has an array whose items take no bytes, that ends too early, or does not fit the schema to read by. A
+    `schemas` that cannot be asked makes no record bad: `UnavailableError` or `ConfigurationError` is raised, the latter
+    also for a schema that cannot be used, for more schema ids than are looked up, and for a session without
+    `AVRO_PACKAGE`.
     """
     from pyspark.sql import functions as f
 
     reader = _reader(schemas, schema, subject)
+    if schemas is None and _is_unbounded(reader):
+        raise ConfigurationError(f"schema: it {_UNBOUNDED}")
     if schemas is None:
         found: Mapping[int, Schema | str] = {}
         value = _read(f.col("value"), reader, reader)
@@ -107,13 +111,48 @@ def _if_of_reader(number: int, schema: Schema | str, reader: Mapping[str, Any]) 
     name = _short(written.get("name")) if isinstance(written, dict) else ""
     wanted = _short(reader.get("name"))
     if name in {wanted, *map(_short, reader.get("aliases", ()))}:
-        return schema
+        return f"schema id {number} {_UNBOUNDED}" if _is_unbounded(json.loads(whole(schema))) else schema
     told = f"is of record {name}" if name else "is of no record"
     return f"schema id {number} {told}, and the schema to read by is of {wanted}, with no such alias"
 
 
 def _short(name: object) -> str:
     return str(name or "").rpartition(".")[2]
+
+
+def _is_unbounded(schema: object) -> bool:
+    """Say whether it has an array whose items take no bytes: their count is all that a record says of them."""
+    nodes = list(_nodes(schema))
+    named = {_short(each["name"]): each for each in nodes if isinstance(each, dict) and "name" in each}
+    arrays = (each for each in nodes if isinstance(each, dict) and each.get("type") == "array")
+    return any(_takes_no_bytes(each.get("items"), named, frozenset()) for each in arrays)
+
+
+def _nodes(node: object) -> Iterator[object]:
+    yield node
+    inner = list(node) if isinstance(node, list) else []
+    if isinstance(node, dict):
+        inner = [node[key] for key in ("type", "items", "values") if key in node]
+        inner += [field["type"] for field in node.get("fields", ())]
+    for each in inner:
+        yield from _nodes(each)
+
+
+def _takes_no_bytes(node: object, named: Mapping[str, Mapping[str, Any]], within: frozenset[str]) -> bool:
+    match node:
+        case str(name):
+            known = _short(name) in named and _short(name) not in within
+            return _takes_no_bytes(named[_short(name)], named, within) if known else name == "null"
+        case {"type": "record" | "error", "name": name, "fields": fields}:
+            inside = within | {_short(name)}
+            return all(_takes_no_bytes(field["type"], named, inside) for field in fields)
+        case {"type": "fixed", "size": size}:
+            return bool(size == 0)
+        case {"type": "array" | "map" | "enum"}:
+            return False
+        case {"type": inner}:
+            return _takes_no_bytes(inner, named, within)
+    return False
 
 
 def _read_by_id(found: Mapping[int, Schema | str], reader: Mapping[str, Any]) -> "Column":

@@ -5,6 +5,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Final, Protocol
 
 from marshal_dagster.errors import BadRecord, BadRecords, ConfigurationError
+from marshal_dagster.spark import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -18,6 +19,8 @@ RAW: Final = "raw"
 _VALUE = "_marshal_value"
 _REASON = "_marshal_reason"
 _READ = "_marshal_read"
+# A letter is larger than its record, which may be of any size that its topic takes; the dead letters' topic judges it.
+_LARGE_LETTERS: Final = {"kafka.max.request.size": str(128 * 1024**2), "kafka.buffer.memory": str(128 * 1024**2)}
 _HEADERS = ("topic", "partition", "offset", "timestamp", "key", "reason")
 
 
@@ -102,7 +105,10 @@ class Decoded:
         if "headers" in self._columns:
             headers = f.concat(f.coalesce(f.col("headers"), f.filter(headers, lambda _: f.lit(False))), headers)  # noqa: FBT003
         letters = bad.select(key.cast("binary").alias("key"), "value", headers.alias("headers"))
-        writer = letters.write.format("kafka").options(**connection.spark_options())
+        options = connection.spark_options()
+        if connect.is_connect(self._frame.sparkSession):
+            connect.hide_secrets(self._frame.sparkSession, options)
+        writer = letters.write.format("kafka").options(**{**_LARGE_LETTERS, **options})
         try:
             writer.option("topic", topic).option("includeHeaders", "true").save()
         except Exception as error:  # Spark's, in which the JVM's words are

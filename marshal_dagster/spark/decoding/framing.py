@@ -1,17 +1,22 @@
 """The frame that Confluent's serializers put in front of a message: a zero byte and four of a schema id, big-endian."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.spark.decoding.decoded import Nulls
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+MOST_LOOKUPS: Final = 10_000
+"""How many distinct schema ids of one batch are looked up; of so many, most are surely no frames."""
+LOOKUPS_WITHIN_S: Final = 60.0
+"""How long that may take in all."""
 MOST_SCHEMAS: Final = 1_000
-"""Of so many distinct schema ids in one batch most are surely no frames."""
+"""How many of them may be those of schemas: each is a part of Spark's plan."""
 
 _FRAME_BYTES = 5
 _ALL = 2**31 - 1
@@ -33,16 +38,42 @@ def payload() -> "Column":
 
 
 def schemas_of(frame: "DataFrame", schemas: Schemas, kind: SchemaKind) -> Mapping[int, Schema | str]:
-    """Give for each schema id in `frame` its schema, or why there is none of `kind`; one pass over the frame.
+    """Give for each schema id in `frame` that is known its schema, or why it is none of `kind`, in one pass over it.
 
-    Raises what `schemas` raises when it cannot be asked, and `ConfigurationError` for more ids than can be meant.
+    Raises what `look_up` raises.
     """
-    rows = frame.select(schema_id().alias("id")).where("id IS NOT NULL").distinct().limit(MOST_SCHEMAS + 1).collect()
-    if len(rows) > MOST_SCHEMAS:
+    from pyspark.sql import functions as f
+
+    ids = frame.select(schema_id().alias("id")).where(f.col("id") <= schemas.largest_id).distinct()
+    return look_up([row["id"] for row in ids.limit(MOST_LOOKUPS + 1).collect()], schemas, kind)
+
+
+def look_up(ids: Collection[int], schemas: Schemas, kind: SchemaKind) -> Mapping[int, Schema | str]:
+    """Give for each of `ids` that is known its schema, or why it is none of `kind`.
+
+    Raises what `schemas` raises when it cannot be asked, `UnavailableError` when that takes too long, and
+    `ConfigurationError` for more ids than are looked up: of a record whose id was not, nothing can be said.
+    """
+    if len(ids) > MOST_LOOKUPS:
         raise ConfigurationError(
-            f"the batch names more than {MOST_SCHEMAS} schema ids: its values hardly have Confluent's frame"
+            f"the batch names more than {MOST_LOOKUPS} schema ids: most of its values hardly have Confluent's frame. "
+            f"None above {schemas.largest_id} is looked up: if the registry has given no such ids yet, set its "
+            "largest_id lower"
         )
-    return {each: _told(each, schemas.by_id(each), kind) for each in sorted(row["id"] for row in rows)}
+    found: dict[int, Schema | str] = {}
+    end_s = time.monotonic() + LOOKUPS_WITHIN_S
+    for asked, each in enumerate(sorted(ids)):
+        if time.monotonic() >= end_s:
+            raise UnavailableError(
+                f"{asked} of the batch's {len(ids)} schema ids were looked up in {LOOKUPS_WITHIN_S:g} s: the registry "
+                "is slow, or most values have no frame; if it has given no ids so large yet, set its largest_id lower"
+            )
+        schema = schemas.by_id(each)
+        if schema is not None:
+            found[each] = _of_kind(each, schema, kind)
+    if len(found) > MOST_SCHEMAS:
+        raise ConfigurationError(f"the batch has records of {len(found)} schemas; {MOST_SCHEMAS} can be decoded")
+    return found
 
 
 def frame_reason(found: Mapping[int, Schema | str], nulls: Nulls) -> "Column":
@@ -60,12 +91,11 @@ def frame_reason(found: Mapping[int, Schema | str], nulls: Nulls) -> "Column":
         if isinstance(schema, str):
             reason = reason.when(number == each, f.lit(schema))
     known = [each for each, schema in found.items() if not isinstance(schema, str)]
-    return reason.when(~number.isin(known), f.lit("a schema id that was not there before"))
+    unknown = f.concat(f.lit("schema id "), number.cast("string"), f.lit(" is not known"))
+    return reason.when(~number.isin(known), unknown)
 
 
-def _told(number: int, schema: Schema | None, kind: SchemaKind) -> Schema | str:
-    if schema is None:
-        return f"schema id {number} is not known"
+def _of_kind(number: int, schema: Schema, kind: SchemaKind) -> Schema | str:
     if schema.kind is not kind:
         return f"schema id {number} is of type {schema.kind}, not {kind}"
     return schema

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _OURS = frozenset({"mode", "columnnameofcorruptrecord", "enabledatetimeparsingfallback"})
 _HUGE = r"[0-9][eE][+-]?0*[1-9][0-9]{4}"
 _HUGE_IN_STRING = r"[eE][\p{Nd},+-]{5}"
+_FAR = r"-?[0-9]{12}"
 _VALUE = "v"
 _CORRUPT = "corrupt"
 
@@ -32,6 +33,7 @@ def decode_json(
     a field than declared; a field that is declared NOT NULL and is missing or null makes it bad, too, unless that lies
     in an array or a map. Other missing fields are null, fields that were not declared are left out. `options` are those
     of Spark's `from_json`. Where `schema` has a decimal, a number with an exponent of 10,000 or more makes a value bad.
+    A number in a timestamp is seconds, and bad if it has more than 11 digits, as milliseconds have.
 
     With `new_fields="fail"` the batch is looked at first, in a pass of its own: `SchemaDrift` is raised where objects
     have fields that `schema` lacks. Raises `ConfigurationError` for a schema or options that cannot be, `tinyint` among
@@ -50,7 +52,8 @@ def decode_json(
     end = uuid.uuid4().hex
     wrapped = _wrapped(text, end)
     is_huge = _is_huge(text, wrapped, end, declared, given)
-    parsed = _parse(f.when(~is_huge, wrapped), end, declared, given)
+    is_far = _is_far(text, wrapped, end, declared, given)
+    parsed = _parse(f.when(~is_huge & ~is_far, wrapped), end, declared, given)
     read, parsed = read_once(frame, parsed)
     entries, corrupt = parsed[end], parsed[_CORRUPT]
     value = entries[_VALUE]
@@ -60,6 +63,7 @@ def decode_json(
         .when(f.length("value") == 0, f.lit("empty value"))
         .when(text.isNull(), f.lit("not UTF-8"))
         .when(is_huge, f.lit("a number with an exponent of 10,000 or more"))
+        .when(is_far, f.lit("a number of more than 11 digits in a timestamp, which takes seconds"))
         .when(corrupt.isNotNull(), f.lit("not JSON, or another type in a field than declared"))
         .when(~f.coalesce(is_one, f.lit(False)), f.lit("not exactly one JSON value"))  # noqa: FBT003
         .when(value.isNull(), f.lit("JSON null"))
@@ -128,31 +132,48 @@ def _is_huge(
     cannot be looked at, or hides one field behind another of the same name, is taken for one that does.
     """
     from pyspark.sql import functions as f
-    from pyspark.sql.types import DecimalType
+    from pyspark.sql.types import DecimalType, StringType
 
     if not _holds(declared, DecimalType):
         return f.lit(False)  # noqa: FBT003
     bare = f.regexp_replace(f.regexp_replace(text, r"(?s)\\.", ""), r'"[^"]*+"', "")
-    found = _parse(wrapped, end, _strings_of_decimals(declared), options)
+    found = _parse(wrapped, end, _only(declared, DecimalType, StringType()), options)
     is_huge = bare.rlike(_HUGE) | f.to_json(found).rlike(_HUGE_IN_STRING)
     is_hidden = found[_CORRUPT].isNotNull() | f.try_parse_json(wrapped).isNull()
     may_be = text.rlike(rf"{_HUGE_IN_STRING}|\\u")
     return f.coalesce(may_be & f.coalesce(is_huge | is_hidden, f.lit(True)), f.lit(False))  # noqa: FBT003
 
 
-def _strings_of_decimals(declared: "DataType") -> "DataType":
-    """Give the type with its decimals alone, as strings."""
+def _is_far(
+    text: "Column", wrapped: "Column", end: str, declared: "StructType", options: Mapping[str, str]
+) -> "Column":
+    """Tell whether a timestamp is a number of seconds beyond the year 5138: most likely of another unit.
+
+    Spark would give a far year for milliseconds, and any time at all for microseconds, whose product overflows.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import TimestampType, VariantType
+
+    if not _holds(declared, TimestampType):
+        return f.lit(False)  # noqa: FBT003
+    found = f.to_json(_parse(wrapped, end, _only(declared, TimestampType, VariantType()), options))
+    bare = f.regexp_replace(f.regexp_replace(found, r"(?s)\\.", ""), r'"[^"]*+"', "")
+    return text.rlike(_FAR) & f.coalesce(bare.rlike(_FAR), f.lit(False))  # noqa: FBT003
+
+
+def _only(declared: "DataType", kind: "type[DataType]", instead: "DataType") -> "DataType":
+    """Give the type with what it holds of `kind` alone, and `instead` in the place of that."""
     from pyspark.sql import types as t
 
     match declared:
         case t.StructType():
-            held = (field for field in declared.fields if _holds(field.dataType, t.DecimalType))
-            return t.StructType([t.StructField(field.name, _strings_of_decimals(field.dataType)) for field in held])
+            held = (field for field in declared.fields if _holds(field.dataType, kind))
+            return t.StructType([t.StructField(field.name, _only(field.dataType, kind, instead)) for field in held])
         case t.ArrayType():
-            return t.ArrayType(_strings_of_decimals(declared.elementType))
+            return t.ArrayType(_only(declared.elementType, kind, instead))
         case t.MapType():
-            return t.MapType(declared.keyType, _strings_of_decimals(declared.valueType))
-    return t.StringType()
+            return t.MapType(declared.keyType, _only(declared.valueType, kind, instead))
+    return instead
 
 
 def _wrapped(text: "Column", end: str) -> "Column":

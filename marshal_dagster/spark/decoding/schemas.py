@@ -7,16 +7,22 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import lru_cache
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.spark.waiting import within
+
+if TYPE_CHECKING:
+    from http.client import HTTPResponse
+    from urllib.request import OpenerDirector, Request
 
 _UNKNOWN: Final = frozenset({40401, 40402, 40403})
 """What a registry answers when it has no such subject, version, or schema."""
 _LARGEST_ID: Final = 2**31 - 1
-"""Of a larger one it says, as of any path that it does not have, that there is none."""
+"""Of a larger one a registry says, as of any path that it does not have, that there is none."""
 _ACCEPT: Final = "application/vnd.schemaregistry.v1+json, application/json"
 _MOST_BYTES: Final = 16 * 1024 * 1024
 
@@ -44,6 +50,11 @@ class Schema:
 class Schemas(Protocol):
     """Knows schemas by the ids that stand in messages."""
 
+    @property
+    def largest_id(self) -> int:
+        """No larger id is that of a schema: `by_id` is not asked for one."""
+        ...
+
     def by_id(self, number: int, /) -> Schema | None:
         """Give the schema of that id, or None if there is surely none. Raises `MarshalError` if it cannot be asked."""
         ...
@@ -61,6 +72,11 @@ class SchemaFiles:
     """
 
     by_number: Mapping[int, str | os.PathLike[str]]
+
+    @property
+    def largest_id(self) -> int:
+        """The largest id that has a file."""
+        return max(self.by_number, default=0)
 
     def by_id(self, number: int, /) -> Schema | None:
         """Read the file of that id, if one is named. Raises `ConfigurationError` if it cannot be read."""
@@ -81,7 +97,8 @@ class SchemaRegistry:
     """A schema registry with Confluent's REST interface, at `url`.
 
     `username` and `password`, or `token`, log in; they are in no `repr`, and only the driver sends them. `ca_location`
-    is a PEM file of certificates to trust instead of the system's. `timeout_s` bounds each request.
+    is a PEM file of certificates to trust instead of the system's. `timeout_s` bounds each request as a whole. An id
+    above `largest_id` is not known without asking: registries count up, so most ids of broken records are above it.
     """
 
     url: str
@@ -90,6 +107,7 @@ class SchemaRegistry:
     token: str | None = field(default=None, repr=False)
     ca_location: str | None = None
     timeout_s: float = 10.0
+    largest_id: int = _LARGEST_ID
     _known: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -103,12 +121,14 @@ class SchemaRegistry:
             raise ConfigurationError("url: give only the address; who logs in stands in username and password")
         if (self.username is None) != (self.password is None) or (self.token and self.username):
             raise ConfigurationError("give username and password, or token, or none of them")
+        if not 0 < self.largest_id <= _LARGEST_ID:
+            raise ConfigurationError(f"largest_id: {self.largest_id} is not from 1 to {_LARGEST_ID}")
         if self.token and not (self.token.isascii() and self.token.isprintable()):  # http.client's error would show it
             raise ConfigurationError("token: it has characters that no token has, such as a line break at its end")
 
     def by_id(self, number: int, /) -> Schema | None:
         """Ask for the schema of that id; it is asked for once. Raises `UnavailableError`, `ConfigurationError`."""
-        return self._schema(f"/schemas/ids/{number}") if number <= _LARGEST_ID else None
+        return self._schema(f"/schemas/ids/{number}") if number <= self.largest_id else None
 
     def latest(self, subject: str, /) -> Schema:
         """Ask for the newest schema of `subject`, each time. Raises `UnavailableError`, `ConfigurationError`."""
@@ -152,28 +172,25 @@ class SchemaRegistry:
         return kept
 
     def _request(self, path: str) -> Mapping[str, Any] | None:
-        from http.client import HTTPException, HTTPResponse
-        from urllib.request import HTTPErrorProcessor, HTTPSHandler, Request, build_opener
+        from http.client import HTTPException
 
-        class AsItIs(HTTPErrorProcessor):
-            """Gives each answer, and follows no redirection: it would take the login along to another server."""
-
-            def http_response(self, request: Request, response: HTTPResponse) -> HTTPResponse:  # noqa: ARG002 - the base's name
-                return response
-
-            https_response = http_response
-
-        request = Request(f"{self.url.rstrip('/')}{path}", headers=self._headers())  # noqa: S310 - http(s), see above
         try:
-            trusting = HTTPSHandler(context=ssl.create_default_context(cafile=self.ca_location))
-            with build_opener(AsItIs, trusting).open(request, timeout=self.timeout_s) as answer:
-                status, body = answer.status, answer.read(_MOST_BYTES)
-        except (OSError, ValueError, HTTPException) as error:  # no host, a time-out, TLS, an answer cut short
+            status, body = within(self.timeout_s, lambda: self._exchange(path))
+        except TimeoutError as error:
+            raise UnavailableError(f"schema registry {self.url} did not answer within {self.timeout_s:g} s") from error
+        except (OSError, ValueError, HTTPException) as error:  # no host, TLS, an answer cut short
             raise UnavailableError(f"schema registry {self.url} cannot be asked: {error}") from error
         if status == HTTPStatus.OK:
             return _object(body, self.url)
         self._raise_unless_unknown(status, body)
         return None
+
+    def _exchange(self, path: str) -> tuple[int, bytes]:
+        from urllib.request import Request
+
+        request = Request(f"{self.url.rstrip('/')}{path}", headers=self._headers())  # noqa: S310 - http(s), see above
+        with _opener(self.ca_location).open(request, timeout=self.timeout_s) as answer:
+            return answer.status, answer.read(_MOST_BYTES)
 
     def _raise_unless_unknown(self, status: int, body: bytes) -> None:
         """Return if there is surely no such thing: that it cannot be asked makes no record bad."""
@@ -198,6 +215,22 @@ class SchemaRegistry:
             pair = f"{self.username}:{self.password}".encode()
             headers["Authorization"] = f"Basic {base64.b64encode(pair).decode('ascii')}"
         return headers
+
+
+@lru_cache(maxsize=8)
+def _opener(ca_location: str | None) -> "OpenerDirector":
+    """Give what asks servers; to read the certificates takes longer than to ask."""
+    from urllib.request import HTTPErrorProcessor, HTTPSHandler, build_opener
+
+    class AsItIs(HTTPErrorProcessor):
+        """Gives each answer, and follows no redirection: it would take the login along to another server."""
+
+        def http_response(self, request: "Request", response: "HTTPResponse") -> "HTTPResponse":  # noqa: ARG002 - the base's name
+            return response
+
+        https_response = http_response
+
+    return build_opener(AsItIs, HTTPSHandler(context=ssl.create_default_context(cafile=ca_location)))
 
 
 def read_schema_file(path: str | os.PathLike[str]) -> str:

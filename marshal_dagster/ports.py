@@ -1,4 +1,4 @@
-"""Ports on 127.0.0.1."""
+"""Ports on 127.0.0.1, for servers that are started here."""
 
 import errno
 import random
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from .errors import PortInUse
+from marshal_dagster.errors import PortInUse
 
 HOST = "127.0.0.1"
 LARGEST_PORT = 65_535
