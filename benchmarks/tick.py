@@ -39,6 +39,8 @@ DEAD: Final = "dead"
 """Groups: of one all claims are live as long as this runs, of the other all are stale."""
 _INTERVALS_MS: Final = {LIVE: 3_600_000, DEAD: 1}
 _TARGET_S: Final = 1
+_OLD_S: Final = 0.001
+"""Every record is older by then, which takes the most questions: that there is no younger one is asked twice."""
 _AT_ONCE: Final = 5_000
 """Partitions that are made in one request: a controller refuses one that comes to more than 10,000 records."""
 
@@ -104,7 +106,7 @@ def _cases(
     for state, sensor, requests in (("live", live, 0), ("stale", dead, 1)):
         name = f"stale-claim tick, {sizes.partitions:,} {state} claims"
         yield case(name, after_a_heartbeat_each(ticks(sensor, requests)), read)
-    lagging = build_lag_sensor(job, group=LIVE, more_than_records=sizes.lagging, older_than_s=60)
+    lagging = build_lag_sensor(job, group=LIVE, more_than_records=sizes.lagging, older_than_s=_OLD_S)
     asking = _admin(connection)
     wanted = [TopicPartition(TOPIC, number) for number in range(sizes.lagging)]
     yield case(f"lag tick, {sizes.lagging:,} partitions", ticks(lagging, 0), lambda: _list_offsets_s(asking, wanted))
