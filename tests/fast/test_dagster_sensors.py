@@ -1370,16 +1370,17 @@ def test_a_dead_run_sensor_refuses_another_groups_claimer(watch: Watch) -> None:
 
 
 def test_a_groups_name_becomes_one_that_dagster_allows() -> None:
-    """With underscores for what Dagster refuses, and a digest; a name that it allows stays as it is."""
+    """With underscores for what Dagster refuses, and a digest; a name with dashes, or that it allows, without one."""
     name = build_stale_claim_sensor(JOB, group="etl.günter 1").name
     assert re.fullmatch("etl_g_nter_1_[0-9a-f]{8}_stale_claims", name)
     assert build_stale_claim_sensor(JOB, group="etl_1").name == "etl_1_stale_claims"
+    assert build_stale_claim_sensor(JOB, group="etl-2").name == "etl_2_stale_claims"
 
 
 @pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster's own, when it copies a sensor
 def test_groups_whose_names_differ_in_dots_and_dashes_have_sensors_of_their_own() -> None:
     """In one deployment; topics too."""
-    groups = ("a.b", "a-b", "a_b")
+    groups = ("a.b", "a-b", "a..b")
     sensors = [build_topic_sensor(each) for each in groups]
     for each in groups:
         sensors += [
@@ -1390,6 +1391,18 @@ def test_groups_whose_names_differ_in_dots_and_dashes_have_sensors_of_their_own(
     resources = dict.fromkeys(("claimer", "rationalizer"), dg.ResourceDefinition.none_resource())
     dg.Definitions.validate_loadable(dg.Definitions(sensors=sensors, resources=resources))
     assert {"a_b_messages", "a_b_stale_claims", "a_b_lag", "a_b_failed_runs"} <= {each.name for each in sensors}
+
+
+def test_sensors_of_two_groups_that_get_one_name_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Dagster names but the sensor when they meet; those of one group, built again, are nothing to tell of."""
+    build_lag_sensor(JOB, group="one-name", more_than_records=1)
+    build_lag_sensor(JOB, group="one-name", more_than_records=2)
+    build_stale_claim_sensor(JOB, group="one_name")
+    build_lag_sensor(JOB, group="one_name", more_than_records=1, name="another")
+    assert caplog.messages == []
+    build_lag_sensor(JOB, group="one_name", more_than_records=1)
+    (told,) = caplog.messages
+    assert told.startswith("a sensor of 'one-name' and one of 'one_name' are both named one_name_lag")
 
 
 def test_the_interval_is_that_of_the_group(watch: Watch) -> None:
