@@ -44,11 +44,13 @@ class ManyOffsets:
             KafkaException: one of them was not told in time, or is below `least`.
         """
         found: dict[int, int] = {}
-        for first in range(0, len(partitions), AT_ONCE):
-            wanted = [TopicPartition(topic, each, at) for each in partitions[first : first + AT_ONCE]]
-            left_s = max(0.1, until_s - time.monotonic())
-            found |= {each.partition: _told(each, at, least) for each in self._client.offsets_for_times(wanted, left_s)}
-        self._client.poll(0)
+        try:
+            for first in range(0, len(partitions), AT_ONCE):
+                wanted = [TopicPartition(topic, each, at) for each in partitions[first : first + AT_ONCE]]
+                answers = self._client.offsets_for_times(wanted, max(0.1, until_s - time.monotonic()))
+                found |= {each.partition: _told(each, at, least) for each in answers}
+        finally:
+            self._client.poll(0)  # hands out what the client has logged: closing goes by it
         return found
 
 
