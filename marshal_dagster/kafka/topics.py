@@ -213,6 +213,9 @@ class Topics:
         if len(wanted) < _MANY or level is not IsolationLevel.READ_COMMITTED:
             return None
         with self._many_lock:
+            if self._many is not None and self._many.is_spent:
+                self._many.close()
+                self._many = None
             self._many = self._many or ManyOffsets(self._connection, client_id=f"{self._log.client_id}-many")
             return self._many
 
