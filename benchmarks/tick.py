@@ -39,6 +39,8 @@ DEAD: Final = "dead"
 """Groups: of one all claims are live as long as this runs, of the other all are stale."""
 _INTERVALS_MS: Final = {LIVE: 3_600_000, DEAD: 1}
 _TARGET_S: Final = 1
+_OLD_S: Final = 0.001
+"""Every record is older by then, which takes the most questions: that there is no younger one is asked twice."""
 _AT_ONCE: Final = 5_000
 """Partitions that are made in one request: a controller refuses one that comes to more than 10,000 records."""
 
@@ -76,6 +78,7 @@ def run(sizes: Sizes) -> Measured:
 def _cases(
     connection: KafkaConnection, instance: "DagsterInstance", job: "JobDefinition", sizes: Sizes
 ) -> Iterator[Case]:
+    from marshal_dagster.assets import build_topic_sensor
     from marshal_dagster.sensors import build_lag_sensor, build_stale_claim_sensor
 
     def case(name: str, ours: Callable[[], float], beside: Callable[[], float]) -> Case:
@@ -104,10 +107,12 @@ def _cases(
     for state, sensor, requests in (("live", live, 0), ("stale", dead, 1)):
         name = f"stale-claim tick, {sizes.partitions:,} {state} claims"
         yield case(name, after_a_heartbeat_each(ticks(sensor, requests)), read)
-    lagging = build_lag_sensor(job, group=LIVE, more_than_records=sizes.lagging, older_than_s=60)
+    lagging = build_lag_sensor(job, group=LIVE, more_than_records=sizes.lagging, older_than_s=_OLD_S)
     asking = _admin(connection)
     wanted = [TopicPartition(TOPIC, number) for number in range(sizes.lagging)]
-    yield case(f"lag tick, {sizes.lagging:,} partitions", ticks(lagging, 0), lambda: _list_offsets_s(asking, wanted))
+    for kind, sensor in (("lag", lagging), ("topic", build_topic_sensor(TOPIC))):
+        name = f"{kind} tick, {sizes.lagging:,} partitions"
+        yield case(name, ticks(sensor, 0), lambda: _list_offsets_s(asking, wanted))
 
 
 def _create(topics: Topics, partitions: int) -> None:
@@ -140,13 +145,17 @@ def _tick_s(
     """Evaluate a sensor as Dagster does, its resource made anew; raises `RuntimeError` if it asks for other than so."""
     from dagster import build_sensor_context
 
-    from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
+    from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
 
     config = KafkaConnectionConfig(bootstrap_servers=connection.bootstrap_servers, timeout_s=connection.timeout_s)
     began_s = time.perf_counter()
-    resource = RationalizerResource(connection=config, coordination_topic=COORDINATION_TOPIC)
-    context = build_sensor_context(instance=instance, resources={"rationalizer": resource})
-    found = sensor.evaluate_tick(context)
+    where: dict[str, Any] = {"connection": config, "coordination_topic": COORDINATION_TOPIC}
+    resources = {
+        "rationalizer": RationalizerResource(**where),
+        "claimer": ClaimerResource(**where, group=LIVE, heartbeat_interval_s=_INTERVALS_MS[LIVE] / 1_000),
+    }
+    with build_sensor_context(instance=instance, resources=resources) as context:
+        found = sensor.evaluate_tick(context)
     took_s = time.perf_counter() - began_s
     if len(found.run_requests or ()) != requests:
         raise RuntimeError(f"{len(found.run_requests or ())} runs were asked for, not {requests}: {found.skip_message}")

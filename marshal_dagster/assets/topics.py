@@ -31,7 +31,7 @@ from marshal_dagster.assets.standing import Standing, standing
 from marshal_dagster.errors import TopicMissing
 from marshal_dagster.resources import claimer_of, require_topic
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S
-from marshal_dagster.sensors.names import as_name, own_name
+from marshal_dagster.sensors.names import own_name, sensor_name
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
 _ENDS: Final = "end_offsets"
@@ -171,7 +171,7 @@ def build_topic_sensor(
         )
 
     return SensorDefinition(
-        name=name or f"{as_name(topic)}_messages",
+        name=name or sensor_name(topic, "messages"),
         evaluation_fn=tick,
         minimum_interval_seconds=minimum_interval_s,
         required_resource_keys={claimer_key},

@@ -17,6 +17,7 @@ from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.log import LogIdentity
 from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
 from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.operations.pausing import group_names, unknown_group
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,9 @@ def run(request: StatusRequest) -> None:
         if request.as_json:
             output.write_json(_identity_json(rationalizer.identity) | survey.to_json(world, looked))
         else:
-            _show(rationalizer.identity, looked, request)
+            _show(rationalizer.identity, looked)
+        if request.group is not None and request.group not in group_names(world):
+            output.note(unknown_group(world, request.group))
 
 
 def look_at_data(topics: Topics, places: Mapping[str, set[int]]) -> dict[str, survey.DataTopicNow]:
@@ -91,7 +94,7 @@ def _identity_json(identity: LogIdentity) -> dict[str, str]:
     return {"coordination_topic": identity.topic, "coordination_topic_id": identity.topic_id}
 
 
-def _show(identity: LogIdentity, looked: survey.Survey, request: StatusRequest) -> None:
+def _show(identity: LogIdentity, looked: survey.Survey) -> None:
     followed = survey.listed([each.number for each in looked.partitions])
     which = (
         f"{identity.partitions}"
@@ -102,5 +105,3 @@ def _show(identity: LogIdentity, looked: survey.Survey, request: StatusRequest) 
         f"Coordination log {identity.topic} (id {identity.topic_id}), {which} coordination partitions",
         *view.survey(looked),
     )
-    if request.group is not None and not looked.groups:
-        output.note(f"the log does not name a group {request.group!r}")

@@ -107,6 +107,13 @@ class Survey:
     groups: tuple[GroupSurvey, ...]
     invalid: Mapping[str, int]
     refused: Mapping[str, int]
+    wanted: "Wanted"
+
+    @property
+    def nothing(self) -> str:
+        """Say that there is no group to show."""
+        name = self.wanted.group
+        return "No group is named in it." if name is None else f"No group {name!r} is named in it."
 
     @property
     def observed(self) -> list[int]:
@@ -163,6 +170,7 @@ def survey(
         groups=tuple(_group(name, partitions, at_ms, data, wanted) for name in names),
         invalid=_sums(partition.invalid for partition in partitions),
         refused=_sums(partition.refused for partition in partitions),
+        wanted=wanted,
     )
 
 

@@ -174,7 +174,7 @@ def page(looked: Looked, title: str = "", problem: str | None = None, lines: int
         head.append(output.styled(f"only observed: coordination partitions {survey.listed(seen.observed)}", "yellow"))
     yield from head
     if not seen.groups:
-        yield "No group is named in it."
+        yield seen.nothing
         return
     yield Table(_GROUPS, [_group_row(each, looked.rates) for each in seen.groups], may_fold={"group", "paused"})
     yield ""

@@ -29,7 +29,7 @@ def survey(looked: Survey) -> Iterator[str | Line | Table]:
     """Show the log in a few lines, then each group with its keys."""
     yield from _log(looked)
     if not looked.groups:
-        yield "No group is named in it."
+        yield looked.nothing
     for group in looked.groups:
         yield from _group(group, looked)
 

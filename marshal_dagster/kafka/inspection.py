@@ -1,15 +1,14 @@
-"""What only a check asks of a cluster: a principal's rights, replicas in sync, brokers, offsets by time."""
+"""What only a check asks of a cluster: a principal's rights, replicas in sync, brokers."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import confluent_kafka.admin
-from confluent_kafka import TopicPartition
 
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.requests import Request
-from marshal_dagster.kafka.rights import Needed, Right, on_topic
+from marshal_dagster.kafka.rights import Needed, Right
 from marshal_dagster.kafka.topics import Topics, authorized, only, result, url_safe
 
 _API: Final[Any] = confluent_kafka.admin
@@ -73,25 +72,6 @@ class Inspection(Topics):
                 for each in described.partitions
             },
         )
-
-    def first_since(self, topic: str, partitions: Iterable[int], time_ms: int) -> dict[int, int | None]:
-        """Look up each partition's first offset with a timestamp of `time_ms` (unix ms) or later; None: there is none.
-
-        Raises:
-            TopicMissing: the topic does not exist.
-            RightMissing: DESCRIBE on the topic.
-            UnavailableError: no answer in time.
-        """
-        request = Request(f"look up offsets by time in topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
-        wanted = {TopicPartition(topic, each): _API.OffsetSpec.for_timestamp(time_ms) for each in sorted(partitions)}
-        if not wanted:
-            return {}
-
-        def ask(client: Any, left_s: float) -> dict[int, int]:  # noqa: ANN401 - the library's hints lack the method
-            answers = client.list_offsets(wanted, request_timeout=left_s)
-            return {each.partition: int(result(answer, left_s).offset) for each, answer in answers.items()}
-
-        return {number: None if offset < 0 else offset for number, offset in self._ask(request, ask).items()}
 
     def brokers(self) -> list[Broker]:
         """Look up the brokers that are alive, and of which version each is as far as it tells.

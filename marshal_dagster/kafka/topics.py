@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
 import confluent_kafka.admin
 from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
     ConsumerGroupState,
     IsolationLevel,
     KafkaError,
@@ -24,6 +26,7 @@ from marshal_dagster.errors import MarshalError, TopicMissing, UnavailableError
 from marshal_dagster.kafka.clients import ClientLog, admin, error_in, let_go, reach
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.groups import GroupOffsets
+from marshal_dagster.kafka.many_offsets import AT_ONCE, NONE_AT, ManyOffsets
 from marshal_dagster.kafka.requests import LEADER_MOVED, MISSING, PASSING, Request, failure, right_missing
 from marshal_dagster.kafka.rights import Needed, Right, missing, on_topic
 
@@ -37,10 +40,8 @@ _PAUSE_S: Final = 0.02
 _LONGEST_PAUSE_S: Final = 0.5
 _PER_PARTITION_S: Final = 0.05
 _SHOWN: Final = 10
-_AT_ONCE: Final = 500
-"""Partitions whose offsets are asked for in one request: a request costs the client the square of their number."""
-_NONE_AT: Final = -1
-"""The broker's answer where no record is as young as asked for."""
+_MANY: Final = 500
+"""From so many partitions on another client is worth its start."""
 _CLOSED: Final = "these Topics are closed"
 _API: Final[Any] = confluent_kafka.admin
 """For the names that the client library's type hints do not export."""
@@ -90,6 +91,8 @@ class Topics:
         self._connection = connection
         self._group_lock = threading.Lock()
         self._held: GroupOffsets | None = None
+        self._many_lock = threading.Lock()
+        self._many: ManyOffsets | None = None
 
     def __enter__(self) -> Self:
         """Give itself."""
@@ -110,6 +113,10 @@ class Topics:
             if self._held is not None:
                 self._held.close()
             self._held = None
+        with self._many_lock:
+            if self._many is not None:
+                self._many.close()
+            self._many = None
 
     def describe(self, topic: str) -> TopicDescription:
         """Look up a topic's id and partitions.
@@ -178,7 +185,9 @@ class Topics:
             return {}
         request = Request(f"look up the offsets of topic {topic!r}", on_topic(topic, Right.DESCRIBE), topic)
         level = IsolationLevel.READ_COMMITTED if committed_only else IsolationLevel.READ_UNCOMMITTED
-        return self._ask(request, lambda client, left_s: _bounds(client, topic, wanted, level, left_s))
+        return self._ask(
+            request, lambda client, left_s: _bounds(self._asking(client, topic, level, left_s, wanted), wanted)
+        )
 
     def offsets_at(self, topic: str, partitions: Iterable[int], at_ms: int) -> dict[int, int]:
         """Look up the offset of each partition's first record with a timestamp (unix ms) of `at_ms` or later.
@@ -189,7 +198,26 @@ class Topics:
         if not wanted:
             return {}
         request = Request(f"look up the offsets of topic {topic!r} at a time", on_topic(topic, Right.DESCRIBE), topic)
-        return self._ask(request, lambda client, left_s: _first_at(client, topic, wanted, at_ms, left_s))
+        level = IsolationLevel.READ_COMMITTED
+        return self._ask(
+            request, lambda client, left_s: _first_at(self._asking(client, topic, level, left_s, wanted), wanted, at_ms)
+        )
+
+    def _asking(
+        self, client: AdminClient, topic: str, level: IsolationLevel, left_s: float, wanted: Sequence[int]
+    ) -> "_Asking":
+        return _Asking(client, topic, level, time.monotonic() + left_s, self._many_offsets(level, wanted))
+
+    def _many_offsets(self, level: IsolationLevel, wanted: Sequence[int]) -> ManyOffsets | None:
+        """Give the client for so many partitions, where it is worth one more."""
+        if len(wanted) < _MANY or level is not IsolationLevel.READ_COMMITTED:
+            return None
+        with self._many_lock:
+            if self._many is not None and self._many.is_spent:
+                self._many.close()
+                self._many = None
+            self._many = self._many or ManyOffsets(self._connection, client_id=f"{self._log.client_id}-many")
+            return self._many
 
     def group_offsets(self, group: str, topic: str) -> dict[int, int]:
         """Look up what Kafka holds as `group`'s committed offsets (the next ones to read); absent where it holds none.
@@ -357,7 +385,7 @@ class Topics:
 
         def is_usable() -> bool:
             try:
-                _bounds(client, topic, wanted, IsolationLevel.READ_UNCOMMITTED, self._timeout_s)
+                _bounds(self._asking(client, topic, IsolationLevel.READ_UNCOMMITTED, self._timeout_s, wanted), wanted)
             except KafkaException as raised:
                 error = error_in(raised)
                 if error.code() not in PASSING | MISSING:
@@ -421,46 +449,55 @@ def _await(condition: Callable[[], bool], otherwise: str, within_s: float) -> No
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
-def _bounds(
-    client: AdminClient, topic: str, partitions: Sequence[int], level: IsolationLevel, left_s: float
-) -> dict[int, OffsetBounds]:
-    asking = _Asking(client, topic, level, left_s)
-    starts, ends = asking.offsets(partitions, _API.OffsetSpec.earliest(), _API.OffsetSpec.latest())
+def _bounds(asking: "_Asking", partitions: Sequence[int]) -> dict[int, OffsetBounds]:
+    starts, ends = asking.offsets(partitions, OFFSET_BEGINNING, OFFSET_END)
     # Retention may run between the two answers.
     return {number: OffsetBounds(start, max(start, ends[number])) for number, start in starts.items()}
 
 
-def _first_at(client: AdminClient, topic: str, partitions: Sequence[int], at_ms: int, left_s: float) -> dict[int, int]:
+def _first_at(asking: "_Asking", partitions: Sequence[int], at_ms: int) -> dict[int, int]:
     """Ask for the first offsets of that time.
 
     That there is none counts when it is answered twice, with the partition's leader heard of in between: an answer
     while a leader is elected may look the same.
     """
-    asking = _Asking(client, topic, IsolationLevel.READ_COMMITTED, left_s)
 
     def asked(wanted: Sequence[int]) -> dict[int, int]:
-        (found,) = asking.offsets(wanted, _API.OffsetSpec.for_timestamp(at_ms), least=_NONE_AT)
-        return {number: offset for number, offset in found.items() if offset != _NONE_AT}
+        (found,) = asking.offsets(wanted, max(0, at_ms), least=NONE_AT)
+        return {number: offset for number, offset in found.items() if offset != NONE_AT}
 
     found = asked(partitions)
     if missing := [each for each in partitions if each not in found]:
-        asking.offsets(missing, _API.OffsetSpec.latest())
+        asking.offsets(missing, OFFSET_END)
         found |= asked(missing)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class _Asking:
-    """Asks for offsets of one topic."""
+    """Asks for offsets of one topic until `deadline` (monotonic seconds), by `many` first where it is given."""
 
     client: AdminClient
     topic: str
     level: IsolationLevel
-    left_s: float
+    deadline: float
+    many: ManyOffsets | None = None
 
-    def offsets(self, partitions: Sequence[int], *specs: Any, least: int = 0) -> list[dict[int, int]]:  # noqa: ANN401 - the client library's
-        """Give the offsets of `partitions` by each of `specs`; one below `least` is none that is known."""
-        answers = [self._ask(partitions, spec) for spec in specs]
+    @property
+    def left_s(self) -> float:
+        """The seconds that are left."""
+        return max(0.1, self.deadline - time.monotonic())
+
+    def offsets(self, partitions: Sequence[int], *places: int, least: int = 0) -> list[dict[int, int]]:
+        """Give the offsets of `partitions` at each of `places`; one below `least` is none that is known.
+
+        A place is `OFFSET_BEGINNING`, `OFFSET_END`, or a time (unix ms): the first offset of that time.
+        """
+        if self.many is not None:
+            with contextlib.suppress(KafkaException):
+                until_s, ask = time.monotonic() + self.left_s / 2, self.many.ask
+                return [ask(self.topic, partitions, at, least=least, until_s=until_s) for at in places]
+        answers = [self._ask(partitions, at) for at in places]
         try:
             return [
                 {place.partition: _offset(future, self.left_s, least) for place, future in answer.items()}
@@ -471,12 +508,16 @@ class _Asking:
                 _look_up_leaders(self.client, self.topic, partitions, self.left_s)
             raise
 
-    def _ask(self, partitions: Sequence[int], spec: Any) -> "dict[TopicPartition, Future[Any]]":  # noqa: ANN401 - as above
+    def _ask(self, partitions: Sequence[int], at: int) -> "dict[TopicPartition, Future[Any]]":
+        spec = _SPECS.get(at) or _API.OffsetSpec.for_timestamp(at)
         asked: dict[TopicPartition, Future[Any]] = {}
-        for at in range(0, len(partitions), _AT_ONCE):
-            wanted = {TopicPartition(self.topic, each): spec for each in partitions[at : at + _AT_ONCE]}
+        for first in range(0, len(partitions), AT_ONCE):
+            wanted = {TopicPartition(self.topic, each): spec for each in partitions[first : first + AT_ONCE]}
             asked |= self.client.list_offsets(wanted, isolation_level=self.level, request_timeout=self.left_s)
         return asked
+
+
+_SPECS: Final = {OFFSET_BEGINNING: _API.OffsetSpec.earliest(), OFFSET_END: _API.OffsetSpec.latest()}
 
 
 def result(future: "Future[Any]", left_s: float) -> Any:  # noqa: ANN401 - the client library does not say

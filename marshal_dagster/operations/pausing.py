@@ -124,10 +124,12 @@ def require_known(world: World, group: str, otherwise: str) -> None:
 
     `otherwise` says what to do where it is not.
     """
+    if group not in group_names(world):
+        raise ConfigurationError(f"{unknown_group(world, group)}. {otherwise}")
+
+
+def unknown_group(world: World, group: str) -> str:
+    """Say that the log does not name this group, and which ones it does name."""
     names = group_names(world)
-    if group in names:
-        return
     shown = ", ".join(map(repr, names[:_SHOWN])) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-    raise ConfigurationError(
-        f"the log does not name a group {group!r}{f'; it names {shown}' if names else ', nor any other'}. {otherwise}"
-    )
+    return f"the log does not name a group {group!r}{f'; it names {shown}' if names else ', nor any other'}"

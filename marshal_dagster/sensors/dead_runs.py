@@ -23,7 +23,7 @@ from marshal_dagster.resources import ClaimerResource, Revocation
 from marshal_dagster.runs import FINISHED, run_of
 from marshal_dagster.sensors.drops import RunDrops, possibly_dropped
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, Left, left, listed, range_left
-from marshal_dagster.sensors.names import as_name
+from marshal_dagster.sensors.names import sensor_name
 
 
 def build_dead_run_sensors(
@@ -54,7 +54,7 @@ def build_dead_run_sensors(
 
     def build(status: DagsterRunStatus, word: str) -> SensorDefinition:
         return RunStatusSensorDefinition(
-            name=f"{name or as_name(group)}_{word}_runs",
+            name=sensor_name(group, f"{word}_runs") if name is None else f"{name}_{word}_runs",
             run_status=status,
             run_status_sensor_fn=revoke,
             minimum_interval_seconds=minimum_interval_s,

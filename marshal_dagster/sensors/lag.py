@@ -36,7 +36,7 @@ from marshal_dagster.sensors.asked import (
 from marshal_dagster.sensors.barrier import barrier
 from marshal_dagster.sensors.cursors import Cursor
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, MOST_TOLD
-from marshal_dagster.sensors.names import as_name
+from marshal_dagster.sensors.names import sensor_name
 from marshal_dagster.sensors.unread import Lag, Positions, Unread, look, positions_of
 from marshal_dagster.telemetry.metrics import record_lag
 
@@ -132,7 +132,7 @@ def build_lag_sensor(
         return _Tick(spec, context).run()
 
     return SensorDefinition(
-        name=name or f"{as_name(group)}_lag",
+        name=name or sensor_name(group, "lag"),
         evaluation_fn=evaluate,
         minimum_interval_seconds=minimum_interval_s,
         description=f"Asks for runs when group {group!r} lags behind in topic {spec.topic!r}.",

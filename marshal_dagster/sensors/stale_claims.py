@@ -55,7 +55,7 @@ from marshal_dagster.sensors.given_up import (
     named,
 )
 from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, MOST_TOLD, Left, listed, partitions_left
-from marshal_dagster.sensors.names import as_name
+from marshal_dagster.sensors.names import sensor_name
 
 if TYPE_CHECKING:
     from marshal_dagster.assets.claimed import MarshalTranslator
@@ -143,8 +143,8 @@ def build_stale_claim_sensor(
     `nothing_given_up_<group>` (`build_given_up_check`) of the topic's asset, `kafka/<topic>` unless `translator` gives
     it another key, and to `on_given_up` (see `AlertHook`).
     In at most once nothing that was committed is redone: what a run that is over, or has vanished, possibly dropped is
-    reported instead, in the tick's log and as an observation of the topic. Default name: `<group>_stale_claims`, with
-    `_` for what Dagster does not allow in a name. Raises `ConfigurationError`.
+    reported instead, in the tick's log and as an observation of the topic. Default name: `<group>_stale_claims` (of
+    dashes `_` is made; other characters that Dagster does not allow put a digest behind). Raises `ConfigurationError`.
     """
     if not is_name(group):
         raise ConfigurationError(f"group {group!r} cannot be a name: use 1 to 255 characters, no '/', no control ones")
@@ -172,7 +172,7 @@ def build_stale_claim_sensor(
         return _Tick(spec, context).run()
 
     return SensorDefinition(
-        name=name or f"{as_name(group)}_stale_claims",
+        name=name or sensor_name(group, "stale_claims"),
         evaluation_fn=stale_claims,
         jobs=wanted,
         minimum_interval_seconds=minimum_interval_s,

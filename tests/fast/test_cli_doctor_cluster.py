@@ -6,7 +6,7 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import TopicPartition, Uuid
+from confluent_kafka import Uuid
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # its hints do not export what it offers
 
 from marshal_dagster.cli.checks import brokers, rights
@@ -159,10 +159,6 @@ class Cluster:
         """Tell of its settings."""
         return {resources[0]: done(self.settings)}
 
-    def list_offsets(self, wanted: Iterable[TopicPartition], **_: object) -> dict[TopicPartition, Future[object]]:
-        """Tell of an offset in partition 0, and that there is none in the others."""
-        return {each: done(SimpleNamespace(offset=5 if each.partition == 0 else -1)) for each in wanted}
-
     def poll(self, _: float) -> None:
         """Nothing has come."""
 
@@ -239,12 +235,6 @@ def test_rights_and_replicas_are_looked_up(cluster: Inspection, monkeypatch: pyt
     assert found.replicas == {0: Replicas(2, 1, has_leader=True), 1: Replicas(2, 0, has_leader=False)}
     monkeypatch.setattr(Cluster, "operations", None)
     assert cluster.standing("orders").rights is None
-
-
-def test_offsets_by_time_are_looked_up(cluster: Inspection) -> None:
-    """A partition without a record that late has no such offset."""
-    assert cluster.first_since("orders", [1, 0], 1_000) == {0: 5, 1: None}
-    assert cluster.first_since("orders", [], 1_000) == {}
 
 
 def test_a_brokers_version_is_told_by_its_settings(cluster: Inspection, monkeypatch: pytest.MonkeyPatch) -> None:

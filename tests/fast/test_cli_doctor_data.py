@@ -179,7 +179,7 @@ class Cluster:
         """Tell of 100 records in each, the last 7 of an open transaction."""
         return {number: OffsetBounds(0, 93 if committed_only else 100) for number in partitions}
 
-    def first_since(self, _name: str, partitions: Iterable[int], time_ms: int) -> dict[int, int | None]:
+    def offsets_at(self, _name: str, partitions: Iterable[int], time_ms: int) -> dict[int, int]:
         """Tell that the first 60 are older, whatever was asked for."""
         self.asked_since_ms = time_ms
         return dict.fromkeys(partitions, 60)

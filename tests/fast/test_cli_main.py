@@ -77,6 +77,17 @@ def test_help_has_an_example_and_the_exit_codes(capsys: pytest.CaptureFixture[st
     assert "Exit codes: 0 done;" in answer.out
 
 
+def test_every_example_is_one_that_the_parser_takes() -> None:
+    """What a command's help shows, and pipes on, has the arguments and options of the command that it names."""
+    lines = [line for _, command in FOUND for line in command.help.partition("Example")[2].splitlines()]
+    examples = [shlex.split(part.partition(">")[0]) for line in lines for part in line.split("|")]
+    calls = [example[1:] for example in examples if example[:1] == ["marshal-dagster"]]
+    assert len(calls) > len(COMMANDS)
+    for arguments in calls:
+        ((path, command),) = [each for each in FOUND if arguments[: len(each[0])] == each[0]]
+        command.make_context("", arguments[len(path) :])
+
+
 def test_every_command_is_walked() -> None:
     """Those of groups too."""
     assert [each for each in (["top"], ["position", "set"], ["kafka", "up"]) if each not in COMMANDS] == []

@@ -32,10 +32,10 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     return site
 
 
-def looker(site: Site, log: FaultyLog | None = None) -> Looker:
+def looker(site: Site, log: FaultyLog | None = None, wanted: survey.Wanted = survey.EVERYTHING) -> Looker:
     """Give who looks at it."""
     rationalizer = Rationalizer(log or site.log(), clock=site.clock)
-    return Looker(rationalizer, TOPICS, survey.EVERYTHING, site.clock, Rates())  # type: ignore[arg-type]
+    return Looker(rationalizer, TOPICS, wanted, site.clock, Rates())  # type: ignore[arg-type]
 
 
 def shown(looked: Looked, **options: object) -> str:
@@ -133,6 +133,9 @@ def test_a_small_terminal_shows_what_matters_first(site: Site) -> None:
 def test_a_log_without_groups_is_watched(site: Site) -> None:
     """Until there are some."""
     assert shown(looker(site).look()).splitlines()[1] == "No group is named in it."
+    assert (
+        shown(looker(site, wanted=survey.Wanted("other")).look()).splitlines()[1] == "No group 'other' is named in it."
+    )
 
 
 def test_a_broker_that_goes_away_is_one_line(site: Site) -> None:

@@ -1,5 +1,6 @@
 """The stale-claim sensor on a coordination log in memory: what it asks for, what it leaves alone, what it says."""
 
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOr
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster_shared.serdes import deserialize_value, serialize_value
 
-from marshal_dagster.assets import MarshalTranslator
+from marshal_dagster.assets import MarshalTranslator, build_topic_sensor
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.log import Ack, Append
 from marshal_dagster.coordination.range_claimer import RangeClaimer
@@ -31,7 +32,13 @@ from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, R
 from marshal_dagster.protocol.state import Key, Place
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.runs import Announced, announced, announcement_table, announcements_key, topic_asset_key
-from marshal_dagster.sensors import Grouping, StaleClaimCursor, build_dead_run_sensors, build_stale_claim_sensor
+from marshal_dagster.sensors import (
+    Grouping,
+    StaleClaimCursor,
+    build_dead_run_sensors,
+    build_lag_sensor,
+    build_stale_claim_sensor,
+)
 from marshal_dagster.sensors.asked import growing_wait_s
 from marshal_dagster.sensors.given_up import GivenUp, build_given_up_check, digest, given_up_check_key
 from marshal_dagster.spark import jobs as spark_jobs
@@ -1363,8 +1370,39 @@ def test_a_dead_run_sensor_refuses_another_groups_claimer(watch: Watch) -> None:
 
 
 def test_a_groups_name_becomes_one_that_dagster_allows() -> None:
-    """The sensor's default name is the group's, with underscores for what Dagster refuses."""
-    assert build_stale_claim_sensor(JOB, group="etl.günter 1").name == "etl_g_nter_1_stale_claims"
+    """With underscores for what Dagster refuses, and a digest; a name with dashes, or that it allows, without one."""
+    name = build_stale_claim_sensor(JOB, group="etl.günter 1").name
+    assert re.fullmatch("etl_g_nter_1_[0-9a-f]{8}_stale_claims", name)
+    assert build_stale_claim_sensor(JOB, group="etl_1").name == "etl_1_stale_claims"
+    assert build_stale_claim_sensor(JOB, group="etl-2").name == "etl_2_stale_claims"
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster's own, when it copies a sensor
+def test_groups_whose_names_differ_in_dots_and_dashes_have_sensors_of_their_own() -> None:
+    """In one deployment; topics too."""
+    groups = ("a.b", "a-b", "a..b")
+    sensors = [build_topic_sensor(each) for each in groups]
+    for each in groups:
+        sensors += [
+            build_stale_claim_sensor(JOB, group=each),
+            build_lag_sensor(JOB, group=each, more_than_records=1),
+            *build_dead_run_sensors(group=each),
+        ]
+    resources = dict.fromkeys(("claimer", "rationalizer"), dg.ResourceDefinition.none_resource())
+    dg.Definitions.validate_loadable(dg.Definitions(sensors=sensors, resources=resources))
+    assert {"a_b_messages", "a_b_stale_claims", "a_b_lag", "a_b_failed_runs"} <= {each.name for each in sensors}
+
+
+def test_sensors_of_two_groups_that_get_one_name_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    """Dagster names but the sensor when they meet; those of one group, built again, are nothing to tell of."""
+    build_lag_sensor(JOB, group="one-name", more_than_records=1)
+    build_lag_sensor(JOB, group="one-name", more_than_records=2)
+    build_stale_claim_sensor(JOB, group="one_name")
+    build_lag_sensor(JOB, group="one_name", more_than_records=1, name="another")
+    assert caplog.messages == []
+    build_lag_sensor(JOB, group="one_name", more_than_records=1)
+    (told,) = caplog.messages
+    assert told.startswith("a sensor of 'one-name' and one of 'one_name' are both named one_name_lag")
 
 
 def test_the_interval_is_that_of_the_group(watch: Watch) -> None:

@@ -67,6 +67,7 @@ CASES = {
         "stale-claim tick, 200 live claims",
         "stale-claim tick, 200 stale claims",
         "lag tick, 20 partitions",
+        "topic tick, 20 partitions",
     ],
     "start_up": [
         "import dagster, then marshal_dagster",

@@ -30,6 +30,7 @@ from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.state import Key
+from marshal_dagster.sensors.names import sensor_name
 from tests.real.conftest import MakeTopic
 from tests.real.executor_location import FORKED, GOT, HALT, POOL, RunWorkers, going_on, halted
 from tests.real.test_dagster_runs import until
@@ -413,7 +414,7 @@ def test_a_run_that_waits_for_its_pool_has_claimed_nothing(make_site: MakeSite) 
 def test_two_code_locations_share_a_group(make_site: MakeSite) -> None:
     """Each takes what the other does not hold; and the sensor of one frees what a dead run of the other held."""
     site = make_site()
-    site.tick(f"{site.group}_failed_runs".replace("-", "_").replace(".", "_"), "two")
+    site.tick(sensor_name(site.group, "failed_runs"), "two")
     some = {"ops": {"plain_work": {"config": {"partitions": [0, 1]}}}}
     ours = site.start("plain", "one", run_config=some, halt="processing")
     site.wait_until_halted(ours)
@@ -422,7 +423,7 @@ def test_two_code_locations_share_a_group(make_site: MakeSite) -> None:
     site.workers.kill(ours)
     site.wait(ours)
     assert site.owners() == {ours}
-    site.tick(f"{site.group}_failed_runs".replace("-", "_").replace(".", "_"), "two")
+    site.tick(sensor_name(site.group, "failed_runs"), "two")
     assert site.owners() == set()
     assert site.work("plain", "two").status is SUCCESS
     site.check_all_done()

@@ -263,6 +263,22 @@ def test_reading_by_position_takes_no_right_on_a_group(secured: SecuredKafka, ad
     assert codes - {KafkaError._PARTITION_EOF} <= clients.HARMLESS_TO_A_READER
 
 
+def test_offsets_of_many_partitions_take_the_right_to_describe_alone(
+    secured: SecuredKafka, admin: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client that is asked for many needs no right on a group; without DESCRIBE that right is named."""
+    admin.create("described", 2, 1)
+    connection = connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured))
+    monkeypatch.setattr("marshal_dagster.kafka.topics._MANY", 1)
+    with Topics(connection) as topics:
+        with pytest.raises(RightMissing, match="grant this user DESCRIBE on topic 'described'"):
+            topics.offsets("described", [0, 1])
+        secured.grant(SCRAM_USER, "DESCRIBE", "TOPIC", "described")
+        eventually(lambda: answers(lambda: topics.offsets("described", [0, 1])))
+        monkeypatch.setattr("marshal_dagster.kafka.topics._Asking._ask", None)
+        assert topics.offsets("described", [0, 1]) == dict.fromkeys((0, 1), OffsetBounds(0, 0))
+
+
 def test_a_producer_that_may_write_nowhere_is_told(secured: SecuredKafka) -> None:
     """Without WRITE on any topic a producer is of no use: it is told in words, and its log keeps why."""
     connection = connect(secured, "SASL_PLAINTEXT", **WITH_PLAIN)

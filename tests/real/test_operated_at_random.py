@@ -1,5 +1,6 @@
 """Dagster's runs go on while an operator pauses, repositions and resumes their group ten times, at random moments."""
 
+import itertools
 import random
 import threading
 import time
@@ -7,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import dagster as dg
 import pytest
@@ -27,12 +28,19 @@ from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
 from tests.real.conftest import MakeTopic
 from tests.real.killing import read_messages
+from tests.real.sink_worker import COLUMNS, value_of
+from tests.sink_outputs import PostgresOutput, StandInFrame, own_schema
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 GROUP = "etl"
 PARTITIONS, MESSAGES = 3, 300
 MAX_RECORDS = 30
 ROUNDS = 10
 WITHIN_S = 180.0
+FAILS_EVERY = 3
+"""Of the batches that wrote into an output, so many fail once before they are committed."""
 
 Place = tuple[int, int, int]
 """Epoch of the claim, partition and offset."""
@@ -45,6 +53,8 @@ class Runs:
     processed: Counter[Place] = field(default_factory=Counter)
     committed: list[ClaimedRange] = field(default_factory=list)
     given_up: list[ClaimedRange] = field(default_factory=list)
+    skipped: list[ClaimedRange] = field(default_factory=list)
+    """What was committed without being written, since the output had it."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -56,16 +66,20 @@ class Deployment:
     connection: KafkaConnection
     claimer: dict[str, Any]
     topic: str
+    output: PostgresOutput | None
+    """Where the rows go in effectively once."""
     runs: Runs = field(default_factory=Runs)
     over: threading.Event = field(default_factory=threading.Event)
 
     def job(self, seed: int) -> dg.JobDefinition:
         """Give the job that takes one batch; it takes its time, by `seed`."""
-        chance, runs, topic = random.Random(seed), self.runs, self.topic
+        chance, runs, topic, output = random.Random(seed), self.runs, self.topic, self.output
+        fails = itertools.cycle([False] * (FAILS_EVERY - 1) + [True])
 
         @dg.op(required_resource_keys={"claimer"})
         def work(context: dg.OpExecutionContext) -> None:
-            batch = context.resources.claimer.claimed_batch(context, topic=topic, max_records=MAX_RECORDS)
+            sink = None if output is None else output.sink()
+            batch = context.resources.claimer.claimed_batch(context, topic=topic, sink=sink, max_records=MAX_RECORDS)
             try:
                 with batch:
                     if batch.idle is not None:
@@ -73,15 +87,20 @@ class Deployment:
                     batch.begin_processing()
                     time.sleep(chance.uniform(0, 0.1))
                     epochs = {one.partition: one.epoch for one in batch.ranges}
-                    for partition, offset in read_messages(self.connection, batch.ranges):
-                        with runs.lock:
-                            runs.processed[epochs[partition], partition, offset] += 1
-            except MarshalError:
+                    places = [(epochs[at[0]], *at) for at in read_messages(self.connection, batch.ranges)]
+                    if output is not None:
+                        batch.write(cast("DataFrame", frame(places)))
+                    with runs.lock:
+                        runs.processed.update(places)
+                    if output is not None:
+                        fail_when(next(fails))
+            except (MarshalError, RuntimeError):
                 runs.given_up += batch.ranges
                 raise
             finally:
                 if batch.idle is None:
                     runs.committed += [each.range for each in batch.report() if each.state == "committed"]
+                    runs.skipped += batch.skipped if batch.committed else ()
 
         @dg.job(name=f"work_{seed}", executor_def=dg.in_process_executor)
         def orders() -> None:
@@ -111,7 +130,7 @@ class Deployment:
         return {int(row["partition"]): int(row["after"]) for row in rows if row["set"]}  # type: ignore[arg-type] # ints
 
 
-@pytest.fixture(params=["at_least_once", "at_most_once"])
+@pytest.fixture(params=["at_least_once", "at_most_once", "effectively_once"])
 def deployment(  # noqa: PLR0917 - fixtures
     request: pytest.FixtureRequest,
     tmp_path: Path,
@@ -124,6 +143,9 @@ def deployment(  # noqa: PLR0917 - fixtures
     """A Dagster instance whose runs share a group, with messages to read."""
     name = topic(PARTITIONS)
     fill(name, PARTITIONS, PARTITIONS * MESSAGES)
+    output = None
+    if request.param == "effectively_once":
+        output = PostgresOutput(request.getfixturevalue("postgres"), own_schema())
     claimer = {
         "connection": KafkaConnectionConfig(bootstrap_servers=kafka),
         "coordination_topic": coordination_topic,
@@ -132,7 +154,7 @@ def deployment(  # noqa: PLR0917 - fixtures
         "delivery": request.param,
     }
     with dg.DagsterInstance.local_temp(str(tmp_path)) as instance:
-        yield Deployment(instance, connection, claimer, name)
+        yield Deployment(instance, connection, claimer, name, output)
 
 
 def test_nothing_is_lost_or_repeated_however_it_is_operated(deployment: Deployment, topics: Topics) -> None:
@@ -161,7 +183,16 @@ def test_nothing_is_lost_or_repeated_however_it_is_operated(deployment: Deployme
         thread.join(WITHIN_S)
         assert not thread.is_alive()
     check_committed(deployment.runs, starts)
-    check_processed(deployment.runs, is_at_most_once=deployment.claimer["delivery"] == "at_most_once")
+    if deployment.output is not None:
+        check_written(deployment.runs, deployment.output)
+    else:
+        check_processed(deployment.runs, is_at_most_once=deployment.claimer["delivery"] == "at_most_once")
+
+
+def fail_when(it_is_time: bool) -> None:
+    """Fail as the user's code may, once all is written."""
+    if it_is_time:
+        raise RuntimeError("written, and not committed")
 
 
 def somewhere(chance: random.Random, topic: str) -> SetPositionConfig:
@@ -181,7 +212,8 @@ def check_committed(runs: Runs, starts: dict[int, list[int]]) -> None:
     """Each range begins where the last one ended, or where the position was set since; in the end all is read."""
     assert sum(map(len, starts.values())) > ROUNDS
     for partition in range(PARTITIONS):
-        ours = sorted((one for one in runs.committed if one.partition == partition), key=lambda one: one.epoch)
+        of_both = (*runs.committed, *runs.skipped)
+        ours = sorted((one for one in of_both if one.partition == partition), key=lambda one: one.epoch)
         at, to_come = 0, iter(starts[partition])
         for one in ours:
             while one.start != at:
@@ -193,10 +225,6 @@ def check_committed(runs: Runs, starts: dict[int, list[int]]) -> None:
 
 def check_processed(runs: Runs, *, is_at_most_once: bool) -> None:
     """What was committed was processed once; more or less of it only by batches that were given up."""
-
-    def places(ranges: list[ClaimedRange]) -> Counter[Place]:
-        return Counter((one.epoch, one.partition, offset) for one in ranges for offset in range(one.start, one.end))
-
     committed, given_up = places(runs.committed), places(runs.given_up)
     if is_at_most_once:
         assert runs.processed <= committed
@@ -204,3 +232,34 @@ def check_processed(runs: Runs, *, is_at_most_once: bool) -> None:
         return
     assert committed <= runs.processed
     assert runs.processed - committed <= given_up
+
+
+def check_written(runs: Runs, output: PostgresOutput) -> None:
+    """The output has what was committed once, as the newest who wrote it did; more only from who was given up."""
+    rows = {(partition, offset): value for partition, offset, value in output.rows()}
+    assert len(rows) == len(output.rows())
+    written = {at: int(value.rpartition(" by ")[2]) for at, value in rows.items()}
+    assert rows == {at: message(epoch, *at) for at, epoch in written.items()}
+    newest: dict[tuple[int, int], int] = {}
+    for epoch, *at in sorted(places(runs.committed)):
+        newest[at[0], at[1]] = epoch
+    assert newest.keys() | {tuple(at) for _, *at in places(runs.skipped)} <= written.keys()
+    given_up = places(runs.given_up)
+    assert {at for at, epoch in written.items() if newest.get(at) != epoch and (epoch, *at) not in given_up} == set()
+    assert {at for at, epoch in newest.items() if written[at] < epoch} == set()
+    assert runs.skipped
+
+
+def places(ranges: list[ClaimedRange]) -> Counter[Place]:
+    """Give each message of these ranges."""
+    return Counter((one.epoch, one.partition, offset) for one in ranges for offset in range(one.start, one.end))
+
+
+def frame(processed: list[Place]) -> StandInFrame:
+    """Give the rows that these messages come to, each with who made it."""
+    return StandInFrame(COLUMNS, tuple((*at, message(epoch, *at)) for epoch, *at in processed))
+
+
+def message(epoch: int, partition: int, offset: int) -> str:
+    """Give the value of a row."""
+    return f"{value_of(partition, offset, PARTITIONS)} by {epoch}"

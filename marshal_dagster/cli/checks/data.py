@@ -168,8 +168,8 @@ def look(
     kept_ms = topic.limit("retention.ms")
     if kept_ms is None:
         return topic
-    young_from = cluster.first_since(name, partitions, at_ms - kept_ms // 2)
-    return DataTopic(standing, settings, bounds, ends, young_from)
+    young_from = cluster.offsets_at(name, partitions, at_ms - kept_ms // 2)
+    return DataTopic(standing, settings, bounds, ends, {number: young_from.get(number) for number in partitions})
 
 
 def judge(topic: DataTopic, at: Collection[Position], servers: str) -> Iterator[Finding]:

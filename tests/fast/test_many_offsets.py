@@ -1,0 +1,37 @@
+"""What counts as an answer when the offsets of many partitions are asked for."""
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
+
+from marshal_dagster.kafka.many_offsets import NONE_AT, _told
+
+TIME_MS = 1_700_000_000_000
+
+
+class Answer(TopicPartition):
+    """An answer with an error, which the client library alone can set on one of its own."""
+
+    error: KafkaError | None = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+
+
+def test_an_offset_is_an_answer() -> None:
+    """So is that no record is that young, where a time was asked for."""
+    assert _told(TopicPartition("t", 0, 7), OFFSET_END, 0) == 7
+    assert _told(TopicPartition("t", 0, 0), OFFSET_BEGINNING, 0) == 0
+    assert _told(TopicPartition("t", 0, NONE_AT), TIME_MS, NONE_AT) == NONE_AT
+
+
+@pytest.mark.parametrize(
+    ("answer", "at", "least"),
+    [
+        (Answer("t", 0, 7), OFFSET_END, 0),
+        (TopicPartition("t", 0, OFFSET_END), OFFSET_END, 0),
+        (TopicPartition("t", 0, OFFSET_BEGINNING), OFFSET_BEGINNING, 0),
+        (TopicPartition("t", 0, TIME_MS), TIME_MS, NONE_AT),
+    ],
+    ids=["error", "no end", "no beginning", "left as it was asked"],
+)
+def test_what_was_not_told_is_no_answer(answer: TopicPartition, at: int, least: int) -> None:
+    """The client library leaves the question in place where it has no answer, and a time would pass for an offset."""
+    with pytest.raises(KafkaException):
+        _told(answer, at, least)
