@@ -52,6 +52,13 @@ class StandInOutput(Output):
         return StandInFrame(["partition", "offset", "value"], None)
 
 
+def place_of(row: Mapping[str, Any]) -> str:
+    """The name of a row's folder, as Spark makes it."""
+    if row["partition"] is None:
+        return "__HIVE_DEFAULT_PARTITION__"
+    return f"{row['partition']}{'' if row.get('offset', 0) is not None else '_without_offset'}"
+
+
 class StandInFileSink(FileSink):
     """A file sink that writes a line of JSON for each row, two files for each partition, as tasks would."""
 
@@ -62,13 +69,12 @@ class StandInFileSink(FileSink):
         assert note.exists()
 
     def _write_rows(self, frame: Frame, folder: Path, done: Sequence[int]) -> None:
-        by_partition: dict[object, list[dict[str, Any]]] = {}
+        by_name: dict[str, list[dict[str, Any]]] = {}
         for row in frame.rows:
             if row["partition"] is None or row["partition"] not in done:
-                by_partition.setdefault(row["partition"], []).append(row)
+                by_name.setdefault(place_of(row), []).append(row)
         folder.mkdir()
-        for partition, rows in by_partition.items():
-            name = "__HIVE_DEFAULT_PARTITION__" if partition is None else partition
+        for name, rows in by_name.items():
             place = folder / f"marshal_range={name}"
             place.mkdir()
             for task in (0, 1):
@@ -110,7 +116,7 @@ class FileOutput(StandInOutput):
     def rows(self) -> list[Row]:
         """By the commit files alone, read here anew."""
         return sorted(
-            (row["partition"], row.get("offset", -1), row["value"])
+            (row["partition"], -1 if row.get("offset") is None else row["offset"], row["value"])
             for path, is_replaced in counting_files(self.path)
             for row in map(json.loads, path.read_text().splitlines())
             if not is_replaced(row.get("offset"))

@@ -26,7 +26,7 @@ from tests.sink_conformance import (
     part,
     rows_of,
 )
-from tests.sink_outputs import FileOutput, StandInFileSink
+from tests.sink_outputs import FileOutput, StandInFileSink, StandInFrame
 
 
 @pytest.fixture
@@ -296,6 +296,18 @@ def test_paths_and_formats(tmp_path: Path) -> None:
     assert FileSink("some/where").path == Path.cwd() / "some" / "where"
     with pytest.raises(ConfigurationError, match="format: 'delta'"):
         FileSink(folder, format="delta")
+
+
+def test_rows_that_are_not_where_they_should_be_are_no_empty_ranges(output: FileOutput) -> None:
+    """Where Spark has made no folder, it has written elsewhere: nothing is committed."""
+
+    class Astray(StandInFileSink):
+        def _write_rows(self, frame: StandInFrame, folder: Path, done: Sequence[int]) -> None:
+            super()._write_rows(frame, folder.with_name("elsewhere"), done)
+
+    with pytest.raises(SinkRefused, match="to another place than"):
+        deliver(output, "a", part(0, 0, 3), sink=Astray(output.path))
+    assert output.rows() == []
 
 
 def test_a_link_whose_answer_was_lost_counts_once(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.reading import offsets_read
 from marshal_dagster.spark.sinks.commits import Entry, View
+from marshal_dagster.spark.sinks.file_writing import path_to_read
 from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def offsets_in(
     """Return the offsets at which there are rows in `files`, as `offsets_read` does."""
     from pyspark.sql import functions as f
 
-    rows = spark.read.format(format_name).options(**options).schema(schema).load([str(path) for path in files])
+    rows = spark.read.format(format_name).options(**options).schema(schema).load([path_to_read(each) for each in files])
     # Numbers that no message can have would overflow there.
     return offsets_read(rows.where(f.col(OFFSET_COLUMN).between(0, _HIGHEST_OFFSET)))
 
@@ -65,7 +66,7 @@ def _parts(view: View, attempts: Path) -> list[_Part]:
                 continue
             replaced = view.replaced(entry)
             part = parts.setdefault(_class(entry) if replaced else (), _Part())
-            part.files.extend(str(attempts / commit.attempt / name) for name in entry.files)
+            part.files.extend(path_to_read(attempts / commit.attempt / name) for name in entry.files)
             part.replaced.extend((entry.taken.partition, start, end) for start, end in replaced)
     return list(parts.values())
 

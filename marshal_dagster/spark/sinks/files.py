@@ -3,7 +3,7 @@
 Below the output's path stands only `_marshal`, so that whoever reads the path itself sees no half-done work:
 
     _marshal/attempts/<attempt>.json                         the ranges that it wants; written first, removed last
-    _marshal/attempts/<attempt>/marshal_range=<partition>/   the rows of one range
+    _marshal/attempts/<attempt>/marshal_range=<partition>/   the rows of one range, apart those that have no offset
     _marshal/commits/<n>.json                                which files count
     _marshal/checkpoints/<n>.json                            the same, all up to n
 
@@ -30,7 +30,7 @@ from marshal_dagster.errors import ConfigurationError, SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
 from marshal_dagster.spark.sinks import commits
 from marshal_dagster.spark.sinks.commits import Commit, CommitLog, Entry, View, decided
-from marshal_dagster.spark.sinks.file_writing import check_all_see, some_files_at_once
+from marshal_dagster.spark.sinks.file_writing import check_all_see, hadoop_path, some_files_at_once
 from marshal_dagster.spark.sinks.footers import parquet_rows
 from marshal_dagster.spark.sinks.port import (
     OFFSET_COLUMN,
@@ -57,7 +57,8 @@ _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _SYNCS_AT_ONCE = 16
 _FORMATS = ("parquet", "orc", "json", "csv", "avro")
 _ROW_COUNTS = {"parquet": parquet_rows}
-_PARTITION = re.compile(r"0|-?[1-9][0-9]*")
+_WITHOUT_OFFSET = "_without_offset"
+_PARTITION = re.compile(rf"(0|-?[1-9][0-9]*)({_WITHOUT_OFFSET})?")
 # Of the output committer: a task's files are moved where they count when the whole job has succeeded, by the driver.
 _COMMITTER_OPTIONS = {
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
@@ -69,11 +70,20 @@ _COMMITTER_OPTIONS = {
 class _Written:
     """The files of one range in an attempt, and their rows if known."""
 
-    files: tuple[str, ...]
-    rows: int | None
+    files: tuple[str, ...] = ()
+    rows: int | None = 0
+    has_offsets: bool = True
+
+    def beside(self, others: "_Written") -> "_Written":
+        """Return these files and the `others` of the same range."""
+        return _Written(
+            files=(*others.files, *self.files),
+            rows=None if self.rows is None or others.rows is None else self.rows + others.rows,
+            has_offsets=self.has_offsets and others.has_offsets,
+        )
 
 
-_NOTHING = _Written((), 0)
+_NOTHING = _Written()
 
 
 class FileSink:
@@ -239,14 +249,18 @@ class FileSink:
         partition = f.col(PARTITION_COLUMN)
         if done:
             frame = frame.where(partition.isNull() | ~partition.isin(list(done)))
+        name = partition.cast("string")
+        if OFFSET_COLUMN in frame.columns:
+            without = f.concat(name, f.lit(_WITHOUT_OFFSET))
+            name = f.when(f.col(OFFSET_COLUMN).isNull(), without).otherwise(name)
         writer = (
-            frame.withColumn(_RANGE_COLUMN, partition)
+            frame.withColumn(_RANGE_COLUMN, name)
             .write.format(self.format)
             .options(**self.options, **_COMMITTER_OPTIONS)
             .partitionBy(_RANGE_COLUMN)
         )
         with some_files_at_once(frame.sparkSession):
-            writer.save(folder.as_uri())
+            writer.save(hadoop_path(folder))
 
     def _collect(self, folder: Path, wanted: Sequence[ClaimedRange]) -> dict[int, _Written]:
         """List what Spark has committed below `folder`, by partition, and have the storage hold it."""
@@ -254,16 +268,22 @@ class FileSink:
         foreign: list[str] = []
         expected = {each.partition for each in wanted}
         count = _ROW_COUNTS.get(self.format)
+        if not folder.is_dir():
+            raise SinkRefused(f"Spark has written the rows to another place than {folder}: nothing was committed")
         for place in sorted(folder.glob(f"{_RANGE_COLUMN}=*")):
             value = place.name.partition("=")[2]
-            if not _PARTITION.fullmatch(value) or int(value) not in expected:
-                foreign.append("null" if value == _NO_PARTITION else unquote(value))
+            found = _PARTITION.fullmatch(value)
+            if found is None or int(found[1]) not in expected:
+                foreign.append("null" if value == _NO_PARTITION else unquote(found[1] if found else value))
                 continue
             paths = sorted(path for path in place.iterdir() if not path.name.startswith(("_", ".")))
-            written[int(value)] = _Written(
+            added = _Written(
                 files=tuple(f"{place.name}/{path.name}" for path in paths),
                 rows=sum(map(count, paths)) if count else None,
+                has_offsets=found[2] is None,
             )
+            number = int(found[1])
+            written[number] = added.beside(written[number]) if number in written else added
         refuse_foreign_rows(foreign, wanted)
         _sync_below(folder)
         return written
@@ -390,7 +410,7 @@ def _entry(
         taken=taken,
         files=found.files,
         rows=found.rows,
-        has_offsets=has_offsets,
+        has_offsets=has_offsets and found.has_offsets,
         replaces=_within(taken, replaced.get(taken.partition, ())) if replaces else (),
     )
 
