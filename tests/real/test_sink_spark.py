@@ -396,7 +396,7 @@ def test_rows_are_not_sorted_to_be_written(spark: "SparkSession", tmp_path: Path
     seen: list[str | None] = []
 
     class Looking(FileSink):
-        def _write_rows(self, frame: Any, folder: Path, done: Sequence[int]) -> None:  # noqa: ANN401 - a DataFrame
+        def _write_rows(self, frame: Any, folder: str, done: Sequence[int]) -> None:  # noqa: ANN401 - a DataFrame
             with some_files_at_once(spark):
                 seen.append(spark.conf.get(SORTING))
                 super()._write_rows(frame, folder, done)

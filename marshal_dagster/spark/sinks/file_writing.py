@@ -36,8 +36,13 @@ def hadoop_path(path: Path) -> str:
 
 
 def path_to_read(path: Path) -> str:
-    """Return the local `path` as Spark reads it, where some characters stand for others."""
-    return _GLOB.sub(r"\\\g<0>", hadoop_path(path))
+    """Return the local `path` as Spark reads it."""
+    return escaped(hadoop_path(path))
+
+
+def escaped(path: str) -> str:
+    """Return `path` with those characters escaped that stand for others where Spark reads."""
+    return _GLOB.sub(r"\\\g<0>", path)
 
 
 @contextlib.contextmanager
