@@ -23,7 +23,7 @@ from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import ClaimingMessages, DeliveryMode, Heartbeat, RuleSet, Settings, parse
 from marshal_dagster.spark import jobs
 from marshal_dagster.spark.session import spark_settings, start_session
-from marshal_dagster.spark.sinks import FileSink, PostgresSink
+from marshal_dagster.spark.sinks import DeltaSink, FileSink, PostgresSink, delta_settings
 from tests.real.batch_worker import say
 from tests.real.killing import KillableLog, KillPoint, Side, read_messages
 from tests.sink_outputs import TABLE, StandInFileSink, StandInFrame, StandInPostgresSink, hook
@@ -37,9 +37,10 @@ COLUMNS = ["partition", "offset", "value"]
 class Orders(BaseModel):
     """What the worker is to do.
 
-    `place` is the folder of the files, or the schema of the table in the Postgres at `dsn`. It halts at the sink's step
-    `halt_at_step`, between two records of its first commit with `halt_in_commit`, before it with `halt_when_written`.
-    With `slow_ms` each message takes so long in Spark, and once Spark is at work that is said.
+    `place` is the folder of the files, or of a Delta table, or the schema of the table in the Postgres at `dsn`. It
+    halts at the sink's step `halt_at_step`, between two records of its first commit with `halt_in_commit`, before it
+    with `halt_when_written`. With `slow_ms` each message takes so long in Spark, and once Spark is at work that is
+    said.
     """
 
     bootstrap_servers: str
@@ -50,6 +51,7 @@ class Orders(BaseModel):
     run_id: str
     place: str
     dsn: str | None = None
+    is_delta: bool = False
     with_spark: bool = True
     heartbeat_interval_ms: int
     max_records: int | None = None
@@ -82,10 +84,12 @@ def halt(where: str) -> None:
     sys.stdin.readline()
 
 
-def open_sink(orders: Orders) -> FileSink | PostgresSink:
+def open_sink(orders: Orders) -> DeltaSink | FileSink | PostgresSink:
     """Open the output."""
-    sink: FileSink | PostgresSink
-    if orders.dsn is None:
+    sink: DeltaSink | FileSink | PostgresSink
+    if orders.is_delta:
+        sink = DeltaSink(orders.place)
+    elif orders.dsn is None:
         sink = FileSink(orders.place, format="json") if orders.with_spark else StandInFileSink(Path(orders.place))
     else:
         kind = PostgresSink if orders.with_spark else StandInPostgresSink
@@ -164,6 +168,7 @@ def main() -> int:
     spark = None
     if orders.with_spark:
         extra = {"spark.master": "local[1]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
+        extra |= delta_settings() if orders.is_delta else {}
         spark = start_session(spark_settings(app_name="sink worker", extra=extra))
         spark.sparkContext.setLogLevel("OFF")
     delivery, sink = open_delivery(orders), open_sink(orders)
