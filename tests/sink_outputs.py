@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from marshal_dagster.spark.sinks import FileSink, KafkaSink, PostgresSink
+from marshal_dagster.spark.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink
 from tests.sink_conformance import Frame, Output, Row, intervals
 
 TYPES = {"partition": IntegerType(), "offset": LongType(), "value": StringType()}
@@ -52,43 +52,52 @@ class StandInOutput(Output):
         return StandInFrame(["partition", "offset", "value"], None)
 
 
+def place_of(row: Mapping[str, Any]) -> str:
+    """The name of a row's folder, as Spark makes it."""
+    if row["partition"] is None:
+        return "__HIVE_DEFAULT_PARTITION__"
+    return f"{row['partition']}{'' if row.get('offset', 0) is not None else '_without_offset'}"
+
+
 class StandInFileSink(FileSink):
     """A file sink that writes a line of JSON for each row, two files for each partition, as tasks would."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, format="json")
+    def __init__(self, path: Path | str, **others: Any) -> None:  # noqa: ANN401 - as `FileSink`
+        super().__init__(path, "json", **others)
 
-    def _check_place(self, frame: Frame, note: Path) -> None:  # noqa: ARG002
-        assert note.exists()
+    def _check_place(self, frame: Frame, note: str) -> None:  # noqa: ARG002
+        assert self._storage.exists(note)
 
-    def _write_rows(self, frame: Frame, folder: Path, done: Sequence[int]) -> None:
-        by_partition: dict[object, list[dict[str, Any]]] = {}
+    def _write_rows(self, frame: Frame, folder: str, done: Sequence[int]) -> None:
+        by_name: dict[str, list[dict[str, Any]]] = {}
         for row in frame.rows:
             if row["partition"] is None or row["partition"] not in done:
-                by_partition.setdefault(row["partition"], []).append(row)
-        folder.mkdir()
-        for partition, rows in by_partition.items():
-            name = "__HIVE_DEFAULT_PARTITION__" if partition is None else partition
-            place = folder / f"marshal_range={name}"
-            place.mkdir()
+                by_name.setdefault(place_of(row), []).append(row)
+        for name, rows in by_name.items():
+            place = f"{folder}/marshal_range={name}"
             for task in (0, 1):
                 text = "".join(json.dumps(row) + "\n" for row in rows[task::2])
-                (place / f"part-{task}.json").write_text(text)
-                (place / f".part-{task}.json.crc").write_text("checksum")
-        (folder / "_temporary").mkdir()
-        (folder / "_temporary" / "left").write_text("a task's")
+                self._put(f"{place}/part-{task}.json", text)
+                self._put(f"{place}/.part-{task}.json.crc", "checksum")
+        self._put(f"{folder}/_temporary/left", "a task's")
 
-    def _offsets_in(self, frame: Frame, paths: Sequence[Path]) -> Mapping[int, Sequence[tuple[int, int]]]:  # noqa: ARG002
-        rows = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+    def _put(self, name: str, text: str) -> None:
+        path = Path(self._storage.full(name))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def _offsets_in(self, frame: Frame, names: Sequence[str]) -> Mapping[int, Sequence[tuple[int, int]]]:  # noqa: ARG002
+        rows = [json.loads(line) for name in names for line in (self._storage.read(name) or b"").splitlines()]
         return intervals({(row["partition"], row["offset"]) for row in rows if row["offset"] is not None})
 
 
-def hook(sink: FileSink | PostgresSink | KafkaSink, reached: Callable[[str], None] | None) -> None:
+def hook(sink: DeltaSink | FileSink | PostgresSink | KafkaSink, reached: Callable[[str], None] | None) -> None:
     """Have the sink call `reached` at each step."""
     if reached is not None:
         sink._reached = reached  # type: ignore[method-assign,assignment]
 
 
+DELTA_STEPS = ("evaluated", "judged", "committed")
 FILE_STEPS = ("attempt noted", "rows written", "judged", "linked", "cleared")
 
 
@@ -110,11 +119,19 @@ class FileOutput(StandInOutput):
     def rows(self) -> list[Row]:
         """By the commit files alone, read here anew."""
         return sorted(
-            (row["partition"], row.get("offset", -1), row["value"])
-            for path, is_replaced in counting_files(self.path)
-            for row in map(json.loads, path.read_text().splitlines())
+            (row["partition"], -1 if row.get("offset") is None else row["offset"], row["value"])
+            for place, is_replaced in self.counted()
+            for row in map(json.loads, self.content(place).splitlines())
             if not is_replaced(row.get("offset"))
         )
+
+    def counted(self) -> Iterable[tuple[Any, Callable[[int | None], bool]]]:
+        """Each file that counts (`counting`)."""
+        return counting_files(self.path)
+
+    def content(self, place: Any) -> str:  # noqa: ANN401 - as `counted` gives it
+        """The text of one."""
+        return Path(place).read_text()
 
     def sweep(self) -> None:
         """Sweep as another process would."""
@@ -122,12 +139,18 @@ class FileOutput(StandInOutput):
 
 
 def counting_files(path: Path) -> Iterator[tuple[Path, Callable[[int | None], bool]]]:
-    """Yield each file that counts, and what tells whether a newer generation has replaced the row at an offset.
+    """Yield each file of a local folder that counts (`counting`)."""
+    folder = path / "_marshal"
+    for name, is_replaced in counting([each.read_text() for each in sorted((folder / "commits").glob("*.json"))]):
+        yield folder / name, is_replaced
+
+
+def counting(texts: Iterable[str]) -> Iterator[tuple[str, Callable[[int | None], bool]]]:
+    """Yield each file that counts by these commits, and what tells whether an offset's row in it was replaced.
 
     Written from the layout alone, without the sink's own code.
     """
-    folder = path / "_marshal"
-    commits = [json.loads(each.read_text()) for each in sorted((folder / "commits").glob("*.json"))]
+    commits = [json.loads(each) for each in texts]
     assert [commit["number"] for commit in commits] == list(range(1, len(commits) + 1))
     entries = [(commit["attempt"], entry) for commit in commits for entry in commit["ranges"]]
     for attempt, entry in entries:
@@ -143,7 +166,7 @@ def counting_files(path: Path) -> Iterator[tuple[Path, Callable[[int | None], bo
             return offset is not None and any(start <= offset < end for start, end in replaced)
 
         for name in entry["files"]:
-            yield folder / "attempts" / attempt / name, is_replaced
+            yield f"attempts/{attempt}/{name}", is_replaced
 
 
 @dataclass(frozen=True)

@@ -139,7 +139,7 @@ class Adopting:
         if told and not outside_the_log:
             raise ConfigurationError(
                 f"{source.name} stands outside what topic {self.work.topic!r} holds: {'; '.join(told)}. Set these "
-                "positions yourself, or allow them with outside-the-log"
+                "positions yourself, or allow them with --outside-the-log (outside_the_log in a run config)"
             )
         return moves
 

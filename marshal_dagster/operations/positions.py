@@ -107,7 +107,8 @@ class Repositioning:
         if told and not outside_the_log:
             named = "; ".join(f"{self.topic}/{n}: offset {wanted[n]}: {text}" for n, text in told.items())
             raise ConfigurationError(
-                f"outside what the topic holds: {named}. Name others, or allow these with outside-the-log"
+                f"outside what the topic holds: {named}. Name others, or allow these with --outside-the-log "
+                "(outside_the_log in a run config)"
             )
         young = set(numbers) - at_time.keys() if isinstance(target, FirstAt) else set()
         return [

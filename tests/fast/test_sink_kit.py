@@ -14,7 +14,6 @@ from marshal_dagster.errors import SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
 from marshal_dagster.spark.sinks import BeforeCommit, OffsetsRead, WriteOutcome
 from marshal_dagster.spark.sinks.conformance import CASES, Case, LocalFrame, Target
-from marshal_dagster.spark.sinks.conformance.target import deliver, part
 from sqlite_sink import SqliteSink
 from tests.sink_kit import ALL_CASES, SHORT_CASES, OutputTarget
 from tests.sink_outputs import FileOutput
@@ -36,15 +35,6 @@ def test_the_example_passes(case: Case, tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_file_sink_passes(case: Case, tmp_path: Path) -> None:
     """So does the library's own sink of files, which dies and meets others in `test_sink_rules_files`."""
     case.check(OutputTarget(FileOutput(tmp_path / "output")))
-
-
-@pytest.mark.xfail(strict=True, reason="it looks whether there is a column, not whether each row has a value there")
-def test_the_file_sink_refuses_a_new_generation_over_a_row_without_offset(tmp_path: Path) -> None:
-    """A row of no offset, beside others that have one, could not be replaced, and would stay beside the new rows."""
-    target = OutputTarget(FileOutput(tmp_path / "output"))
-    old, newer = part(0, 0, 3), part(0, 0, 3, generation=20, epoch=21)
-    deliver(target, "old", old, rows=[(0, 1, "a"), (0, None, "sum")])  # type: ignore[list-item]
-    assert target.sink().can_replace([newer]) is not None
 
 
 # Wrong sinks
@@ -308,6 +298,13 @@ class RefusesAfterAll(SqliteSink):
         return verdicts
 
 
+class TakesRowsWithoutOffsets(SqliteSink):
+    """Lets rows in that it cannot replace, and does not say so."""
+
+    def _check_offsets(self, rows: Sequence[tuple[int, int | None, str]]) -> None:
+        rows[:] = [(partition, -1 if at is None else at, value) for partition, at, value in rows]  # type: ignore[index]
+
+
 class DropsEqualRows(SqliteSink):
     """Takes rows that are equal for one that came twice."""
 
@@ -393,6 +390,7 @@ WRONG: Mapping[type[SqliteSink], str] = {
     ReplacesWhatIsWritten: "read_without_rows",
     ReplacesOtherTopics: "other_data_topic",
     RefusesAfterAll: "inside_an_older_range",
+    TakesRowsWithoutOffsets: "some_rows_without_offsets",
     DropsEqualRows: "several_rows_of_a_message",
     ReadsTheOffsetsLast: "batch_says_no_to_the_offsets",
     NamesInTheStatement: "groups_and_topics_apart",

@@ -4,17 +4,20 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
+from marshal_dagster.spark import connect
 from marshal_dagster.spark.sinks import FileSink, commits
 from marshal_dagster.spark.sinks.commits import Commit, Entry, View, decided
 from tests.sink_child import write_and_die
 from tests.sink_conformance import (
     AnyOrderConformance,
     CrashConformance,
+    Frame,
     HistoryConformance,
     KillConformance,
     Output,
@@ -282,11 +285,26 @@ def test_another_format_is_refused(output: FileOutput) -> None:
         FileSink(output.path).verdicts([part(0, 1, 2)])
 
 
-@pytest.mark.parametrize("path", ["s3a://bucket/x", "hdfs://host/x", "file://host/x", "", "s3:x"])
-def test_paths_elsewhere_are_refused(path: str) -> None:
-    """Only local paths and file: URIs are taken, and the error says so."""
+@pytest.mark.parametrize("path", ["file://host/x", "", "s3:x", Path("hdfs://host/x")])
+def test_paths_that_are_none_are_refused(path: str | Path) -> None:
+    """A URI of another host's files, or one that a `Path` has spoilt, is no local path; the error says so."""
     with pytest.raises(ConfigurationError, match="path: "):
         FileSink(path)
+
+
+def test_a_file_system_of_hadoops_is_reached_through_a_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, or over Spark Connect, the error says what to do; nothing is asked before the output is used."""
+    wanted = [part(0, 0, 1)]
+    sink = FileSink("hdfs://host/output/")
+    assert (sink.path, repr(sink)) == ("hdfs://host/output", "FileSink('hdfs://host/output', format='parquet')")
+    with pytest.raises(ConfigurationError, match="there is no session: start it before the batch is claimed"):
+        sink.verdicts(wanted)
+    monkeypatch.setattr(connect, "is_connect", lambda _: True)
+    over_connect: Any = object()
+    with pytest.raises(ConfigurationError, match="over Spark Connect there is no JVM here"):
+        FileSink("s3a://bucket/output", session=lambda: over_connect).verdicts(wanted)
+    with pytest.raises(ConfigurationError, match="needs no vouching for"):
+        FileSink("/output", exclusive="rename")
 
 
 def test_paths_and_formats(tmp_path: Path) -> None:
@@ -296,6 +314,18 @@ def test_paths_and_formats(tmp_path: Path) -> None:
     assert FileSink("some/where").path == Path.cwd() / "some" / "where"
     with pytest.raises(ConfigurationError, match="format: 'delta'"):
         FileSink(folder, format="delta")
+
+
+def test_rows_that_are_not_where_they_should_be_are_no_empty_ranges(output: FileOutput) -> None:
+    """Where Spark has made no folder, it has written elsewhere: nothing is committed."""
+
+    class Astray(StandInFileSink):
+        def _write_rows(self, frame: Frame, folder: str, done: Sequence[int]) -> None:
+            super()._write_rows(frame, f"{folder}-elsewhere", done)
+
+    with pytest.raises(SinkRefused, match="to another place than"):
+        deliver(output, "a", part(0, 0, 3), sink=Astray(output.path))
+    assert output.rows() == []
 
 
 def test_a_link_whose_answer_was_lost_counts_once(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,8 @@ import pytest
 
 from marshal_dagster.errors import SinkRefused
 from marshal_dagster.protocol.ranges import Verdict
-from marshal_dagster.spark.sinks import FileSink, commits, files
+from marshal_dagster.spark.sinks import FileSink, commits, files, storage
+from marshal_dagster.spark.sinks.storage import LocalStorage
 from tests.sink_conformance import deliver, intervals, part, rows_of
 from tests.sink_outputs import FileOutput, StandInFileSink, hook
 from tests.watched_lines import Place, watched
@@ -44,13 +45,13 @@ def written_until(output: FileOutput, sink: FileSink, count: int | None) -> list
     steps: list[str] = []
 
     def at_line(place: Place) -> None:
-        if "judged" in steps or place[0] == commits.__file__:
+        if "judged" in steps or place[0] in {commits.__file__, storage.__file__}:
             passed.append(place)
             if len(passed) == count:
                 raise KeyboardInterrupt
 
     hook(sink, steps.append)
-    with watched((files, commits), at_line, but=("with ",)):
+    with watched((files, commits, storage), at_line, but=("with ",)):
         sink.write(output.frame(read), NEW, lambda: intervals(read))  # type: ignore[arg-type]
     return passed
 
@@ -59,7 +60,7 @@ def written_until(output: FileOutput, sink: FileSink, count: int | None) -> list
 def test_an_interrupt_at_any_line_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a write is interrupted, what it committed stays, and the same process and another read the same."""
     monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 3)
-    monkeypatch.setattr(commits, "sync", lambda _: None)
+    monkeypatch.setattr(storage, "sync", lambda _: None)
     old, whole = FileOutput(tmp_path / "old"), FileOutput(tmp_path / "whole")
     deliver(old, "old", *OLD)
     deliver(old, "beside", part(2, 0, 1))
@@ -87,13 +88,13 @@ def test_an_interrupt_at_any_line_loses_and_doubles_nothing(tmp_path: Path, monk
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """What was synced, in order."""
     found: list[Path] = []
-    real = commits.sync
+    real = storage.sync
 
     def noted(path: Path) -> None:
         real(path)
         found.append(path)
 
-    monkeypatch.setattr(commits, "sync", noted)
+    monkeypatch.setattr(storage, "sync", noted)
     return found
 
 
@@ -109,7 +110,7 @@ class TestPower:
                 raise OSError(errno.EIO, "the process dies")
 
         with monkeypatch.context() as patch:
-            patch.setattr(commits, "sync", dies)
+            patch.setattr(storage, "sync", dies)
             with pytest.raises(OSError, match="dies"):
                 deliver(output, "a", part(0, 0, 3))
 
@@ -144,7 +145,7 @@ class TestPower:
             raise OSError(errno.EIO, "no disk")
 
         with monkeypatch.context() as patch:
-            patch.setattr(commits, "sync", fails)
+            patch.setattr(storage, "sync", fails)
             for _ in range(2):
                 with pytest.raises(OSError, match="no disk"):
                     sink.verdicts([part(0, 0, 3, epoch=20)])
@@ -154,14 +155,14 @@ class TestPower:
         self, output: FileOutput, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Those above the output may be closed to its writers; the commits' own folder may not."""
-        closed, real = {output.path.parent.parent}, commits.sync
+        closed, real = {output.path.parent.parent}, storage.sync
 
         def refuses(path: Path) -> None:
             if path in closed:
                 raise PermissionError(errno.EACCES, "closed")
             real(path)
 
-        monkeypatch.setattr(commits, "sync", refuses)
+        monkeypatch.setattr(storage, "sync", refuses)
         assert deliver(output, "a", part(0, 0, 3)).taken
         closed.add(commits_of(output))
         with pytest.raises(PermissionError):
@@ -220,17 +221,17 @@ class Host:
 
     def __init__(self, output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
         self._output, self._monkeypatch = output, monkeypatch
-        self._absent: set[Path] = set()
+        self._absent: set[str] = set()
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
         """Have this process see what the host sees."""
-        read, opened, scanned = commits._read, os.open, os.scandir
+        read, opened, scanned = LocalStorage.read, os.open, os.scandir
 
-        def remembered(path: Path) -> dict[str, Any] | None:
-            found = None if path in self._absent else read(path)
+        def remembered(local: LocalStorage, name: str) -> bytes | None:
+            found = None if name in self._absent else read(local, name)
             if found is None:
-                self._absent.add(path)
+                self._absent.add(name)
             return found
 
         def forgets(path: Any) -> None:  # noqa: ANN401 - as `os` has it
@@ -246,7 +247,7 @@ class Host:
             return scanned(path)
 
         with self._monkeypatch.context() as patch:
-            patch.setattr(commits, "_read", remembered)
+            patch.setattr(LocalStorage, "read", remembered)
             patch.setattr(os, "open", opens)
             patch.setattr(os, "scandir", lists)
             yield

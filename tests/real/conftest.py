@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
-from tests.real.spark_fixtures import driver, filled, postgres, spark  # noqa: F401 - fixtures
+from tests.real.spark_fixtures import driver, filled, hdfs, postgres, spark  # noqa: F401 - fixtures
 
 
 class MakeTopic(Protocol):

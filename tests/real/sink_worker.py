@@ -23,7 +23,7 @@ from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import ClaimingMessages, DeliveryMode, Heartbeat, RuleSet, Settings, parse
 from marshal_dagster.spark import jobs
 from marshal_dagster.spark.session import spark_settings, start_session
-from marshal_dagster.spark.sinks import FileSink, KafkaSink, PostgresSink
+from marshal_dagster.spark.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, delta_settings
 from tests.kafka_outputs import StandInKafkaSink
 from tests.real.batch_worker import say
 from tests.real.killing import KillableLog, KillPoint, Side, read_messages
@@ -38,10 +38,10 @@ COLUMNS = ["partition", "offset", "value"]
 class Orders(BaseModel):
     """What the worker is to do.
 
-    `place` is the folder of the files, the schema of the table in the Postgres at `dsn`, or a topic (`is_topic`). It
-    halts at the sink's step `halt_at_step`, between two records of its first commit with `halt_in_commit`, before it
-    with `halt_when_written`. With `slow_ms` each message takes so long in Spark, and once Spark is at work this is
-    said.
+    `place` is the folder of the files, or of a Delta table, the schema of the table in the Postgres at `dsn`, or a
+    topic (`is_topic`). It halts at the sink's step `halt_at_step`, between two records of its first commit with
+    `halt_in_commit`, before it with `halt_when_written`. With `slow_ms` each message takes so long in Spark, and once
+    Spark is at work that is said.
     """
 
     bootstrap_servers: str
@@ -53,6 +53,7 @@ class Orders(BaseModel):
     place: str
     dsn: str | None = None
     is_topic: bool = False
+    is_delta: bool = False
     with_spark: bool = True
     heartbeat_interval_ms: int
     max_records: int | None = None
@@ -85,12 +86,14 @@ def halt(where: str) -> None:
     sys.stdin.readline()
 
 
-def open_sink(orders: Orders) -> FileSink | PostgresSink | KafkaSink:
+def open_sink(orders: Orders) -> DeltaSink | FileSink | PostgresSink | KafkaSink:
     """Open the output."""
-    sink: FileSink | PostgresSink | KafkaSink
+    sink: DeltaSink | FileSink | PostgresSink | KafkaSink
     if orders.is_topic:
         kind = KafkaSink if orders.with_spark else StandInKafkaSink
         sink = kind(KafkaConnection(bootstrap_servers=orders.bootstrap_servers), orders.place)
+    elif orders.is_delta:
+        sink = DeltaSink(orders.place)
     elif orders.dsn is None:
         sink = FileSink(orders.place, format="json") if orders.with_spark else StandInFileSink(Path(orders.place))
     else:
@@ -170,6 +173,7 @@ def main() -> int:
     spark = None
     if orders.with_spark:
         extra = {"spark.master": "local[1]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "1"}
+        extra |= delta_settings() if orders.is_delta else {}
         spark = start_session(spark_settings(app_name="sink worker", extra=extra))
         spark.sparkContext.setLogLevel("OFF")
     delivery, sink = open_delivery(orders), open_sink(orders)

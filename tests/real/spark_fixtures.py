@@ -63,6 +63,18 @@ def filled(topic: "MakeTopic", fill: Callable[[str, int, int], None]) -> str:
 
 
 @pytest.fixture(scope="session")
+def hdfs() -> Iterator[str]:
+    """The URI of an HDFS of the suite's own, stopped and removed at the end."""
+    from tests.real.hdfs import running_hdfs
+
+    with (
+        tempfile.TemporaryDirectory(prefix="marshal-hdfs-", ignore_cleanup_errors=True) as folder,
+        running_hdfs(Path(folder, "hdfs")) as uri,
+    ):
+        yield uri
+
+
+@pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
     """The connection string of a PostgreSQL of the suite's own, stopped and removed at the end."""
     # Not below pytest's folders: as root, the server runs as another user, who may not look into those.

@@ -20,11 +20,20 @@ from marshal_dagster.errors import DataTopicChanged
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
-from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink
+from marshal_dagster.spark.sinks import DeltaSink, FileSink, PostgresSink, Sink
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
 from tests.real.test_kill_points import APPENDS, COMMITS, POSITIONS
 from tests.sink_conformance import Row
-from tests.sink_outputs import FILE_STEPS, POSTGRES_STEPS, TABLE, PostgresOutput, counting_files, hook, own_schema
+from tests.sink_outputs import (
+    DELTA_STEPS,
+    FILE_STEPS,
+    POSTGRES_STEPS,
+    TABLE,
+    PostgresOutput,
+    counting_files,
+    hook,
+    own_schema,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -70,6 +79,46 @@ class Files:
         )
 
 
+class HadoopFiles:
+    """A folder of JSON lines in a file system of Hadoop's."""
+
+    def __init__(self, uri: str, spark: "SparkSession") -> None:
+        self.uri, self._spark = uri, spark
+
+    def open(self, reached: Callable[[str], None] | None = None) -> FileSink:
+        """Open it."""
+        sink = FileSink(self.uri, format="json", session=lambda: self._spark)
+        hook(sink, reached)
+        return sink
+
+    def rows(self) -> list[Row]:
+        """Read it by the sink's own reader; none where it has no commit yet."""
+        sink = self.open()
+        if not sink.committed_uris():
+            return []
+        return sorted(tuple(row) for row in sink.read(self._spark).select("partition", "offset", "value").collect())
+
+
+class DeltaFolder:
+    """A Delta table, read as anybody would."""
+
+    def __init__(self, path: Path, spark: "SparkSession") -> None:
+        self.path, self._spark = path, spark
+
+    def open(self, reached: Callable[[str], None] | None = None) -> DeltaSink:
+        """Open it."""
+        sink = DeltaSink(str(self.path), session=lambda: self._spark)
+        hook(sink, reached)
+        return sink
+
+    def rows(self) -> list[Row]:
+        """Read the table; none where it is not there yet."""
+        if not (self.path / "_delta_log").exists():
+            return []
+        frame = self._spark.read.format("delta").load(str(self.path))
+        return sorted(tuple(row) for row in frame.select("partition", "offset", "value").collect())
+
+
 class Table:
     """A table in a schema of its own."""
 
@@ -98,6 +147,12 @@ def files(tmp_path: Path) -> Files:
 def table(postgres: str) -> Table:
     """An empty table."""
     return Table(postgres)
+
+
+@pytest.fixture
+def delta(tmp_path: Path, spark: "SparkSession") -> DeltaFolder:
+    """No table yet."""
+    return DeltaFolder(tmp_path / "output", spark)
 
 
 @pytest.fixture(params=["files", "table"])
@@ -274,6 +329,17 @@ def test_a_member_that_dies_at_a_step_of_the_postgres_sink(
     die_at_step(members, table, spark, step)
     members.drain(table.open(), spark)
     assert table.rows() == input_rows()
+
+
+@pytest.mark.parametrize("step", DELTA_STEPS)
+def test_a_member_that_dies_at_a_step_of_the_delta_sink(
+    members: Members, delta: DeltaFolder, spark: "SparkSession", step: str
+) -> None:
+    """Whether or not Delta has its commit, the output is the input, record by record."""
+    die_at_step(members, delta, spark, step)
+    assert bool(delta.rows()) == (step == "committed")
+    members.drain(delta.open(), spark)
+    assert delta.rows() == input_rows()
 
 
 def test_many_members_die_one_after_the_other(members: Members, output: Output, spark: "SparkSession") -> None:

@@ -15,6 +15,7 @@ from marshal_dagster.spark.sinks.conformance import CASES, Case, Target
 from marshal_dagster.spark.sinks.conformance.target import deliver, intervals, never, part, rows_of
 from marshal_dagster.spark.sinks.delta import APPLICATION, Commit
 from marshal_dagster.spark.sinks.delta_table import alone_on_this_machine
+from tests.sink_outputs import DELTA_STEPS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -96,14 +97,11 @@ class Crash(BaseException):
     """Stands for the end of a process."""
 
 
-STEPS = ("evaluated", "judged", "committed")
-
-
 def test_dying_at_each_step(target: DeltaTarget) -> None:
     """A new generation and another partition's first batch are one step; delivered again each row is there once."""
     done = part(20, 0, 1)
-    deliver(target, "old", done, *(part(number, 0, 4) for number in range(len(STEPS))))
-    for number, step in enumerate(STEPS):
+    deliver(target, "old", done, *(part(number, 0, 4) for number in range(len(DELTA_STEPS))))
+    for number, step in enumerate(DELTA_STEPS):
         batch = [part(number, 1, 3, generation=20, epoch=21), part(10 + number, 0, 2)]
         sink = target.sink()
 

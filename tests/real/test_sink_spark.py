@@ -219,6 +219,30 @@ def test_text_formats_with_options(spark: "SparkSession", tmp_path: Path, format
     assert sorted(map(tuple, sink.read(spark).collect()), key=str) == [(0, 1, "a,b"), (0, 2, None)]
 
 
+def test_a_row_without_offset_is_known_of(spark: "SparkSession", tmp_path: Path) -> None:
+    """Spark's own rows are told apart too, of each range by itself, and all are counted and read."""
+    sink = FileSink(tmp_path)
+    rows = [(0, 0, "a"), (0, None, "sum"), (1, 0, "b")]
+    frame = spark.createDataFrame(rows, "partition int, offset long, value string")
+    assert sink.write(frame, [part(0, 0, 2), part(1, 0, 2)], never).rows == {0: 2, 1: 1}
+    assert sorted(map(tuple, sink.read(spark).collect()), key=str) == sorted(rows, key=str)
+    newer = [part(number, 0, 2, generation=20, epoch=21) for number in (0, 1)]
+    assert "generation 0" in str(sink.can_replace(newer[:1]))
+    assert sink.can_replace(newer[1:]) is None
+
+
+@pytest.mark.parametrize("name", ["a b%20c#d", "größe [1] {x,y} *?", "back\\slash $HOME"])
+def test_whatever_the_folders_name(spark: "SparkSession", tmp_path: Path, name: str) -> None:
+    """Spark writes to and reads from the folder of that very name, whatever Spark would read in it."""
+    sink = FileSink(tmp_path / name)
+    frame = spark.createDataFrame([(0, 0, "old"), (0, 1, "old")], "partition int, offset long, value string")
+    assert sink.write(frame, [part(0, 0, 2)], never).rows == {0: 2}
+    newer = part(0, 1, 2, generation=20, epoch=21)
+    assert sink.write(frame.where("offset = 1").replace("old", "new"), [newer], lambda: {0: [(1, 2)]}).taken
+    assert sorted(map(tuple, sink.read(spark).collect())) == [(0, 0, "old"), (0, 1, "new")]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
 def test_columns_may_come_and_go(spark: "SparkSession", tmp_path: Path) -> None:
     """A column that only some batches have is null in the others; one whose type changes is an error that names it."""
     sink = FileSink(tmp_path)
@@ -372,7 +396,7 @@ def test_rows_are_not_sorted_to_be_written(spark: "SparkSession", tmp_path: Path
     seen: list[str | None] = []
 
     class Looking(FileSink):
-        def _write_rows(self, frame: Any, folder: Path, done: Sequence[int]) -> None:  # noqa: ANN401 - a DataFrame
+        def _write_rows(self, frame: Any, folder: str, done: Sequence[int]) -> None:  # noqa: ANN401 - a DataFrame
             with some_files_at_once(spark):
                 seen.append(spark.conf.get(SORTING))
                 super()._write_rows(frame, folder, done)

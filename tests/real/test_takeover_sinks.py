@@ -28,7 +28,7 @@ from tests.kafka_outputs import KafkaOutput
 from tests.real.conftest import MakeTopic
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
 from tests.real.sink_worker import HalfCommitLog, Orders, value_of
-from tests.real.test_kill_points_sinks import Files, Output, Table, result
+from tests.real.test_kill_points_sinks import DeltaFolder, Files, HadoopFiles, Output, Table, result
 from tests.sink_conformance import Row
 
 if TYPE_CHECKING:
@@ -127,6 +127,10 @@ class Site:
             place = {"place": str(output.path)}
         elif isinstance(output, KafkaOutput):
             place = {"place": output.topic, "is_topic": True}
+        elif isinstance(output, DeltaFolder):
+            place = {"place": str(output.path), "is_delta": True}
+        elif isinstance(output, HadoopFiles):
+            place = {"place": output.uri}
         base = {
             "bootstrap_servers": self.connection.bootstrap_servers,
             "coordination_topic": self.coordination_topic,
@@ -350,6 +354,28 @@ def test_a_spark_process_killed_at_its_commit(site: Site, files: Files, spark: "
 
     assert [[each.partition for each in batch.skipped] for batch in done] == [[1, 2, 3, 4]]
     assert files.rows() == input_rows()
+
+
+@pytest.fixture(params=["delta", "hdfs"])
+def reached_through_spark(request: pytest.FixtureRequest, tmp_path: Path, spark: "SparkSession") -> Output:
+    """An empty output that has no other way in than a session."""
+    if request.param == "delta":
+        return DeltaFolder(tmp_path / "output", spark)
+    return HadoopFiles(f"{request.getfixturevalue('hdfs')}/{new_instance_id('output')}", spark)
+
+
+def test_a_spark_process_killed_with_its_rows_ready(
+    site: Site, reached_through_spark: Output, spark: "SparkSession"
+) -> None:
+    """SIGKILL to the whole process group, with the JVM that has the rows, ahead of its commit: the output is exact."""
+    worker = site.start(reached_through_spark, halt_at_step="judged")
+    worker.wait_until_said("halted judged")
+    worker.kill_all()
+    assert reached_through_spark.rows() == []
+
+    site.drain(reached_through_spark, spark)
+
+    assert reached_through_spark.rows() == input_rows()
 
 
 def test_an_orphaned_spark_process_stops(site: Site, table: Table, spark: "SparkSession") -> None:

@@ -1,23 +1,18 @@
 """The commit log of a file output: which files hold which ranges, in an order that no two writers can both extend.
 
-Commit n is the file `_marshal/commits/<n>.json`, written whole under another name and linked to its number, which
-fails when n exists: whoever loses reads what won and judges anew. Every 100 commits a checkpoint repeats all that came
-before.
+Commit n is the file `_marshal/commits/<n>.json`, which only one writer can make, and whole (`Storage.publish`): whoever
+loses reads what won and judges anew. Every 100 commits a checkpoint repeats all that came before.
 Standard library only; the rows themselves are no concern of this module.
 """
 
-import contextlib
-import errno
 import json
-import os
-import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.errors import SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange, StoredRanges, TakenRanges
+from marshal_dagster.spark.sinks.storage import Storage
 
 VERSION = 2
 """The newest of the files here; a newer one is refused.
@@ -40,6 +35,7 @@ _RANGE_FIELDS = (
     "end",
     "first_readable",
 )
+_COMMITS, _CHECKPOINTS = "commits", "checkpoints"
 _IN_ANY_ORDER = "in_any_order"
 
 _Key = tuple[str, str, int]
@@ -132,12 +128,11 @@ class View:
 
 
 class CommitLog:
-    """The commit files of one output, below its `folder`. One thread at a time."""
+    """The commit files of one output, in its `storage`. One thread at a time."""
 
-    def __init__(self, folder: Path) -> None:
-        """Name the folder; nothing is read or made yet."""
-        self._commits = folder / "commits"
-        self._checkpoints = folder / "checkpoints"
+    def __init__(self, storage: Storage) -> None:
+        """Name the place; nothing is read or made yet."""
+        self._storage = storage
         self._view = View()
         self._seen = 0
         self._held = 0
@@ -149,20 +144,20 @@ class CommitLog:
         Raises `SinkRefused` for files that are missing, damaged, or of a newer version.
         """
         view = self._take_view()
-        _ask_anew(self._commits)
-        newest = self._seen or max(_numbers(self._commits), default=0)
+        self._storage.look_again(_COMMITS)
+        newest = self._seen or max(self._numbers(_COMMITS), default=0)
         if not view.number:
             self._load_checkpoint(view)
-        while (found := _read(self._commits / _name(view.number + 1))) is not None:
-            view.add(_commit_from(found, self._commits / _name(view.number + 1)))
-        if self._seen and not (self._commits / _name(self._seen)).exists():
+        while (found := load(self._storage, _name(_COMMITS, view.number + 1))) is not None:
+            view.add(_commit_from(found, self._full(_COMMITS, view.number + 1)))
+        if self._seen and not self._storage.exists(_name(_COMMITS, self._seen)):
             raise SinkRefused(
-                f"commit file {self._commits / _name(self._seen)} was there and is gone: the output was removed or set "
+                f"commit file {self._full(_COMMITS, self._seen)} was there and is gone: the output was removed or set "
                 "back while this process used it; restore it, or start anew"
             )
         if view.number < newest:
             raise SinkRefused(
-                f"commit file {self._commits / _name(view.number + 1)} is missing, but there are later ones: "
+                f"commit file {self._full(_COMMITS, view.number + 1)} is missing, but there are later ones: "
                 "restore it; until then nothing is written"
             )
         self._keep_view(view)
@@ -177,54 +172,35 @@ class CommitLog:
         self._hold(view.number)
         return view
 
-    def append(self, commit: Commit, scratch: Path) -> bool:
+    def append(self, commit: Commit, scratch: str) -> bool:
         """Make `commit` the next one after those read, or return False if another writer was first.
 
-        `scratch` is a folder of the writer's own, on the same file system. True means that it will be there after a
-        loss of power too.
+        `scratch` is a folder of the writer's own. True means that it will be there after a loss of power too.
         """
         number = self._view.number + 1
-        target = self._commits / _name(number)
-        self._commits.mkdir(parents=True, exist_ok=True)
         version = version_of(entry.taken for entry in commit.entries)
         document = {"version": version, "number": number, **_commit_to(commit)}
-        with _written(scratch, document) as temporary:
-            try:
-                os.link(temporary, target)
-            except FileExistsError:
-                # A file server may carry a link out and lose the answer.
-                if not _is_same(temporary, target):
-                    return False
-            except OSError as error:
-                if error.errno in {errno.EPERM, errno.ENOTSUP, errno.ENOSYS}:
-                    raise ConfigurationError(
-                        f"path: the file system of {self._commits} has no hard links, by which commits are "
-                        "made: use another"
-                    ) from error
-                raise
+        if not self._storage.publish(_name(_COMMITS, number), as_bytes(document), scratch):
+            return False
         self._hold(number)
         view = self._take_view()
         view.add(commit)
         self._keep_view(view)
         return True
 
-    def checkpoint_if_due(self, scratch: Path) -> None:
+    def checkpoint_if_due(self, scratch: str) -> None:
         """Repeat all commits read in one file when the newest such file is 100 commits back."""
         number = self._view.number // CHECKPOINT_EVERY * CHECKPOINT_EVERY
         if number <= self._checkpoint:
             return
         self._checkpoint = number
-        if number in _numbers(self._checkpoints):
+        if number in self._numbers(_CHECKPOINTS):
             return
-        self._checkpoints.mkdir(parents=True, exist_ok=True)
-        with (
-            _written(scratch, _checkpoint_to(self._view.commits[:number])) as temporary,
-            contextlib.suppress(FileExistsError),
-        ):
-            os.link(temporary, self._checkpoints / _name(number))
-        sync(self._checkpoints)
-        for older in sorted(_numbers(self._checkpoints))[:-_KEPT_CHECKPOINTS]:
-            (self._checkpoints / _name(older)).unlink(missing_ok=True)
+        content = as_bytes(_checkpoint_to(self._view.commits[:number]))
+        self._storage.publish(_name(_CHECKPOINTS, number), content, scratch)
+        self._storage.hold(_CHECKPOINTS, with_above=False)
+        for older in sorted(self._numbers(_CHECKPOINTS))[:-_KEPT_CHECKPOINTS]:
+            self._storage.remove(_name(_CHECKPOINTS, older))
 
     def _take_view(self) -> View:
         """Return the view to be added to: one that an interrupt leaves half-way is not kept, all is read anew."""
@@ -239,22 +215,27 @@ class CommitLog:
         """Have the storage hold the commits up to `number`, and the folders that lead to them."""
         if number <= self._held:
             return
-        sync(self._commits)
-        if not self._held:
-            for folder in _above(self._commits):
-                with contextlib.suppress(PermissionError):  # may be passed through, not read
-                    sync(folder)
+        self._storage.hold(_COMMITS, with_above=not self._held)
         self._held = number
 
     def _load_checkpoint(self, view: View) -> None:
-        for number in sorted(_numbers(self._checkpoints), reverse=True):
-            path = self._checkpoints / _name(number)
-            found = _read(path)
+        for number in sorted(self._numbers(_CHECKPOINTS), reverse=True):
+            found = load(self._storage, _name(_CHECKPOINTS, number))
             if found is not None:  # else removed in favour of a newer one
-                for commit in _checkpoint_from(found, path):
+                for commit in _checkpoint_from(found, self._full(_CHECKPOINTS, number)):
                     view.add(commit)
                 self._checkpoint = number
                 return
+
+    def _numbers(self, folder: str) -> list[int]:
+        return [
+            int(name[:_DIGITS])
+            for name in self._storage.names(folder)
+            if len(name) == _DIGITS + len(".json") and name[:_DIGITS].isascii() and name[:_DIGITS].isdigit()
+        ]
+
+    def _full(self, folder: str, number: int) -> str:
+        return self._storage.full(_name(folder, number))
 
 
 def decided(stored: StoredRanges | None, wanted: ClaimedRange) -> bool:
@@ -281,22 +262,6 @@ def version_of(ranges: Iterable[ClaimedRange]) -> int:
     return VERSION if any(each.in_any_order for each in ranges) else 1
 
 
-def sync(path: Path) -> None:
-    """Have the storage hold what was written to the file or folder at `path`."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def write_whole(path: Path, document: Mapping[str, Any]) -> None:
-    """Write `document` as JSON to `path`, so that it is seen whole or not at all, after a loss of power too."""
-    with _written(path.parent, document) as temporary:
-        temporary.replace(path)
-    sync(path.parent)
-
-
 def range_to(wanted: ClaimedRange) -> dict[str, Any]:
     """Return the fields of a range, for JSON."""
     fields = {name: getattr(wanted, name) for name in _RANGE_FIELDS}
@@ -309,88 +274,40 @@ def range_from(found: Mapping[str, Any]) -> ClaimedRange:
     return ClaimedRange(**fields, in_any_order=found.get(_IN_ANY_ORDER, False))
 
 
-def load(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in the file at `path`, None if there is no such file.
+def as_bytes(document: Mapping[str, Any]) -> bytes:
+    """Return `document` as JSON."""
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def load(storage: Storage, name: str) -> dict[str, Any] | None:
+    """Return the JSON object in a file, None if there is no such file.
 
     Raises `SinkRefused` if it is damaged or of a newer version.
     """
-    return _read(path)
-
-
-@contextlib.contextmanager
-def _written(folder: Path, document: Mapping[str, Any]) -> Iterator[Path]:
-    """Give a synced file of this content that goes away at the end, unless it was renamed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f".{secrets.token_hex(8)}.json"
+    text = storage.read(name)
+    if text is None:
+        return None
     try:
-        with path.open("x", encoding="utf-8") as file:
-            json.dump(document, file, ensure_ascii=False, separators=(",", ":"))
-            file.flush()
-            os.fsync(file.fileno())
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+        found = json.loads(text)
+        version = found["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise SinkRefused(
+            f"{storage.full(name)} is damaged ({error}): restore it; until then nothing is written"
+        ) from error
+    if version not in range(1, VERSION + 1):
+        raise SinkRefused(
+            f"{storage.full(name)} has version {version}, this marshal-dagster knows {VERSION}: run one that is at "
+            "least as new as the output's last writer"
+        )
+    return dict(found)
 
 
 def _key(wanted: ClaimedRange) -> _Key:
     return wanted.group, wanted.topic, wanted.partition
 
 
-def _above(folder: Path) -> list[Path]:
-    """Return the folders above `folder` on its file system, any of which its first writer may have made."""
-    found: list[Path] = []
-    below = folder.resolve()
-    while not below.is_mount():
-        below = below.parent
-        found.append(below)
-    return found
-
-
-def _ask_anew(folder: Path) -> None:
-    """Have a network file system ask its server for what is in `folder`: it remembers until a folder is opened."""
-    with contextlib.suppress(FileNotFoundError):
-        os.close(os.open(folder, os.O_RDONLY))
-
-
-def _name(number: int) -> str:
-    return f"{number:0{_DIGITS}d}.json"
-
-
-def _numbers(folder: Path) -> list[int]:
-    try:
-        names = [path.name for path in folder.iterdir()]
-    except FileNotFoundError:
-        return []
-    return [
-        int(name[:_DIGITS])
-        for name in names
-        if len(name) == _DIGITS + len(".json") and name[:_DIGITS].isascii() and name[:_DIGITS].isdigit()
-    ]
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        text = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    try:
-        found = json.loads(text)
-        version = found["version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise SinkRefused(f"{path} is damaged ({error}): restore it; until then nothing is written") from error
-    if version not in range(1, VERSION + 1):
-        raise SinkRefused(
-            f"{path} has version {version}, this marshal-dagster knows {VERSION}: run one that is at least as new as "
-            "the output's last writer"
-        )
-    return dict(found)
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    try:
-        return one.samefile(other)
-    except FileNotFoundError:
-        return False
+def _name(folder: str, number: int) -> str:
+    return f"{folder}/{number:0{_DIGITS}d}.json"
 
 
 def _commit_to(commit: Commit) -> dict[str, Any]:
@@ -410,7 +327,7 @@ def _entry_to(entry: Entry) -> dict[str, Any]:
     return document
 
 
-def _commit_from(found: Mapping[str, Any], path: Path) -> Commit:
+def _commit_from(found: Mapping[str, Any], path: str) -> Commit:
     try:
         return Commit(
             attempt=found["attempt"],
@@ -447,7 +364,7 @@ def _checkpoint_to(commits: list[Commit]) -> dict[str, Any]:
     }
 
 
-def _checkpoint_from(found: Mapping[str, Any], path: Path) -> list[Commit]:
+def _checkpoint_from(found: Mapping[str, Any], path: str) -> list[Commit]:
     try:
         schemas = found["schemas"]
         commits = [dict(each) | {"schema": schemas[each["schema"]]} for each in found["commits"]]

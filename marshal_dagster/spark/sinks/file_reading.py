@@ -1,9 +1,8 @@
 """Reading a file output into Spark by its commits, without the rows that a newer generation has replaced."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
@@ -27,15 +26,17 @@ class _Part:
     replaced: list[tuple[int, int, int]] = field(default_factory=list)
 
 
-def read_committed(spark: "SparkSession", view: View, attempts: Path, options: Mapping[str, str]) -> "DataFrame":
-    """Return the rows that count by the commits of `view`, whose files lie below `attempts`.
+def read_committed(
+    spark: "SparkSession", view: View, path_of: Callable[[str], str], options: Mapping[str, str]
+) -> "DataFrame":
+    """Return the rows that count by the commits of `view`; `path_of` gives the path of each of their files.
 
     Files that hold replaced rows are read apart, each generation's together, and joined with what replaces them.
     """
     schema = _schema(view)
     format_name = view.commits[-1].format
     frames = []
-    for part in _parts(view, attempts):
+    for part in _parts(view, path_of):
         rows = spark.read.format(format_name).options(**options).schema(schema).load(part.files)
         frames.append(_without(spark, rows, part.replaced) if part.replaced else rows)
     if not frames:
@@ -47,17 +48,17 @@ def read_committed(spark: "SparkSession", view: View, attempts: Path, options: M
 
 
 def offsets_in(
-    spark: "SparkSession", files: Sequence[Path], format_name: str, options: Mapping[str, str], schema: "StructType"
+    spark: "SparkSession", paths: Sequence[str], format_name: str, options: Mapping[str, str], schema: "StructType"
 ) -> dict[int, list[tuple[int, int]]]:
-    """Return the offsets at which there are rows in `files`, as `offsets_read` does."""
+    """Return the offsets at which there are rows in the files `paths`, as `offsets_read` does."""
     from pyspark.sql import functions as f
 
-    rows = spark.read.format(format_name).options(**options).schema(schema).load([str(path) for path in files])
+    rows = spark.read.format(format_name).options(**options).schema(schema).load(list(paths))
     # Numbers that no message can have would overflow there.
     return offsets_read(rows.where(f.col(OFFSET_COLUMN).between(0, _HIGHEST_OFFSET)))
 
 
-def _parts(view: View, attempts: Path) -> list[_Part]:
+def _parts(view: View, path_of: Callable[[str], str]) -> list[_Part]:
     parts: dict[tuple[object, ...], _Part] = {}
     for commit in view.commits:
         for entry in commit.entries:
@@ -65,7 +66,7 @@ def _parts(view: View, attempts: Path) -> list[_Part]:
                 continue
             replaced = view.replaced(entry)
             part = parts.setdefault(_class(entry) if replaced else (), _Part())
-            part.files.extend(str(attempts / commit.attempt / name) for name in entry.files)
+            part.files.extend(path_of(f"{commit.attempt}/{name}") for name in entry.files)
             part.replaced.extend((entry.taken.partition, start, end) for start, end in replaced)
     return list(parts.values())
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -23,8 +24,25 @@ _FILES_AT_ONCE = "4"
 _LOOKS = 64
 _NOT_SEEN = ("PATH_NOT_FOUND", "FILE_NOT_EXIST", "FileNotFoundException")
 
+_GLOB = re.compile(r"[{}\[\]*?\\]")
+
 _lock = threading.Lock()
 _users: "WeakKeyDictionary[SparkSession, int]" = WeakKeyDictionary()
+
+
+def hadoop_path(path: Path) -> str:
+    """Return the local `path` as Spark writes to it, whatever its default file system; escapes would be kept."""
+    return f"file:{path}"
+
+
+def path_to_read(path: Path) -> str:
+    """Return the local `path` as Spark reads it."""
+    return escaped(hadoop_path(path))
+
+
+def escaped(path: str) -> str:
+    """Return `path` with those characters escaped that stand for others where Spark reads."""
+    return _GLOB.sub(r"\\\g<0>", path)
 
 
 @contextlib.contextmanager
@@ -95,7 +113,7 @@ def _check_server_sees(spark: "SparkSession", path: Path) -> None:
     """
     looks = 1 if is_local(str(spark.conf.get("spark.master", ""))) else _LOOKS
     try:
-        spark.read.text([path.as_uri()] * looks).count()
+        spark.read.text([path_to_read(path)] * looks).count()
     except Exception as error:
         if not any(word in str(error) for word in _NOT_SEEN):
             raise

@@ -1,9 +1,9 @@
-"""A sink of files on a file system that this machine and all executors share, under the same path.
+"""A sink of files, in a folder that all executors have too or through Hadoop's file system layer (`storage`).
 
 Below the output's path stands only `_marshal`, so that whoever reads the path itself sees no half-done work:
 
     _marshal/attempts/<attempt>.json                         the ranges that it wants; written first, removed last
-    _marshal/attempts/<attempt>/marshal_range=<partition>/   the rows of one range
+    _marshal/attempts/<attempt>/marshal_range=<partition>/   the rows of one range, apart those that have no offset
     _marshal/commits/<n>.json                                which files count
     _marshal/checkpoints/<n>.json                            the same, all up to n
 
@@ -17,10 +17,8 @@ import logging
 import os
 import re
 import secrets
-import shutil
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +28,8 @@ from marshal_dagster.errors import ConfigurationError, SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
 from marshal_dagster.spark.sinks import commits
 from marshal_dagster.spark.sinks.commits import Commit, CommitLog, Entry, View, decided
-from marshal_dagster.spark.sinks.file_writing import check_all_see, some_files_at_once
-from marshal_dagster.spark.sinks.footers import parquet_rows
+from marshal_dagster.spark.sinks.file_writing import some_files_at_once
+from marshal_dagster.spark.sinks.hadoop_storage import Exclusive, HadoopStorage
 from marshal_dagster.spark.sinks.port import (
     OFFSET_COLUMN,
     PARTITION_COLUMN,
@@ -46,6 +44,7 @@ from marshal_dagster.spark.sinks.port import (
     then_checked,
     unreplaceable,
 )
+from marshal_dagster.spark.sinks.storage import LocalStorage, Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,10 +53,13 @@ _logger = logging.getLogger(__name__)
 
 _RANGE_COLUMN = "marshal_range"
 _NO_PARTITION = "__HIVE_DEFAULT_PARTITION__"
-_SYNCS_AT_ONCE = 16
 _FORMATS = ("parquet", "orc", "json", "csv", "avro")
-_ROW_COUNTS = {"parquet": parquet_rows}
-_PARTITION = re.compile(r"0|-?[1-9][0-9]*")
+_COUNTED = "parquet"
+_ATTEMPTS = "attempts"
+_NOTE = ".json"
+_FOLDER = "_marshal"
+_WITHOUT_OFFSET = "_without_offset"
+_PARTITION = re.compile(rf"(0|-?[1-9][0-9]*)({_WITHOUT_OFFSET})?")
 # Of the output committer: a task's files are moved where they count when the whole job has succeeded, by the driver.
 _COMMITTER_OPTIONS = {
     "mapreduce.fileoutputcommitter.algorithm.version": "1",
@@ -69,11 +71,20 @@ _COMMITTER_OPTIONS = {
 class _Written:
     """The files of one range in an attempt, and their rows if known."""
 
-    files: tuple[str, ...]
-    rows: int | None
+    files: tuple[str, ...] = ()
+    rows: int | None = 0
+    has_offsets: bool = True
+
+    def beside(self, others: "_Written") -> "_Written":
+        """Return these files and the `others` of the same range."""
+        return _Written(
+            files=(*others.files, *self.files),
+            rows=None if self.rows is None or others.rows is None else self.rows + others.rows,
+            has_offsets=self.has_offsets and others.has_offsets,
+        )
 
 
-_NOTHING = _Written((), 0)
+_NOTHING = _Written()
 
 
 class FileSink:
@@ -86,19 +97,24 @@ class FileSink:
         path: str | os.PathLike[str],
         format: str = "parquet",  # noqa: A002 - what Spark calls it
         options: Mapping[str, str] | None = None,
+        *,
+        session: "Callable[[], SparkSession] | None" = None,
+        exclusive: Exclusive | None = None,
     ) -> None:
         """Name the output; nothing is read or made before it is used.
 
-        `path` is a local path or a `file:` URI. `options` are those of Spark's writer and reader for `format`. Raises
+        `path` is a local path, a `file:` URI, or a URI of a file system that Hadoop's layer knows, such as `hdfs://`.
+        `options` are those of Spark's writer and reader for `format`. The others are for such a file system alone:
+        `session` gives the Spark session through which it is reached, by default the active one, and with `exclusive`
+        the user vouches for one that is not known to keep two writers apart (docs/sinks.md). Raises
         `ConfigurationError` for another kind of path and a format that is not made of files.
         """
-        self.path = _local_path(path)
+        self.path, self._storage = _opened(path, session, exclusive)
         if format not in _FORMATS:
             raise ConfigurationError(f"format: {format!r}; a file sink writes {', '.join(_FORMATS)}")
         self.format = format
         self.options = dict(options or {})
-        self._folder = self.path / "_marshal"
-        self._log = CommitLog(self._folder)
+        self._log = CommitLog(self._storage)
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -107,6 +123,7 @@ class FileSink:
     def verdicts(self, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         """Say what would be done with each range (`Sink.verdicts`)."""
         check_ranges(ranges)
+        self._storage.check()
         with self._lock:
             return self._judge(self._log.settled(), ranges)
 
@@ -133,6 +150,8 @@ class FileSink:
         """
         check_columns(frame.schema, {_RANGE_COLUMN})
         check_ranges(ranges)
+        self._storage.use(lambda: frame.sparkSession)
+        self._storage.check()
         with self._lock:
             self._sweep_quietly()
             verdicts = self._judge(self._log.settled(), ranges)
@@ -142,17 +161,19 @@ class FileSink:
         done = [each.partition for each in ranges if each not in wanted]
         attempt = self._begin(wanted)
         try:
-            folder = self._attempts / attempt
-            self._check_place(frame, folder.with_suffix(".json"))
+            folder = _of_attempt(attempt)
+            self._check_place(frame, _note_of(attempt))
             self._write_rows(frame, folder, done)
             self._reached("rows written")
             written = self._collect(folder, wanted)
             before_commit()
             replaced = self._replaced(frame, folder, written, then_checked(offsets_read, before_commit))
             taken = self._commit(attempt, frame, wanted, written=written, offsets_replaced=replaced)
-        finally:
-            with self._lock, contextlib.suppress(OSError):
-                self._clear(attempt, self._log.refresh())
+        except BaseException as error:
+            if self._storage.is_settled(error):
+                self._clear_quietly(attempt)
+            raise
+        self._clear_quietly(attempt)
         return WriteOutcome(
             taken=taken,
             skipped=tuple(each for each in ranges if each not in taken),
@@ -167,22 +188,29 @@ class FileSink:
         """
         from marshal_dagster.spark.sinks.file_reading import read_committed
 
+        self._storage.use(lambda: spark)
         with self._lock:
             view = self._log.refresh()
             if not view.number:
                 raise ConfigurationError(f"path: {self.path} holds no commit yet, so its columns are not known")
-            return read_committed(spark, view, self._attempts, self.options)
+            return read_committed(spark, view, lambda name: self._storage.to_read(_of_attempt(name)), self.options)
 
     def committed_files(self) -> tuple[Path, ...]:
         """Return the files that count, for readers other than Spark.
 
         Where a newer generation has replaced single offsets of an older one, the older file still holds these rows;
-        `read` leaves them out.
+        `read` leaves them out. Raises `ConfigurationError` where they are no local files: `committed_uris`.
         """
+        if not isinstance(self.path, Path):
+            raise ConfigurationError(f"path: {self.path}: not local; ask for `committed_uris`")
+        return tuple(map(Path, self.committed_uris()))
+
+    def committed_uris(self) -> tuple[str, ...]:
+        """Return the same where the files lie in another file system; local ones by their path."""
         with self._lock:
             view = self._log.refresh()
         return tuple(
-            self._attempts / commit.attempt / name
+            self._storage.full(_of_attempt(f"{commit.attempt}/{name}"))
             for commit in view.commits
             for entry in commit.entries
             for name in entry.files
@@ -196,10 +224,6 @@ class FileSink:
         """
         with self._lock:
             return self._sweep()
-
-    @property
-    def _attempts(self) -> Path:
-        return self._folder / "attempts"
 
     def _judge(self, view: View, ranges: Sequence[ClaimedRange]) -> dict[ClaimedRange, Verdict]:
         """Judge all, and refuse also where older rows could not be replaced, or are of another format."""
@@ -220,53 +244,67 @@ class FileSink:
     def _begin(self, wanted: Sequence[ClaimedRange]) -> str:
         """Make a name for an attempt of one's own and note its ranges."""
         attempt = secrets.token_hex(16)
-        self._attempts.mkdir(parents=True, exist_ok=True)
-        commits.write_whole(
-            self._attempts / f"{attempt}.json",
-            {"version": commits.version_of(wanted), "ranges": [commits.range_to(each) for each in wanted]},
-        )
+        note = {"version": commits.version_of(wanted), "ranges": [commits.range_to(each) for each in wanted]}
+        self._storage.write_whole(_note_of(attempt), commits.as_bytes(note))
         self._reached("attempt noted")
         return attempt
 
-    def _check_place(self, frame: "DataFrame", note: Path) -> None:
+    def _check_place(self, frame: "DataFrame", note: str) -> None:
         """Make sure that what executors write is seen here."""
-        check_all_see(frame.sparkSession, note)
+        self._storage.check_seen(frame.sparkSession, note)
 
-    def _write_rows(self, frame: "DataFrame", folder: Path, done: Sequence[int]) -> None:
+    def _write_rows(self, frame: "DataFrame", folder: str, done: Sequence[int]) -> None:
         """Have Spark write the rows, but for those of the partitions `done`, a folder for each partition."""
         from pyspark.sql import functions as f
 
         partition = f.col(PARTITION_COLUMN)
         if done:
             frame = frame.where(partition.isNull() | ~partition.isin(list(done)))
+        name = partition.cast("string")
+        if OFFSET_COLUMN in frame.columns:
+            without = f.concat(name, f.lit(_WITHOUT_OFFSET))
+            name = f.when(f.col(OFFSET_COLUMN).isNull(), without).otherwise(name)
         writer = (
-            frame.withColumn(_RANGE_COLUMN, partition)
+            frame.withColumn(_RANGE_COLUMN, name)
             .write.format(self.format)
             .options(**self.options, **_COMMITTER_OPTIONS)
             .partitionBy(_RANGE_COLUMN)
         )
         with some_files_at_once(frame.sparkSession):
-            writer.save(folder.as_uri())
+            writer.save(self._storage.to_write(folder))
 
-    def _collect(self, folder: Path, wanted: Sequence[ClaimedRange]) -> dict[int, _Written]:
+    def _collect(self, folder: str, wanted: Sequence[ClaimedRange]) -> dict[int, _Written]:
         """List what Spark has committed below `folder`, by partition, and have the storage hold it."""
         written: dict[int, _Written] = {}
         foreign: list[str] = []
         expected = {each.partition for each in wanted}
-        count = _ROW_COUNTS.get(self.format)
-        for place in sorted(folder.glob(f"{_RANGE_COLUMN}=*")):
-            value = place.name.partition("=")[2]
-            if not _PARTITION.fullmatch(value) or int(value) not in expected:
-                foreign.append("null" if value == _NO_PARTITION else unquote(value))
+        for place, names in self._places(folder).items():
+            value = place.partition("=")[2]
+            found = _PARTITION.fullmatch(value)
+            if found is None or int(found[1]) not in expected:
+                foreign.append("null" if value == _NO_PARTITION else unquote(found[1] if found else value))
                 continue
-            paths = sorted(path for path in place.iterdir() if not path.name.startswith(("_", ".")))
-            written[int(value)] = _Written(
-                files=tuple(f"{place.name}/{path.name}" for path in paths),
-                rows=sum(map(count, paths)) if count else None,
-            )
+            counts = [self._storage.rows(f"{folder}/{name}") for name in names] if self.format == _COUNTED else None
+            added = _Written(tuple(names), None if counts is None else sum(counts), has_offsets=found[2] is None)
+            number = int(found[1])
+            written[number] = added.beside(written.get(number, _Written(rows=None if counts is None else 0)))
         refuse_foreign_rows(foreign, wanted)
-        _sync_below(folder)
+        self._storage.hold_below(folder)
         return written
+
+    def _places(self, folder: str) -> dict[str, list[str]]:
+        """Return the files of each of Spark's folders below `folder`."""
+        files = self._storage.files_below(folder)
+        if files is None:
+            raise SinkRefused(
+                f"Spark has written the rows to another place than {self._storage.full(folder)}: nothing was committed"
+            )
+        places: dict[str, list[str]] = {}
+        for name in sorted(files):
+            place, _, file = name.partition("/")
+            if place.startswith(f"{_RANGE_COLUMN}=") and not file.startswith(("_", ".")):
+                places.setdefault(place, []).append(name)
+        return places
 
     def _commit(
         self,
@@ -295,15 +333,15 @@ class FileSink:
                         for each in taken
                     )
                     self._reached("judged")
-                    if self._log.append(Commit(attempt, self.format, schema, entries), self._scratch(attempt)):
+                    if self._log.append(Commit(attempt, self.format, schema, entries), _of_attempt(attempt)):
                         self._reached("linked")
-                        self._log.checkpoint_if_due(self._scratch(attempt))
+                        self._log.checkpoint_if_due(_of_attempt(attempt))
                         return taken
                     continue
             replaced = offsets_replaced()
 
     def _replaced(
-        self, frame: "DataFrame", folder: Path, written: Mapping[int, _Written], offsets_read: OffsetsRead
+        self, frame: "DataFrame", folder: str, written: Mapping[int, _Written], offsets_read: OffsetsRead
     ) -> OffsetsRead:
         """Return what works out at which offsets older rows give way.
 
@@ -311,34 +349,36 @@ class FileSink:
         """
 
         def offsets_replaced() -> Mapping[int, Intervals]:
-            paths = [folder / name for each in written.values() for name in each.files]
-            own = self._offsets_in(frame, paths) if paths and OFFSET_COLUMN in frame.columns else {}
+            names = [f"{folder}/{name}" for each in written.values() for name in each.files]
+            own = self._offsets_in(frame, names) if names and OFFSET_COLUMN in frame.columns else {}
             read = offsets_read()
             return {number: (*read.get(number, ()), *own.get(number, ())) for number in read.keys() | own.keys()}
 
         return offsets_replaced
 
-    def _offsets_in(self, frame: "DataFrame", paths: Sequence[Path]) -> Mapping[int, Intervals]:
+    def _offsets_in(self, frame: "DataFrame", names: Sequence[str]) -> Mapping[int, Intervals]:
         """Work out at which offsets of each partition these files have rows."""
         from marshal_dagster.spark.sinks.file_reading import offsets_in
 
+        paths = [self._storage.to_read(name) for name in names]
         return offsets_in(frame.sparkSession, paths, self.format, self.options, frame.schema)
-
-    def _scratch(self, attempt: str) -> Path:
-        return self._attempts / attempt
 
     def _sweep_quietly(self) -> None:
         """Sweep, but let what hinders it hinder no write."""
         try:
             self._sweep()
         except (OSError, SinkRefused) as error:
-            _logger.warning("attempts below %s were not swept: %s", self._attempts, error)
+            _logger.warning("attempts below %s were not swept: %s", self._storage.full(_ATTEMPTS), error)
 
     def _sweep(self) -> int:
         # In this order: an attempt found without its note was cleared before, so the commits read now tell of it, on
         # other hosts too, as `refresh` asks the server for them anew.
-        folders = {path.name for path in _entries(self._attempts) if path.suffix != ".json"}
-        notes = {path.stem for path in _entries(self._attempts) if path.suffix == ".json" and path.stem[:1] != "."}
+        folders = {name for name in self._storage.names(_ATTEMPTS) if not name.endswith(_NOTE)}
+        notes = {
+            name.removesuffix(_NOTE)
+            for name in self._storage.names(_ATTEMPTS)
+            if name.endswith(_NOTE) and not name.startswith(".")
+        }
         view = self._log.settled()
         swept = 0
         for attempt in sorted(folders | notes):
@@ -352,7 +392,7 @@ class FileSink:
         return swept
 
     def _is_decided(self, attempt: str, view: View) -> bool:
-        note = commits.load(self._attempts / f"{attempt}.json")
+        note = commits.load(self._storage, _note_of(attempt))
         if note is None:
             return False  # its writer has just cleared it
         wanted = [commits.range_from(each) for each in note["ranges"]]
@@ -360,17 +400,24 @@ class FileSink:
 
     def _clear(self, attempt: str, view: View) -> None:
         """Remove what of an attempt does not count, and then its note."""
-        folder = self._attempts / attempt
-        keep = view.files_of(attempt)
-        if not keep:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
-            _remove_all_but(folder, {folder / name for name in keep})
+        self._storage.remove_below(_of_attempt(attempt), view.files_of(attempt) or ())
         self._reached("cleared")
-        (self._attempts / f"{attempt}.json").unlink(missing_ok=True)
+        self._storage.remove(_note_of(attempt))
+
+    def _clear_quietly(self, attempt: str) -> None:
+        with self._lock, contextlib.suppress(OSError):
+            self._clear(attempt, self._log.refresh())
 
     def _reached(self, step: str) -> None:
         """Do nothing; tests crash here."""
+
+
+def _of_attempt(name: str) -> str:
+    return f"{_ATTEMPTS}/{name}"
+
+
+def _note_of(attempt: str) -> str:
+    return _of_attempt(attempt + _NOTE)
 
 
 def _of(written: Mapping[int, _Written], taken: ClaimedRange) -> _Written:
@@ -390,7 +437,7 @@ def _entry(
         taken=taken,
         files=found.files,
         rows=found.rows,
-        has_offsets=has_offsets,
+        has_offsets=has_offsets and found.has_offsets,
         replaces=_within(taken, replaced.get(taken.partition, ())) if replaces else (),
     )
 
@@ -409,47 +456,29 @@ def _within(taken: ClaimedRange, offsets: Intervals) -> tuple[tuple[int, int], .
     return tuple(found)
 
 
-def _local_path(path: str | os.PathLike[str]) -> Path:
+def _opened(
+    path: str | os.PathLike[str], session: "Callable[[], SparkSession] | None", exclusive: Exclusive | None
+) -> tuple[Path | str, Storage]:
+    """Return the output's path, as text where it is not local, and what is below it."""
     text = os.fspath(path)
+    scheme = urlsplit(text)
+    if scheme.scheme not in {"", "file"} and text.startswith(f"{scheme.scheme}://"):
+        uri = text.rstrip("/")
+        return uri, HadoopStorage(f"{uri}/{_FOLDER}", session, exclusive)
+    if exclusive is not None:
+        raise ConfigurationError("exclusive: a local file system needs no vouching for, it makes hard links")
+    local = _local_path(text)
+    return local, LocalStorage(local / _FOLDER)
+
+
+def _local_path(text: str) -> Path:
     scheme = urlsplit(text)
     if scheme.scheme == "file" and scheme.netloc in {"", "localhost"}:
         text = unquote(scheme.path)
     elif "://" in text or (scheme.scheme and ":" in text.split("/", 1)[0]):
-        raise ConfigurationError(f"path: {text}; a file sink writes to local file systems: give a path or a file: URI")
+        raise ConfigurationError(
+            f"path: {text}; a file sink writes to a local path, a file: URI, or a URI with :// that Hadoop knows"
+        )
     if not text:
         raise ConfigurationError("path: empty; give the folder of the output")
     return Path(text).expanduser().absolute()
-
-
-def _entries(folder: Path) -> Iterator[Path]:
-    try:
-        yield from folder.iterdir()
-    except FileNotFoundError:
-        return
-
-
-def _sync_below(folder: Path) -> None:
-    """Have the storage hold all files below `folder`, then the folders; many at once share its trips to the disk."""
-    folders, files = [folder.parent], []
-    for parent, _, names in os.walk(folder):
-        folders.append(Path(parent))
-        files += [Path(parent, name) for name in names]
-    with ThreadPoolExecutor(_SYNCS_AT_ONCE) as pool:
-        for paths in (files, folders):
-            for _ in pool.map(commits.sync, paths):
-                pass
-
-
-def _remove_all_but(folder: Path, keep: set[Path]) -> None:
-    for parent, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            path = Path(parent, name)
-            if path not in keep and not _is_checksum_of(path, keep):
-                path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # not empty
-            Path(parent).rmdir()
-
-
-def _is_checksum_of(path: Path, keep: set[Path]) -> bool:
-    """Hadoop keeps `.name.crc` beside `name`."""
-    return path.name.startswith(".") and path.name.endswith(".crc") and path.with_name(path.name[1:-4]) in keep

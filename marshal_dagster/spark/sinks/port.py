@@ -152,6 +152,6 @@ def unreplaceable(wanted: ClaimedRange, older_generation: int, where: str) -> st
     """Say why rows without offsets cannot be replaced, and what to do."""
     return (
         f"{wanted} of group {wanted.group!r}: {where} holds rows of generation {older_generation} there that have no "
-        f"column {OFFSET_COLUMN!r}, so a new generation cannot replace them offset by offset; remove these rows and "
-        "what the output knows of the group, or write to a new output"
+        f"column {OFFSET_COLUMN!r}, or nothing in it, so a new generation cannot replace them offset by offset; remove "
+        "these rows and what the output knows of the group, or write to a new output"
     )

@@ -144,6 +144,26 @@ def rows_without_offsets(target: Target) -> None:
     expect_refused(target, "new", over, why="a new generation over rows without offsets")
 
 
+def some_rows_without_offsets(target: Target) -> None:
+    """A single older row that has no offset, beside others, has a new generation refused, as it could not go."""
+    old, beside = part(0, 0, 10), part(1, 0, 10)
+    rows = [(0, 1, "a"), (0, None, "sum"), (1, 1, "b")]
+    try:
+        target.sink().write(target.frame(rows), [old, beside], never)
+    except ConfigurationError:
+        expect_rows(target, [], "after a frame with a row without 'offset' was refused")
+        return
+    written = [(0, 1, "a"), (0, -1, "sum"), (1, 1, "b")]
+    expect_rows(target, written, "with a row that has no offset")
+    over = part(0, 5, 12, generation=20, epoch=21)
+    expect(target.sink().can_replace([over]) is not None, "can_replace() says nothing of a row that has no offset")
+    expect_refused(target, "new", over, why="a new generation over a row without offset")
+    newer = part(1, 0, 3, generation=20, epoch=21)
+    if replaced(target, newer):
+        expected = [*written[:2], *rows_of("new", newer)]
+        expect_rows(target, expected, "after a new generation of a range whose rows all have offsets")
+
+
 def batch_says_no_to_the_offsets(target: Target) -> None:
     """`before_commit` is called once more behind `offsets_read`, and what it raises leaves everything as it was."""
 
@@ -232,6 +252,7 @@ CASES = tuple(
             other_data_topic,
             other_groups_stay,
             rows_without_offsets,
+            some_rows_without_offsets,
             batch_says_no_to_the_offsets,
             death_while_replacing,
         ),

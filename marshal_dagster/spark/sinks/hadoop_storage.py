@@ -1,0 +1,407 @@
+"""A file output's files through Hadoop's file system layer, in the driver's JVM.
+
+How a commit is made depends on the file system (docs/decisions/0011-hadoop-files.md):
+
+- HDFS: a file is written under another name and renamed without overwriting, which the NameNode does in one step;
+- one that says `fs.option.create.conditional.overwrite` of itself: a file is there once it is closed, if none was;
+- any other: as the user vouches for, else not at all.
+
+An answer may be lost: what became of a commit is read in the file itself.
+"""
+
+import contextlib
+import functools
+import secrets
+import threading
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark import connect
+from marshal_dagster.spark.sinks.file_writing import escaped
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Exclusive = Literal["rename", "create"]
+"""By what a user vouches that a file system keeps two writers of one name apart.
+
+`rename`: a rename without overwriting, of `FileContext`, is one step. `create`: a file that is created without
+overwriting is there for others once it is closed, whole, and of several only one is.
+"""
+
+_RENAMING = frozenset({"hdfs"})
+_CONDITIONAL = "fs.option.create.conditional.overwrite"
+_PARQUET = "org.apache.parquet.hadoop"
+# What Java's methods are given.
+_ALL_BELOW, _ONE = True, False
+_OVERWRITE = False
+_IS_SET = True
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class OutcomeUnknown(OSError):
+    """Whether a file was published is not known, and it may be yet."""
+
+
+def _apart(
+    method: Callable[Concatenate["HadoopStorage", _P], _R],
+) -> Callable[Concatenate["HadoopStorage", _P], _R]:
+    """Have a method carried out by the storage's own thread, and raise what Java raises as `OSError`.
+
+    An interrupt of the caller would leave py4j's connection with an answer that the next call takes for its own.
+    """
+
+    @functools.wraps(method)
+    def call(self: "HadoopStorage", /, *args: _P.args, **others: _P.kwargs) -> _R:
+        if self._fs is None and self._spark is None:
+            self._spark = self._found_session()  # in this thread, whose session it may be
+        return self._thread().submit(_translated, method, self, *args, **others).result()
+
+    return call
+
+
+def _translated(method: Callable[_P, _R], /, *args: _P.args, **others: _P.kwargs) -> _R:
+    try:
+        return method(*args, **others)
+    except _java_errors() as error:
+        raise OSError(_said(error)) from error
+
+
+class HadoopStorage:
+    """The files below a URI."""
+
+    def __init__(self, uri: str, session: "Callable[[], SparkSession] | None", exclusive: Exclusive | None) -> None:
+        """Name the folder; nothing is asked before it is used.
+
+        `session` gives the Spark session, by default the active one. Raises `ConfigurationError` for an `exclusive`
+        that is none.
+        """
+        if exclusive not in {None, "rename", "create"}:
+            raise ConfigurationError(f"exclusive: {exclusive!r}; give rename or create")
+        self._uri = uri
+        self._output = uri.rpartition("/")[0]
+        self._session = session
+        self._vouched: Exclusive | None = exclusive
+        self._tried = False
+        self._lock = threading.Lock()
+        self._threads: ThreadPoolExecutor | None = None
+        self._gateway: Any = None
+        self._fs: Any = None
+        self._root = ""
+        self._spark: SparkSession | None = None
+
+    @_apart
+    def check(self) -> None:
+        """Raise `ConfigurationError` where no two writers can be kept apart (`Storage.check`)."""
+        self._way()
+
+    def use(self, session: "Callable[[], SparkSession]") -> None:
+        """Work through this session (`Storage.use`)."""
+        if self._spark is None and self._session is None:
+            self._spark = session()
+
+    def full(self, name: str) -> str:
+        """Return the URI (`Storage.full`)."""
+        return f"{self._root or self._uri}/{name}"
+
+    def to_write(self, name: str) -> str:
+        """Return the URI, as Hadoop's `Path` reads it: nothing in it is escaped (`Storage.to_write`)."""
+        return self.full(name)
+
+    def to_read(self, name: str) -> str:
+        """Return the URI as Spark reads it (`Storage.to_read`)."""
+        return escaped(self.full(name))
+
+    @_apart
+    def names(self, folder: str) -> list[str]:
+        """List a folder (`Storage.names`)."""
+        return self._listed(folder)
+
+    @_apart
+    def files_below(self, folder: str) -> list[str] | None:
+        """List files (`Storage.files_below`)."""
+        fs, path = self._opened(), self._path(folder)
+        if not fs.exists(path):
+            return None
+        prefix = f"{self._named(path)}/"
+        found: list[str] = []
+        files = fs.listFiles(path, _ALL_BELOW)
+        while files.hasNext():
+            found.append(self._named(files.next().getPath()).removeprefix(prefix))
+        return found
+
+    @_apart
+    def read(self, name: str) -> bytes | None:
+        """Read a file (`Storage.read`)."""
+        return self._content(name)
+
+    @_apart
+    def exists(self, name: str) -> bool:
+        """Look for a file (`Storage.exists`)."""
+        return bool(self._opened().exists(self._path(name)))
+
+    @_apart
+    def rows(self, name: str) -> int:
+        """Count rows by the footer (`Storage.rows`)."""
+        fs = self._opened()
+        source = self._java(f"{_PARQUET}.util.HadoopInputFile").fromPath(self._path(name), fs.getConf())
+        reader = self._java(f"{_PARQUET}.ParquetFileReader").open(source)
+        try:
+            return int(reader.getRecordCount())
+        finally:
+            reader.close()
+
+    @_apart
+    def look_again(self, folder: str) -> None:  # noqa: ARG002
+        """Have an observer NameNode catch up, where reads go to one (`Storage.look_again`)."""
+        from pyspark.errors import UnsupportedOperationException
+
+        with contextlib.suppress(UnsupportedOperationException):
+            self._opened().msync()
+
+    @_apart
+    def write_whole(self, name: str, content: bytes) -> None:
+        """Write a file under another name and rename it (`Storage.write_whole`)."""
+        folder, _, own = name.rpartition("/")
+        temporary = f"{folder}/.{secrets.token_hex(8)}.{own}"
+        self._write(temporary, content)
+        if not self._opened().rename(self._path(temporary), self._path(name)):
+            raise OSError(f"{self.full(name)}: could not be written")
+
+    @_apart
+    def publish(self, name: str, content: bytes, scratch: str) -> bool:
+        """Make a file in the way that this file system can (`Storage.publish`)."""
+        put = self._way()
+        fs, folder = self._opened(), self._path(name.rpartition("/")[0])
+        fs.mkdirs(folder)
+        if self._vouched is not None and not self._tried:
+            self._try(put, scratch)
+        try:
+            put(name, content, scratch)
+        except _java_errors() as error:
+            # It may be there already, or be ours, the answer lost, or may come to be there yet.
+            found = self._found(name, error)
+            if found is None:
+                raise OutcomeUnknown(f"{self.full(name)}: {_said(error)}") from error
+            return found == content
+        return True
+
+    def hold(self, folder: str, *, with_above: bool) -> None:
+        """Do nothing: what is in a folder is held when the call that changed it has an answer (`Storage.hold`)."""
+
+    def hold_below(self, folder: str) -> None:
+        """Do nothing: a file that was closed is as safe as its file system makes it (`Storage.hold_below`)."""
+
+    @_apart
+    def remove(self, name: str) -> None:
+        """Remove a file (`Storage.remove`)."""
+        self._opened().delete(self._path(name), _ONE)
+
+    @_apart
+    def remove_below(self, folder: str, keep: Collection[str]) -> None:
+        """Remove files (`Storage.remove_below`)."""
+        fs = self._opened()
+        if not keep:
+            fs.delete(self._path(folder), _ALL_BELOW)
+            return
+        with_kept = {name.rpartition("/")[0] for name in keep}
+        for place in self._listed(folder):
+            if place not in with_kept:
+                fs.delete(self._path(f"{folder}/{place}"), _ALL_BELOW)
+                continue
+            for name in self._listed(f"{folder}/{place}"):
+                if f"{place}/{name}" not in keep:
+                    fs.delete(self._path(f"{folder}/{place}/{name}"), _ONE)
+
+    def check_seen(self, spark: "SparkSession", name: str) -> None:
+        """Every executor reaches the file system by the same URI."""
+
+    def is_settled(self, error: BaseException) -> bool:
+        """After an interrupt the JVM goes on with what it is at (`Storage.is_settled`)."""
+        return isinstance(error, Exception) and not isinstance(error, OutcomeUnknown)
+
+    # What follows is called in the storage's own thread.
+
+    def _way(self) -> Callable[[str, bytes, str], None]:
+        """Return how a file of a new name is made, which fails when there is one."""
+        fs = self._opened()
+        if self._vouched is not None:
+            return self._by_rename if self._vouched == "rename" else self._by_create
+        if fs.getScheme() in _RENAMING:
+            return self._by_rename
+        if fs.hasPathCapability(self._path(""), _CONDITIONAL):
+            return self._by_conditional_create
+        raise ConfigurationError(
+            f"path: {self._output}; this file system ({fs.getClass().getName()}) does not say that it keeps two "
+            "writers of one file apart, by which commits are made: nothing was written. Use HDFS, a local path, or S3A "
+            "of Hadoop 3.4.2 on; or vouch for it with `exclusive` (docs/sinks.md)"
+        )
+
+    def _by_rename(self, name: str, content: bytes, scratch: str) -> None:
+        temporary = f"{scratch}/.{secrets.token_hex(8)}.json"
+        self._write(temporary, content)
+        rename = self._java("org.apache.hadoop.fs.Options$Rename")
+        plain = self._gateway.new_array(rename, 1)
+        plain[0] = rename.valueOf("NONE")
+        context = self._java("org.apache.hadoop.fs.FileContext").getFileContext(
+            self._path(name).toUri(), self._opened().getConf()
+        )
+        try:
+            context.rename(self._path(temporary), self._path(name), plain)
+        except _java_errors():
+            self._opened().delete(self._path(temporary), _ONE)
+            raise
+
+    def _by_create(self, name: str, content: bytes, scratch: str) -> None:  # noqa: ARG002
+        _fill(self._opened().create(self._path(name), _OVERWRITE), content)
+
+    def _by_conditional_create(self, name: str, content: bytes, scratch: str) -> None:  # noqa: ARG002
+        builder = self._opened().createFile(self._path(name))
+        builder.must(_CONDITIONAL, _IS_SET)
+        _fill(builder.build(), content)
+
+    def _try(self, put: Callable[[str, bytes, str], None], scratch: str) -> None:
+        """Refuse a file system that was vouched for and lets a second file take the first one's place."""
+        name = f"{scratch}/.{secrets.token_hex(8)}.tried"
+        put(name, b"first", scratch)
+        try:
+            put(name, b"second", scratch)
+        except _java_errors():
+            refused = True
+        else:
+            refused = False
+        found = self._content(name)
+        self._opened().delete(self._path(name), _ONE)
+        if not refused or found != b"first":
+            raise ConfigurationError(
+                f"exclusive: {self._vouched}; tried on {self._output}, a second file took the place of the first: two "
+                "writers of one commit would do so too, and nothing was written; use another file system"
+            )
+        self._tried = True
+
+    def _write(self, name: str, content: bytes) -> None:
+        _fill(self._opened().create(self._path(name), _OVERWRITE), content)
+
+    def _content(self, name: str) -> bytes | None:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            stream = self._opened().open(self._path(name))
+        except Py4JJavaError as error:
+            if _class_of(error) == "java.io.FileNotFoundException":
+                return None
+            raise
+        try:
+            return bytes(stream.readAllBytes())
+        finally:
+            stream.close()
+
+    def _found(self, name: str, error: Exception) -> bytes | None:
+        """Return what is in a file after `error`."""
+        try:
+            return self._content(name)
+        except _java_errors() as unread:
+            raise OutcomeUnknown(f"{self.full(name)}: {_said(error)}") from unread
+
+    def _listed(self, folder: str) -> list[str]:
+        """Return the names in a folder, by one call for all of them."""
+        from py4j.protocol import Py4JJavaError
+
+        path = self._path(folder)
+        try:
+            found = self._opened().listStatus(path)
+        except Py4JJavaError as error:
+            if _class_of(error) == "java.io.FileNotFoundException":
+                return []
+            raise
+        paths = self._java("org.apache.hadoop.fs.FileUtil").stat2Paths(found)
+        text = str(self._java("org.apache.commons.lang3.ArrayUtils").toString(paths))[1:-1]
+        return f",{text}".split(f",{self._named(path)}/")[1:]
+
+    def _path(self, name: str) -> Any:  # noqa: ANN401 - Java's
+        self._opened()
+        return self._java("org.apache.hadoop.fs.Path")(f"{self._root}/{name}".rstrip("/"))
+
+    def _named(self, path: Any) -> str:  # noqa: ANN401 - Java's
+        return str(path.toString())
+
+    def _java(self, name: str) -> Any:  # noqa: ANN401 - Java's
+        found = self._gateway.jvm
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+
+    def _opened(self) -> Any:  # noqa: ANN401 - Java's
+        if self._fs is not None:
+            return self._fs
+        spark = self._spark
+        assert spark is not None  # noqa: S101 - set by `_apart`
+        if connect.is_connect(spark):
+            raise ConfigurationError(
+                f"path: {self._output}; over Spark Connect there is no JVM here through which Hadoop's file systems "
+                "are reached: work in a session of the run or by spark-submit, or mount it and give a local path"
+            )
+        from py4j.protocol import Py4JJavaError
+
+        self._gateway = spark.sparkContext._gateway  # noqa: SLF001 - pyspark has no other
+        root = self._java("org.apache.hadoop.fs.Path")(self._uri)
+        try:
+            fs = root.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
+        except Py4JJavaError as error:
+            if not any(name in str(error) for name in ("UnsupportedFileSystem", "ClassNotFound")):
+                raise
+            raise ConfigurationError(
+                f"path: {self._output}; this session's Hadoop knows no such file system: add its jars and settings"
+            ) from error
+        self._root = self._named(fs.makeQualified(root))
+        self._fs = fs
+        return fs
+
+    def _found_session(self) -> "SparkSession":
+        from pyspark.sql import SparkSession
+
+        if self._session is not None:
+            return self._session()
+        found = SparkSession.getActiveSession()
+        if found is None:
+            raise ConfigurationError(
+                f"path: {self._output}; it is asked through Spark before the batch is read, and there is no session: "
+                "start it before the batch is claimed, or give the sink `session`"
+            )
+        return found
+
+    def _thread(self) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._threads is None:
+                self._threads = ThreadPoolExecutor(1, thread_name_prefix="marshal-files")
+            return self._threads
+
+
+def _fill(stream: Any, content: bytes) -> None:  # noqa: ANN401 - Java's
+    """Write and close; where the file system can, the disks have it then."""
+    stream.write(content)
+    if stream.hasCapability("hsync"):
+        stream.hsync()
+    stream.close()
+
+
+def _java_errors() -> tuple[type[Exception], ...]:
+    """Return as what pyspark raises what Java does: some classes by names of its own."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    return Py4JError, PySparkException
+
+
+def _class_of(error: Any) -> str:  # noqa: ANN401 - py4j's
+    return str(error.java_exception.getClass().getName())
+
+
+def _said(error: Exception) -> str:
+    """Return what Java says, in a line."""
+    java = getattr(error, "java_exception", None)
+    return str(error if java is None else java.toString()).partition("\n")[0]

@@ -1,0 +1,101 @@
+"""A real HDFS: a NameNode and a DataNode, a process each, of the jars that PySpark ships and their server's."""
+
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from xml.sax.saxutils import escape
+
+import pyspark
+
+from marshal_dagster.java import find_java
+from marshal_dagster.spark.connector import fetch_connector
+
+SERVER = "org.apache.hadoop:hadoop-client-minicluster:3.4.1"
+"""Of the version of Hadoop that PySpark ships."""
+_NODES = "org.apache.hadoop.hdfs.server"
+_DEADLINE_S = 120
+
+
+@contextmanager
+def running_hdfs(folder: Path) -> Iterator[str]:
+    """Start one below `folder`, give its URI, and stop and remove it."""
+    port = _free_port()
+    settings = {
+        "fs.defaultFS": f"hdfs://127.0.0.1:{port}",
+        "dfs.replication": "1",
+        "dfs.permissions.enabled": "false",
+        "dfs.namenode.name.dir": (folder / "name").as_uri(),
+        "dfs.namenode.http-address": "127.0.0.1:0",
+        "dfs.namenode.datanode.registration.ip-hostname-check": "false",
+        "dfs.namenode.safemode.extension": "0",
+        "dfs.datanode.data.dir": (folder / "data").as_uri(),
+        **{f"dfs.datanode.{name}": "127.0.0.1:0" for name in ("address", "http.address", "ipc.address")},
+    }
+    (folder / "conf").mkdir(parents=True)
+    for name in ("core-site.xml", "hdfs-site.xml"):
+        (folder / "conf" / name).write_text(_site(settings))
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        formatting = _start(folder, "namenode.NameNode", "-format", "-nonInteractive")
+        assert formatting.wait(_DEADLINE_S) == 0, (folder / "namenode.NameNode.log").read_text()[-2000:]
+        started.append(_start(folder, "namenode.NameNode"))
+        _wait_for(port, started[0])
+        started.append(_start(folder, "datanode.DataNode"))
+        _wait_for_a_data_node(folder, started[1])
+        yield settings["fs.defaultFS"]
+    finally:
+        for each in reversed(started):
+            each.send_signal(signal.SIGKILL)
+            each.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _start(folder: Path, node: str, *arguments: str) -> subprocess.Popen[bytes]:
+    jars = [*map(str, fetch_connector(SERVER)), str(Path(pyspark.__file__).parent / "jars" / "*")]
+    quick = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    with (folder / f"{node}.log").open("ab") as log:
+        classes = ":".join([str(folder / "conf"), *jars])
+        return subprocess.Popen(
+            [str(find_java().executable), *quick, "-cp", classes, f"{_NODES}.{node}", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def _site(settings: Mapping[str, str]) -> str:
+    entries = (
+        f"<property><name>{name}</name><value>{escape(value)}</value></property>" for name, value in settings.items()
+    )
+    return f"<configuration>{''.join(entries)}</configuration>"
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def _wait_for(port: int, node: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _DEADLINE_S
+    while True:
+        with socket.socket() as tried:
+            if tried.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        assert node.poll() is None, "the NameNode has ended"
+        assert time.monotonic() < deadline, "the NameNode is not up"
+        time.sleep(0.1)
+
+
+def _wait_for_a_data_node(folder: Path, node: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _DEADLINE_S
+    while not list((folder / "data").glob("current/BP-*/current")):
+        assert node.poll() is None, "the DataNode has ended"
+        assert time.monotonic() < deadline, "the DataNode is not up"
+        time.sleep(0.1)

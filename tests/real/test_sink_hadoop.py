@@ -1,0 +1,303 @@
+"""The file sink through Hadoop's file system layer, on a real HDFS; its rows come without Spark but where said."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from py4j.protocol import Py4JError
+
+from marshal_dagster.coordination.claimer import new_instance_id
+from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.protocol.ranges import Verdict
+from marshal_dagster.spark.sinks import FileSink, commits
+from marshal_dagster.spark.sinks.commits import CommitLog
+from marshal_dagster.spark.sinks.conformance import Case
+from marshal_dagster.spark.sinks.hadoop_storage import Exclusive, HadoopStorage, OutcomeUnknown
+from tests.sink_conformance import CrashConformance, deliver, never, part, rows_of
+from tests.sink_kit import SHORT_CASES, OutputTarget
+from tests.sink_outputs import FILE_STEPS, FileOutput, StandInFileSink, counting, hook
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+ON_HDFS = ("subset_replayed_by_others", "foreign_rows", "judged_when_written", "some_rows_without_offsets")
+
+
+class HadoopSink(StandInFileSink):
+    """A sink whose stand-in for Spark writes through Hadoop too."""
+
+    @property
+    def hadoop(self) -> HadoopStorage:
+        """What it writes to."""
+        assert isinstance(self._storage, HadoopStorage)
+        return self._storage
+
+    def _put(self, name: str, text: str) -> None:
+        if not name.endswith(".crc"):
+            self._storage.write_whole(name, text.encode())
+
+
+class HadoopOutput(FileOutput):
+    """A folder in HDFS, or in another file system that is vouched for."""
+
+    def __init__(self, spark: "SparkSession", uri: str, exclusive: Exclusive | None = None) -> None:
+        self.spark, self.uri, self.exclusive = spark, uri, exclusive
+        self._reader = self.storage()
+
+    def storage(self) -> HadoopStorage:
+        """Another process's access to what is below it."""
+        return HadoopStorage(f"{self.uri}/_marshal", lambda: self.spark, self.exclusive)
+
+    def sink(self, reached: Callable[[str], None] | None = None) -> HadoopSink:
+        """Another process's sink."""
+        sink = HadoopSink("hdfs://host/output")
+        sink.path, sink._storage = self.uri, self.storage()
+        sink._log = CommitLog(sink._storage)
+        hook(sink, reached)
+        return sink
+
+    def read(self, name: str) -> str:
+        """A file's text."""
+        content = self._reader.read(name)
+        assert content is not None
+        return content.decode()
+
+    def counted(self) -> list[Any]:
+        """What counts."""
+        names = [f"commits/{name}" for name in sorted(self._reader.names("commits")) if name[:1] != "."]
+        return list(counting([self.read(name) for name in names]))
+
+    def content(self, place: Any) -> str:  # noqa: ANN401 - a name here
+        """A file of rows."""
+        return self.read(str(place))
+
+    def attempts(self) -> list[str]:
+        """All that is left of attempts."""
+        return sorted(self._reader.names("attempts"))
+
+
+@pytest.fixture
+def output(spark: "SparkSession", hdfs: str) -> HadoopOutput:
+    """A folder that is not there yet, of a name that is none in a URI."""
+    return HadoopOutput(spark, f"{hdfs}/{new_instance_id('out')}/a b%20[1],c")
+
+
+@pytest.mark.parametrize("case", SHORT_CASES, ids=str)
+def test_the_sink_conforms(case: Case, spark: "SparkSession", tmp_path: Path) -> None:
+    """Every case of the kit holds through Hadoop's layer, here over its own file system of this machine."""
+    case.check(OutputTarget(HadoopOutput(spark, f"file:{tmp_path}/out", "rename")))
+
+
+@pytest.mark.parametrize("case", [case for case in SHORT_CASES if str(case) in ON_HDFS], ids=str)
+def test_the_sink_conforms_on_hdfs(case: Case, output: HadoopOutput) -> None:
+    """Those cases in which files are told apart, replaced and refused."""
+    case.check(OutputTarget(output))
+
+
+def test_through_spark(spark: "SparkSession", hdfs: str) -> None:
+    """Spark's own files are written, counted, replaced and read; a folder that Spark would read otherwise is itself."""
+    uri = f"{hdfs}/{new_instance_id('out')}/a b%20[1],c"
+    sink = FileSink(uri, session=lambda: spark)
+    ranges = [part(0, 0, 2), part(1, 0, 2)]
+    assert set(sink.verdicts(ranges).values()) == {Verdict.REPLACE}
+    frame = spark.createDataFrame(
+        [(0, 0, "a"), (0, 1, "a"), (1, None, "b")], "partition int, offset long, value string"
+    )
+    assert sink.write(frame, ranges, never).rows == {0: 2, 1: 1}
+    newer = part(0, 1, 2, generation=20, epoch=21)
+    rows = frame.where("offset = 1").replace("a", "new")
+    assert FileSink(uri).write(rows, [newer], lambda: {0: [(1, 2)]}).taken == (newer,)
+    assert sorted(map(tuple, FileSink(uri).read(spark).collect()), key=str) == [
+        (0, 0, "a"),
+        (0, 1, "new"),
+        (1, None, "b"),
+    ]
+    assert "have no column" in str(sink.can_replace([part(1, 0, 2, generation=20)]))
+    assert all(each.startswith(f"{uri}/_marshal/attempts/") for each in sink.committed_uris())
+    with pytest.raises(ConfigurationError, match="ask for `committed_uris`"):
+        sink.committed_files()
+
+
+def test_checkpoints(output: HadoopOutput, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stand for the commits before them."""
+    monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 2)
+    for start in range(7):
+        deliver(output, "a", part(0, start, start + 1))
+    assert output._reader.names("checkpoints") == [f"{number:020d}.json" for number in (4, 6)]
+    output._reader.remove(f"commits/{1:020d}.json")
+    assert output.sink().verdicts([part(0, 7, 8)]) == {part(0, 7, 8): Verdict.TAKE}
+    output._reader.remove(f"commits/{7:020d}.json")
+    deliver(output, "b", part(0, 6, 7))
+
+
+def test_dying_at_each_step(output: HadoopOutput) -> None:
+    """Delivered again, each row is there once, and what the dead left is swept."""
+    for number, step in enumerate(FILE_STEPS):
+        mine = part(number, 0, 3)
+        assert CrashConformance.dies(output, step, "dead", mine)
+        outcome = deliver(output, "new", mine)
+        assert bool(outcome.skipped) == (step in {"linked", "cleared"})
+        value = "dead" if outcome.skipped else "new"
+        assert [row for row in output.rows() if row[0] == number] == rows_of(value, mine)
+    output.sweep()
+    counting_attempts = {str(place).split("/")[1] for place, _ in output.counted()}
+    assert set(output.attempts()) == counting_attempts
+
+
+def test_of_writers_at_once_one_makes_the_file(output: HadoopOutput, spark: "SparkSession") -> None:
+    """Whoever loses is told so, and what is there is whole."""
+    storages = [HadoopStorage(output.uri, lambda: spark, None) for _ in range(4)]
+    for turn in range(5):
+        begin = threading.Barrier(4)
+
+        def publish(number: int, turn: int = turn, begin: threading.Barrier = begin) -> bool:
+            begin.wait()
+            return storages[number].publish(f"race/{turn}", b"%d" % number, f"scratch{number}")
+
+        with ThreadPoolExecutor(4) as pool:
+            made = list(pool.map(publish, range(4)))
+        assert sum(made) == 1
+        assert storages[0].read(f"race/{turn}") == b"%d" % made.index(True)
+
+
+class Answers:
+    """An HDFS whose answer to the renaming of a commit is another."""
+
+    def __init__(self, output: HadoopOutput, *, before: bool) -> None:
+        self.sink = output.sink()
+        self._real, self._before = self.sink.hadoop._by_rename, before
+        self.late: list[Callable[[], None]] = []
+        self.sink.hadoop._by_rename = self._renamed  # type: ignore[method-assign]
+
+    def _renamed(self, name: str, content: bytes, scratch: str) -> None:
+        if self._before:
+            self._real(name, content, scratch)
+        else:
+            self.late.append(lambda: self._real(name, content, scratch))
+        raise Py4JError("connection lost")
+
+
+def test_a_commit_whose_answer_was_lost_counts_once(output: HadoopOutput) -> None:
+    """What is in the file says whose it is."""
+    assert deliver(output, "a", part(0, 0, 3), sink=Answers(output, before=True).sink).taken
+    assert output.rows() == rows_of("a", part(0, 0, 3))
+
+
+def test_a_commit_that_may_come_yet_keeps_its_rows(output: HadoopOutput) -> None:
+    """Where nobody knows whether a commit was made, nothing is cleared: if it lands later, it is whole."""
+    answers = Answers(output, before=False)
+    with pytest.raises(OutcomeUnknown, match="connection lost"):
+        deliver(output, "a", part(0, 0, 3), sink=answers.sink)
+    output.sweep()
+    answers.late[0]()
+    assert deliver(output, "b", part(0, 0, 3, epoch=20)).skipped
+    assert output.rows() == rows_of("a", part(0, 0, 3))
+
+
+def test_a_commit_that_comes_too_late_adds_nothing(output: HadoopOutput) -> None:
+    """Its number is taken, and what it would have named is swept."""
+    answers = Answers(output, before=False)
+    with pytest.raises(OutcomeUnknown):
+        deliver(output, "a", part(0, 0, 3), sink=answers.sink)
+    assert deliver(output, "b", part(0, 0, 3, epoch=20)).taken
+    with pytest.raises(Py4JError, match="FileAlreadyExists"):
+        answers.late[0]()
+    assert output.rows() == rows_of("b", part(0, 0, 3))
+
+
+def test_an_interrupt_while_the_jvm_commits(output: HadoopOutput) -> None:
+    """The JVM goes on: what it may commit is not cleared, and the next call gets its own answer."""
+    sink = output.sink()
+    began, go_on = threading.Event(), threading.Event()
+    real, mine = sink.hadoop._by_rename, part(0, 0, 3)
+
+    def slow(name: str, content: bytes, scratch: str) -> None:
+        began.set()
+        assert go_on.wait(30)
+        real(name, content, scratch)
+
+    def interrupted(*_: object) -> bool:
+        # What an interrupt of the waiting thread looks like.
+        assert began.wait(30)
+        raise KeyboardInterrupt
+
+    sink.hadoop._by_rename = slow  # type: ignore[method-assign]
+    real_publish = sink.hadoop.publish
+    with ThreadPoolExecutor(1) as pool:
+
+        def publish(name: str, content: bytes, scratch: str) -> bool:
+            pool.submit(real_publish, name, content, scratch)
+            return interrupted()
+
+        sink.hadoop.publish = publish  # type: ignore[method-assign]
+        with pytest.raises(KeyboardInterrupt):
+            deliver(output, "a", mine, sink=sink)
+        go_on.set()
+    assert deliver(output, "b", mine, sink=sink).skipped
+    assert output.rows() == rows_of("a", mine)
+
+
+# Other file systems
+
+
+@pytest.fixture
+def elsewhere(spark: "SparkSession", tmp_path: Any) -> Callable[..., HadoopStorage]:  # noqa: ANN401
+    """Storages of a file system that is not known to keep writers apart: Hadoop's own of this machine."""
+
+    def opened(exclusive: Any = None) -> HadoopStorage:  # noqa: ANN401
+        return HadoopStorage(f"file:{tmp_path}/out", lambda: spark, exclusive)
+
+    return opened
+
+
+def test_a_file_system_of_which_nothing_is_known_is_refused(elsewhere: Callable[..., HadoopStorage]) -> None:
+    """Before anything is processed, with what to do; nothing is made there."""
+    for ask in (lambda: elsewhere().check(), lambda: elsewhere().publish("a", b"", "s")):
+        with pytest.raises(ConfigurationError, match=r"LocalFileSystem.* does not say .* vouch for it"):
+            ask()
+    assert elsewhere().names("") == []
+
+
+@pytest.mark.parametrize("way", ["rename", "create"])
+def test_one_that_is_vouched_for_is_tried(
+    elsewhere: Callable[..., HadoopStorage], monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    """It works, but where a second file takes the first one's place it is refused after all."""
+    storage = elsewhere(way)
+    assert storage.publish("a", b"1", "s")
+    assert not storage.publish("a", b"2", "s")
+    assert storage.read("a") == b"1"
+    assert storage.names("s") == []
+
+    def overwrites(self: HadoopStorage, name: str, content: bytes, scratch: str) -> None:  # noqa: ARG001
+        stream = self._opened().create(self._path(name), True)
+        stream.write(content)
+        stream.close()
+
+    monkeypatch.setattr(HadoopStorage, f"_by_{way}", overwrites)
+    with pytest.raises(ConfigurationError, match="a second file took the place of the first"):
+        elsewhere(way).publish("b", b"1", "s")
+    assert elsewhere().read("b") is None
+
+
+def test_one_that_is_not_there(spark: "SparkSession") -> None:
+    """One clear line each."""
+    for uri in ("s3a://bucket/x", "nowhere://host/x"):
+        with pytest.raises(ConfigurationError, match=f"{uri};.*knows no such file system: add its jars"):
+            FileSink(uri, session=lambda: spark).verdicts([part(0, 0, 3)])
+    with pytest.raises(ConfigurationError, match="exclusive: 'link'"):
+        FileSink("hdfs://host/x", exclusive="link")  # type: ignore[arg-type]
+    with pytest.raises(SinkRefused, match="is damaged"):
+        commits.load(_Damaged(), "x")  # type: ignore[arg-type]
+
+
+class _Damaged:
+    def read(self, _: str) -> bytes:
+        return b"{"
+
+    def full(self, name: str) -> str:
+        return name
