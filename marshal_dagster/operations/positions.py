@@ -141,14 +141,14 @@ class Repositioning:
         and `DataTopicChanged` for a topic that was made anew since `look`.
         """
         self._check_topic("nothing was set")
-        rationalizer = self.open_log(self.settings().heartbeat_interval_ms)
+        offsets, interval_ms = {move.partition: move.offset for move in moves}, self._interval_ms()
         try:
-            offsets = {move.partition: move.offset for move in moves}
-            self._operator(rationalizer).set_positions(
-                self.topic, offsets, self._topic_id, wait_ms=wait_s * 1_000, is_dead=is_dead
-            )
-        finally:
-            rationalizer.close()
+            self._set(offsets, interval_ms, wait_s * 1_000, is_dead)
+        except ConfigurationError:
+            shorter_ms = self._interval_ms()
+            if shorter_ms >= interval_ms:
+                raise
+            self._set(offsets, shorter_ms, wait_s * 1_000, is_dead)  # the group's first member came meanwhile
         self._check_topic("positions were set in one that is no more: set them again")
         return self._tell_kafka(offsets.keys())
 
@@ -188,6 +188,21 @@ class Repositioning:
 
     def _read(self) -> World:
         return self._open().follow_all()
+
+    def _interval_ms(self) -> int:
+        self._read()
+        return self.settings().heartbeat_interval_ms
+
+    def _set(
+        self, offsets: Mapping[int, int], interval_ms: int, wait_ms: float, is_dead: Callable[[Owner], bool]
+    ) -> None:
+        rationalizer = self.open_log(interval_ms)
+        try:
+            self._operator(rationalizer).set_positions(
+                self.topic, offsets, self._topic_id, wait_ms=wait_ms, is_dead=is_dead
+            )
+        finally:
+            rationalizer.close()
 
     def _operator(self, rationalizer: Rationalizer) -> Operator:
         return Operator(rationalizer, self.group, self.client, clock=self.clock)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import pytest
 
@@ -13,6 +14,7 @@ from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.rights import Right
 from marshal_dagster.operations.positions import Repositioning
+from marshal_dagster.protocol.leases import delivery_timeout_ms
 from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, DeliveryMode, RuleSet, Settings
 from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, TOPIC, Site, about
 from tests.operating import END, START, WRITTEN, FakeTopics, act, at_work_on, site_now
@@ -376,6 +378,32 @@ def test_the_log_is_written_as_the_groups_members_do(
     monkeypatch.setattr(opening, "open_reader", open_reader)
     assert act(capsys, *SET, "--offsets", "0=30", "--yes").code == 0
     assert asked[-1] == site.world().group_of(GROUP, TOPIC).settings.heartbeat_interval_ms == HI_MS
+
+
+def test_a_group_whose_first_member_comes_meanwhile_is_set_all_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its settings can ask for records that wait less than those of the log as it was opened."""
+    site, asked = site_now(), list[int]()
+    monkeypatch.setattr(opening, "Topics", lambda *_, **__: FakeTopics())
+    monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
+
+    def open_reader(*_: object, interval_ms: int, rights: object) -> Rationalizer:
+        assert rights == WRITING
+        asked.append(interval_ms)
+        log = site.log()
+        cast("Any", log.log).delivery_timeout_ms = delivery_timeout_ms(interval_ms)
+        rationalizer = Rationalizer(log, clock=site.clock)
+        if len(asked) == 2:  # the first is to look
+            rationalizer.catch_up()
+            site.member()
+        return rationalizer
+
+    monkeypatch.setattr(opening, "open_reader", open_reader)
+    answer = act(capsys, *SET, "--offsets", "0=30", "--yes", "--new-group")
+    assert answer.code == 0, answer.err
+    assert asked[-1] == HI_MS
+    assert site.key(0).offset == 30
 
 
 def test_a_group_that_has_never_claimed_can_begin_somewhere(site: Site, capsys: pytest.CaptureFixture[str]) -> None:

@@ -345,12 +345,12 @@ class Slow:
     seen: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def rows(self, _: dg.OpExecutionContext, __: ClaimedBatch, frame: "DataFrame") -> "DataFrame":
-        """Give them: one in a quarter of a second, on each task."""
+        """Give them: one in a second, on each task."""
         rows = frame.select("partition", "offset")
         if self.is_at_work.is_set():
             return rows
         self.is_at_work.set()
-        return rows.where("reflect('java.lang.Thread', 'sleep', 250L) is not null")
+        return rows.where("reflect('java.lang.Thread', 'sleep', 1000L) is not null")
 
     def read(self, context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> None:
         """Read them, and note which."""
