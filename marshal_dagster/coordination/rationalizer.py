@@ -86,6 +86,8 @@ class Rationalizer:
         """When a snapshot of what is only observed is looked for again."""
         self._reads_on = False
         """Whether the log's next record is the one that the world state waits for."""
+        self._began_at: dict[int, int] = {}
+        """The log offset from which each coordination partition was read, the last time that it was begun."""
         self._half_applied: int | None = None
         """The coordination partition in which a record may have been carried out in part."""
         numbers = range(self.identity.partitions)
@@ -124,15 +126,17 @@ class Rationalizer:
         """Read past every record of `own` (by coordination partition and log offset), and tell what each came to.
 
         They are told by where they lie: nobody else's equal record is mistaken for one of them.
-        The records must not have been read before: hold `lock` from before they are appended. Raises `LogChanged` when
-        one is not in the log, or is another one there; `UnavailableError`.
+        Of a record that retention has deleted meanwhile, or that lies before the snapshot with which the reading began
+        anew, nothing is told. The records must not have been read before: hold `lock` from before they are appended.
+        Raises `LogChanged` when one is not in the log, or is another one there; `UnavailableError`.
         """
         with self._reading():
             outcomes: dict[int, dict[int, Outcome]] = {partition: {} for partition in own}
             self._read({partition: max(records) + 1 for partition, records in own.items()}, own, outcomes)
             for partition, records in own.items():
-                if len(outcomes[partition]) < len(records):
-                    missing = sorted(records.keys() - outcomes[partition].keys())
+                untold = records.keys() - outcomes[partition].keys()
+                missing = sorted(offset for offset in untold if offset >= self._began_at[partition])
+                if missing:
                     raise LogChanged(
                         f"records that coordination partition {partition} of {self.identity.topic!r} acknowledged are "
                         f"not in it: offsets {missing[:5]}. The log was truncated or made anew; {_SEE_DOCTOR}"
@@ -201,10 +205,11 @@ class Rationalizer:
             state = known.get(partition)
             if state is not None:
                 self.world.adopt(state)
-                continue
-            self.world.start(partition, at.start)
-            if at.start > 0:
-                self._warn_of_observing(partition, at.start)
+            else:
+                self.world.start(partition, at.start)
+                if at.start > 0:
+                    self._warn_of_observing(partition, at.start)
+            self._began_at[partition] = self.world.partitions[partition].next_offset
 
     def _look_again(self, bounds: Mapping[int, Bounds]) -> None:
         """Look whether what is only observed has a snapshot by now: somebody has recovered, or it can be read again."""

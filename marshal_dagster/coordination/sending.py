@@ -19,7 +19,8 @@ logger = logging.getLogger(__name__)
 class Sent:
     """Records that were handed to the log together, at `sent_ms`; where each lies and what it came to.
 
-    Both are None for a record that was not acknowledged.
+    Both are None for a record that was not acknowledged, the second also for one that retention deleted before it was
+    read back.
     """
 
     sent_ms: float
@@ -33,7 +34,7 @@ class Sent:
 
     @property
     def unheard(self) -> list[int]:
-        """The partitions whose record was not acknowledged."""
+        """The partitions whose record was not acknowledged, or not read back."""
         return [message.partition for message, outcome in self if outcome is None]
 
 
@@ -81,7 +82,7 @@ class Sender:
         sent_ms = self._clock.lease_ms()
         own, offsets = self._append(messages, numbers)
         outcomes = self._rationalizer.read_past(own)
-        found = [None if at is None else outcomes[number][at] for number, at in zip(numbers, offsets, strict=True)]
+        found = [None if at is None else outcomes[number].get(at) for number, at in zip(numbers, offsets, strict=True)]
         return Sent(sent_ms, messages, offsets, found)
 
     def _append(

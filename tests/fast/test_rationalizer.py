@@ -235,6 +235,22 @@ def test_a_reader_overtaken_by_retention_observes_from_there(site: Site, caplog:
     assert "only observed" in caplog.text
 
 
+def test_of_what_retention_deleted_before_it_was_read_back_nothing_is_told(site: Site) -> None:
+    """It is not taken for a log that was truncated: simulator seed 574955, a process that slept after an append."""
+    rationalizer, _ = reader(site)
+    site.say(claim_record(7))
+    rationalizer.catch_up()
+    messages = [claim_record(number) for number in range(4)]
+    own = {site.say(message): (message, render(message)) for message in messages}
+    site.broker.retain_from(site.home, 3)
+
+    told = rationalizer.read_past({site.home: own})
+
+    assert sorted(told[site.home]) == [3, 4]
+    assert rationalizer.changed is None
+    assert not rationalizer.world.partitions[site.home].certain
+
+
 def test_a_reader_that_cannot_start_at_the_beginning_observes(site: Site) -> None:
     """A log that does not begin at offset 0 is observed, that partition of it alone."""
     site.say(claim_record(0))
