@@ -1,7 +1,7 @@
 """Transactions of a producer that fences whoever wrote under its transactional id before, and a topic of its notes.
 
-Each transaction has a producer of its own, which carries out just this one: what a broker or a network holds back of an
-earlier one has an older epoch, and can get into no later one.
+A producer carries out one transaction, or several of which each has been acknowledged as committed: what a broker or a
+network holds back of another has an older epoch, and can get into no later one.
 """
 
 import contextlib
@@ -74,16 +74,22 @@ class StillOpen(UnavailableError):
 
 
 class RecordRefused(Exception):
-    """The broker or the client does not take a record; `name` is its sender's name for it."""
+    """The broker or the client does not take a record; `name` is its sender's name for it.
 
-    def __init__(self, name: str, reason: str, *, is_too_large: bool) -> None:
+    The client means this very record (`is_sure`), the broker the batch that it came in.
+    """
+
+    def __init__(self, name: str, reason: str, *, is_too_large: bool, is_sure: bool = False) -> None:
         """Keep them."""
-        self.name, self.reason, self.is_too_large = name, reason, is_too_large
+        self.name, self.reason, self.is_too_large, self.is_sure = name, reason, is_too_large, is_sure
         super().__init__(f"{name}: {reason}")
 
 
 class Transaction:
-    """One transaction; the producer is gone behind the `with` block, and what was not committed is aborted."""
+    """A transaction, and another once it is committed.
+
+    The producer is gone behind the `with` block, and what was not committed is aborted.
+    """
 
     def __init__(
         self,
@@ -158,6 +164,7 @@ class Transaction:
     def begin(self) -> None:
         """Begin; the broker's time runs from the first record on."""
         self._client.begin_transaction()
+        self._began_s = None
         self._is_open = True
 
     def send(
@@ -197,7 +204,8 @@ class Transaction:
             except KafkaException as raised:
                 error = error_in(raised)
                 if error.code() in _ITS_FAULT:
-                    raise RecordRefused(name, error.str(), is_too_large=error.code() in _TOO_LARGE) from None
+                    is_too_large = error.code() in _TOO_LARGE
+                    raise RecordRefused(name, error.str(), is_too_large=is_too_large, is_sure=True) from None
                 self._await_refusal()
                 raise self._failure(error) from None
         self._sent += 1
@@ -337,9 +345,13 @@ class Notes:
     For one thread; its connections are gone behind the `with` block.
     """
 
-    def __init__(self, connection: KafkaConnection, topic: str, topics: Topics) -> None:
-        """Name the topic; nothing is connected before it is needed. `topics` are those of the same cluster."""
+    def __init__(self, connection: KafkaConnection, topic: str, topics: Topics, *, last: int | None = None) -> None:
+        """Name the topic; nothing is connected before it is needed. `topics` are those of the same cluster.
+
+        Of a topic with few keys it is enough to read the `last` offsets, unless these hold nothing.
+        """
         self.topic = topic
+        self._last = last
         self._connection = connection
         self._topics = topics
         self._newest: dict[str, bytes] = {}
@@ -371,8 +383,11 @@ class Notes:
                 f"topic {self.topic!r} ends at {at.end}, and was read up to {self._next}: it was made anew or truncated"
             )
         start = max(at.start, self._next)
-        if start < at.end:
-            self._read(start, at.end, patience_s)
+        near = start if self._last is None else max(start, at.end - self._last)
+        if near < at.end:
+            self._read(near, at.end, patience_s)
+        if not self._newest and start < near:
+            self._read(start, near, patience_s)
         self._next = at.end
         return self._newest
 

@@ -13,9 +13,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, LiteralString, Protocol
-from urllib.parse import quote
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRefused, UnavailableError
+from marshal_dagster.postgres import Database, Secret, check_name, identifier
 from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
 from marshal_dagster.spark.sinks.copy_text import evaluated, postgres_type
 from marshal_dagster.spark.sinks.port import (
@@ -36,7 +36,7 @@ from marshal_dagster.spark.sinks.postgres_ranges import IN_ORDER, VERSION, Hold,
 
 if TYPE_CHECKING:
     import psycopg
-    from psycopg.sql import Composable, Composed, Identifier
+    from psycopg.sql import Composable, Composed
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
@@ -47,7 +47,6 @@ _TAKEN = "marshal_taken_ranges"
 _RANGE_COLUMN = "marshal_range"
 _RENAMED = {PARTITION_COLUMN: "kafka_partition", OFFSET_COLUMN: "kafka_offset"}
 _LINES_AT_ONCE = 1000
-_LONGEST_NAME_BYTES = 63
 
 _CREATE: tuple[LiteralString, ...] = (
     """
@@ -95,14 +94,6 @@ _CREATE: tuple[LiteralString, ...] = (
     ON {taken} (output, member_group, topic, partition, generation, end_offset)
     """,
 )
-
-
-class Secret(Protocol):
-    """A string that does not show itself, such as pydantic's `SecretStr`."""
-
-    def get_secret_value(self) -> str:
-        """Return the string."""
-        ...
 
 
 class Lines(Protocol):
@@ -166,10 +157,7 @@ class PostgresSink:
         """
         self.table, self.schema = table, schema
         for name, value in (("table", table), ("schema", schema)):
-            if not 0 < len(value.encode()) <= _LONGEST_NAME_BYTES or "\0" in value:
-                raise ConfigurationError(
-                    f"{name}: {value!r}; give a name of 1 to {_LONGEST_NAME_BYTES} bytes, unquoted"
-                )
+            check_name(name, value)
         for name, seconds in (
             ("connect_timeout_s", connect_timeout_s),
             ("lock_timeout_s", lock_timeout_s),
@@ -177,8 +165,7 @@ class PostgresSink:
         ):
             if seconds <= 0:
                 raise ConfigurationError(f"{name}: {seconds}; give a time above 0")
-        self._dsn = dsn if isinstance(dsn, str) else dsn.get_secret_value()
-        self._connect_timeout_s = connect_timeout_s
+        self._database = Database(dsn, connect_timeout_s=connect_timeout_s)
         self._lock_timeout_s = lock_timeout_s
         self._statement_timeout_s = statement_timeout_s
         self._output = f"{schema}.{table}"
@@ -556,11 +543,11 @@ class PostgresSink:
         if OFFSET_COLUMN in rows.names:
             kinds |= {"kafka_offset": "bigint"}
         columns = sql.SQL(", ").join(
-            sql.SQL("{} {}").format(_identifier(name), sql.SQL(kind)) for name, kind in kinds.items()
+            sql.SQL("{} {}").format(identifier(name), sql.SQL(kind)) for name, kind in kinds.items()
         )
         connection.execute(self._named("CREATE TABLE IF NOT EXISTS {rows} ({columns})", columns=columns), ())
         # Ranges follow each other in the table, so an index of a few pages finds them.
-        index = _identifier(f"marshal_range_{zlib.crc32(self.table.encode()):08x}")
+        index = identifier(f"marshal_range_{zlib.crc32(self.table.encode()):08x}")
         connection.execute(
             self._named("CREATE INDEX IF NOT EXISTS {index} ON {rows} USING brin (marshal_range)", index=index),
             (),
@@ -571,9 +558,9 @@ class PostgresSink:
         from psycopg import sql
 
         return sql.SQL(statement).format(
-            positions=_identifier(self.schema, _POSITIONS),
-            taken=_identifier(self.schema, _TAKEN),
-            rows=_identifier(self.schema, self.table),
+            positions=identifier(self.schema, _POSITIONS),
+            taken=identifier(self.schema, _TAKEN),
+            rows=identifier(self.schema, self.table),
             **names,
         )
 
@@ -583,7 +570,7 @@ class PostgresSink:
         import psycopg
 
         try:
-            with self._connected() as connection:
+            with self._database.connect(prepare_threshold=None) as connection:
                 connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
                 for name, seconds in (
                     ("lock_timeout", self._lock_timeout_s),
@@ -606,37 +593,12 @@ class PostgresSink:
             # Not chained: a connection's errors can hold the connection string, and a row's the row.
             raise self._told(error) from None
 
-    def _connected(self) -> "Connection":
-        import psycopg
-        from psycopg.conninfo import conninfo_to_dict
-
-        try:
-            given = conninfo_to_dict(self._dsn)
-        except psycopg.ProgrammingError:
-            raise ConfigurationError(
-                "dsn: not a PostgreSQL connection string; give postgresql://user:password@host:port/database"
-            ) from None
-        defaults: dict[str, Any] = {
-            "connect_timeout": self._connect_timeout_s,
-            "application_name": "marshal-dagster",
-            "keepalives_idle": 30,
-            "keepalives_interval": 10,
-            "keepalives_count": 3,
-            "tcp_user_timeout": 60_000,
-        }
-        return psycopg.connect(
-            self._dsn,
-            client_encoding="UTF8",
-            prepare_threshold=None,
-            **{name: value for name, value in defaults.items() if name not in given},
-        )
-
     def _told(self, error: "psycopg.Error") -> MarshalError:
         """Return the error as one of ours, in one line, without the password."""
         import psycopg
         from psycopg import errors
 
-        said = self._scrubbed((error.diag.message_primary or str(error)).strip().partition("\n")[0])
+        said = self._database.said(error)
         if isinstance(error, errors.LockNotAvailable):
             return UnavailableError(
                 f"table {self._output}: another writer has held these ranges for {self._lock_timeout_s} s: try again"
@@ -657,14 +619,6 @@ class PostgresSink:
             return ConfigurationError(f"table {self._output}: {said}")
         return SinkRefused(f"table {self._output} does not take the rows: {said}; nothing was written")
 
-    def _scrubbed(self, text: str) -> str:
-        from psycopg.conninfo import conninfo_to_dict
-
-        password = str(conninfo_to_dict(self._dsn).get("password") or "")
-        for secret in {password, quote(password), quote(password, safe="")} - {""}:
-            text = text.replace(secret, "***")
-        return text
-
     def _reached(self, step: str) -> None:
         """Do nothing; tests crash here."""
 
@@ -673,15 +627,8 @@ def _column_names(columns: Iterable[str]) -> list[str]:
     return [_RANGE_COLUMN, *(_RENAMED.get(name, name) for name in columns)]
 
 
-def _identifier(*names: str) -> "Identifier":
-    """Quote a name for a statement that is given parameters, as all here are: its percent signs are doubled."""
-    from psycopg import sql
-
-    return sql.Identifier(*(name.replace("%", "%%") for name in names))
-
-
 def _names(columns: Iterable[str]) -> "Composed":
     """Return the table's columns for these of a frame, the range's first, for use in a statement."""
     from psycopg import sql
 
-    return sql.SQL(", ").join(map(_identifier, _column_names(columns)))
+    return sql.SQL(", ").join(map(identifier, _column_names(columns)))

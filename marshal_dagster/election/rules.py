@@ -1,0 +1,166 @@
+"""When a member leads: pure rules, without clock, thread or Kafka.
+
+A member that the group has given a partition publishes beats to it and reads them back. The first beat of its own that
+it hears begins a term: the term's id is new, and its fence is the offset at which that beat lies, so of two terms the
+later one has the larger fence. A term ends when the partition goes, or when no beat that was sent within the deadline
+has been heard.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from marshal_dagster.errors import ConfigurationError
+
+LEADER_FORMAT: Final = "NELI1"
+LONGEST_ID: Final = 100
+_BEATS_PER_DEADLINE: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """How soon a leader that hears nothing of itself steps down, and how often it polls, in milliseconds."""
+
+    receive_deadline_ms: float = 5_000.0
+    poll_interval_ms: float = 100.0
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigurationError` for values that cannot be."""
+        if self.poll_interval_ms <= 0:
+            raise ConfigurationError(f"poll_interval_ms: {self.poll_interval_ms:g}; give a time above 0")
+        if self.receive_deadline_ms < 2 * _BEATS_PER_DEADLINE * self.poll_interval_ms:
+            raise ConfigurationError(
+                f"receive_deadline_ms: {self.receive_deadline_ms:g} is too short for a poll each "
+                f"{self.poll_interval_ms:g} ms; give at least {2 * _BEATS_PER_DEADLINE} times as much"
+            )
+
+    @property
+    def beat_interval_ms(self) -> float:
+        """How often a member that has the partition publishes a beat."""
+        return self.receive_deadline_ms / _BEATS_PER_DEADLINE
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """What a member publishes: the id under which it leads or would lead, and the beat's number under it."""
+
+    leader_id: str
+    number: int
+
+    def render(self) -> bytes:
+        """Write it."""
+        return f"{LEADER_FORMAT}/{self.leader_id}/{self.number}".encode()
+
+    @classmethod
+    def parse(cls, value: bytes | None) -> "Beat | None":
+        """Read one; None for anything else."""
+        try:
+            kind, leader_id, number = (value or b"").decode().split("/")
+        except ValueError:  # of decoding too
+            return None
+        is_beat = kind == LEADER_FORMAT and 0 < len(leader_id) <= LONGEST_ID
+        return cls(leader_id, int(number)) if is_beat and number.isascii() and number.isdigit() else None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Term:
+    """A time for which one member leads: of two terms of a partition the later one has the larger `fence`."""
+
+    fence: int
+    leader_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Elected:
+    """A term has begun."""
+
+    term: Term
+
+
+@dataclass(frozen=True, slots=True)
+class Resigned:
+    """A term has ended."""
+
+    term: Term
+    reason: str
+
+
+Event = Elected | Resigned
+
+
+class Candidacy:
+    """One member's standing in one partition of the leader topic, by milliseconds of a clock that never jumps."""
+
+    def __init__(self, timing: Timing, ids: Iterable[str]) -> None:
+        """Have no partition yet. `ids` never gives an id twice, to anybody."""
+        self._timing = timing
+        self._ids = iter(ids)
+        self._id: str | None = None
+        """Under which it leads or would lead; None without the partition."""
+        self._sent_ms: dict[int, float] = {}
+        """When beats that can still be heard in time were sent."""
+        self._number = 0
+        self._next_beat_ms = 0.0
+        self._ends_ms = 0.0
+        self.term: Term | None = None
+
+    def gain(self, now_ms: float) -> None:
+        """Take the partition, which the group has given."""
+        self._stand_anew(now_ms)
+
+    def lose(self, reason: str) -> list[Event]:
+        """Give the partition up, which the group has taken."""
+        events = self._resign(reason)
+        self._id = None
+        return events
+
+    def give_up(self, now_ms: float, reason: str) -> list[Event]:
+        """End the term, as one whose storage has seen a later one must, and stand for another."""
+        events = self._resign(reason)
+        if self._id is not None:
+            self._stand_anew(now_ms)
+        return events
+
+    def hear(self, beat: Beat, offset: int, now_ms: float) -> list[Event]:
+        """Take a beat that was read at `offset` of the partition, anybody's."""
+        sent_ms = self._sent_ms.get(beat.number) if beat.leader_id == self._id else None
+        if sent_ms is None:
+            return []
+        ends_ms = sent_ms + self._timing.receive_deadline_ms
+        if now_ms >= ends_ms:
+            return []
+        self._ends_ms = max(self._ends_ms, ends_ms)
+        self._sent_ms = {number: at for number, at in self._sent_ms.items() if number > beat.number}
+        if self.term is not None:
+            return []
+        self.term = Term(offset, beat.leader_id)
+        return [Elected(self.term)]
+
+    def leads(self, now_ms: float) -> bool:
+        """Tell whether the term holds at this moment, be the deadline looked at yet or not."""
+        return self.term is not None and now_ms < self._ends_ms
+
+    def tick(self, now_ms: float) -> tuple[list[Event], Beat | None]:
+        """Let time pass: end a term whose deadline is over; give the beat to publish, if one is due."""
+        events: list[Event] = []
+        if self.term is not None and now_ms >= self._ends_ms:
+            waited_s = self._timing.receive_deadline_ms / 1_000
+            events = self.give_up(now_ms, f"heard no beat of its own of the last {waited_s:g} s")
+        if self._id is None or now_ms < self._next_beat_ms:
+            return events, None
+        self._next_beat_ms = now_ms + self._timing.beat_interval_ms
+        self._number += 1
+        oldest_ms = now_ms - self._timing.receive_deadline_ms
+        self._sent_ms = {number: at for number, at in self._sent_ms.items() if at > oldest_ms}
+        self._sent_ms[self._number] = now_ms
+        return events, Beat(self._id, self._number)
+
+    def _stand_anew(self, now_ms: float) -> None:
+        self._id = next(self._ids)
+        self._sent_ms = {}
+        self._number = 0
+        self._next_beat_ms = now_ms
+
+    def _resign(self, reason: str) -> list[Event]:
+        term, self.term = self.term, None
+        return [] if term is None else [Resigned(term, reason)]

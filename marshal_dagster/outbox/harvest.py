@@ -1,0 +1,146 @@
+"""From the outbox's rows to Kafka: the steps, over the ports.
+
+A session begins at Kafka's end, which ends what earlier sessions have under way there; then in the database, which
+refuses earlier ones from then on; then it asks Kafka which batch was the last to be published, and strikes its rows. So
+rows that a session takes are in no transaction of another that could still take effect: taken after its own beginning
+at Kafka's end, they are published by it, or its publishing fails. Each batch is struck before the next one is
+published; all that is in doubt at any time is one batch, of which Kafka's note tells.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from marshal_dagster.outbox.holds import Holds, Limits
+from marshal_dagster.outbox.ports import Parked, Publisher, Row, RowRefused, Store, TopicRefused, Turn
+
+
+@dataclass(slots=True)
+class Counts:
+    """What a process has done since it started."""
+
+    published: int = 0
+    batches: int = 0
+    parked: int = 0
+    refused: int = 0
+    sessions: int = 0
+
+
+class Resigned(Exception):
+    """This process does not lead any more: it publishes nothing more."""
+
+
+class Harvest:
+    """One session of harvesting; for one thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        publisher: Publisher,
+        *,
+        limits: Limits,
+        counts: Counts,
+        now_ms: Callable[[], float],
+        leads: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Do nothing yet; `leads` is asked before each batch, `now_ms` is a clock that never jumps."""
+        self._store = store
+        self._publisher = publisher
+        self._limits = limits
+        self._counts = counts
+        self._leads = leads
+        self._holds = Holds(limits.max_attempts, now_ms)
+        self._session = 0
+        self._done: Collection[int] = ()
+        self._parked: list[Parked] = []
+        self._is_checking = False
+        """Whether the publisher has begun anew since the database was asked whether this session goes on."""
+
+    def begin(self) -> None:
+        """Begin the session. Raises `Fenced`, `UnavailableError`."""
+        self._publisher.begin()
+        self._session = self._store.begin()
+        self._done = self._publisher.noted()
+        self._counts.sessions += 1
+
+    def turn(self) -> int:
+        """Strike what is published, take the next rows and publish them; give how many were taken.
+
+        With 0, or fewer than `max_in_flight_records`, it can wait for more. Raises `Resigned`, `Deposed`, `Fenced`,
+        `Unsettled`, `UnavailableError`: the session is over then.
+        """
+        rows = self._turn(self._limits.max_in_flight_records)
+        if rows:
+            self._check_topics(rows)
+            self._publish(rows)
+        return len(rows)
+
+    def finish(self) -> None:
+        """Strike what is published, so that who comes next has nothing to find out. Raises as `turn`."""
+        if self._done or self._parked:
+            self._turn(0)
+
+    def _turn(self, limit: int) -> list[Row]:
+        turn = Turn(
+            self._done,
+            self._parked,
+            limit,
+            self._limits.max_in_flight_bytes,
+            held_lanes=self._holds.lanes(),
+            held_topics=self._holds.topics(),
+        )
+        rows = self._store.turn(self._session, turn)
+        self._counts.parked += len(self._parked)
+        self._done, self._parked, self._is_checking = (), [], False
+        return rows
+
+    def _check_topics(self, rows: Sequence[Row]) -> None:
+        """Find out which topics cannot be written to, before a batch waits for one of them."""
+        unsure = {row.topic for row in rows if not self._holds.is_checked(row.topic)}
+        refused = self._publisher.refused(unsure)
+        for topic in unsure - refused.keys():
+            self._holds.accept_topic(topic)
+        for topic, reason in refused.items():
+            self._counts.refused += 1
+            self._holds.refuse_topic(topic, reason)
+        self._parked += self._holds.to_park(rows)
+
+    def _publish(self, rows: Sequence[Row]) -> None:
+        """Publish what is not held; a batch that is refused without naming a row is halved until it names one."""
+        batches = deque([rows])
+        while batches:
+            batch = [row for row in batches.popleft() if self._holds.is_open(row)]
+            if not batch:
+                continue
+            if not self._leads():
+                raise Resigned
+            if self._done or self._parked or self._is_checking:
+                # What comes after a row that is set aside must not get ahead of that.
+                self._turn(0)
+            try:
+                self._publisher.publish(batch)
+            except RowRefused as refused:
+                self._is_checking = True
+                batches.extendleft(reversed(self._without(batch, refused)))
+            except TopicRefused as refused:
+                self._is_checking = True
+                self._counts.refused += 1
+                self._holds.refuse_topic(refused.topic, refused.reason)
+                batches.appendleft(batch)
+            else:
+                self._done = [row.id for row in batch]
+                self._holds.accept(batch)
+                self._counts.published += len(batch)
+                self._counts.batches += 1
+
+    def _without(self, batch: Sequence[Row], refused: RowRefused) -> list[Sequence[Row]]:
+        """Give what is to be tried of a refused batch."""
+        named = batch[0] if len(batch) == 1 else next((row for row in batch if row.id == refused.row), None)
+        if named is None:
+            middle = len(batch) // 2
+            return [batch[:middle], batch[middle:]]
+        self._counts.refused += 1
+        parked = self._holds.refuse(named, refused.reason)
+        if parked is not None:
+            self._parked.append(parked)
+        return [[row for row in batch if row is not named]]

@@ -1,0 +1,209 @@
+"""The harvester as a process has it: stands for leader, and harvests while it leads."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
+from marshal_dagster.election.rules import Term, Timing
+from marshal_dagster.errors import MarshalError, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.outbox.harvest import Counts, Harvest, Resigned
+from marshal_dagster.outbox.holds import Limits
+from marshal_dagster.outbox.looking import Backlog
+from marshal_dagster.outbox.ports import Deposed, Fenced, Unsettled
+from marshal_dagster.outbox.publisher import NOTES_SETTINGS, KafkaPublisher
+from marshal_dagster.outbox.store import PostgresStore
+from marshal_dagster.outbox.tables import OutboxTables, Standing
+
+logger = logging.getLogger(__name__)
+
+Leads = Callable[[], bool]
+
+_LOOK_S: Final = 0.5
+_SAFE_COPIES: Final = 3
+_FIRST_PAUSE_S: Final = 0.1
+_LONGEST_PAUSE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxTopics:
+    """The topics behind an outbox: one to elect a harvester by, one for the notes of what is published."""
+
+    leader: str
+    notes: str
+
+    @classmethod
+    def of(cls, uid: str) -> "OutboxTopics":
+        """Give those of an outbox, by its uid."""
+        return cls(f"__marshal_outbox_{uid}_leader", f"__marshal_outbox_{uid}_notes")
+
+    def create(self, connection: KafkaConnection, replication: int | None = None) -> None:
+        """Make what is missing; by default with three replicas, or as many as there are brokers.
+
+        Raises `RightMissing`, `UnavailableError`, `ConfigurationError`.
+        """
+        with Topics(connection) as topics:
+            copies = replication or min(_SAFE_COPIES, topics.broker_count())
+            safe = {"min.insync.replicas": "2"} if copies >= _SAFE_COPIES else {}
+            topics.create(self.leader, 1, copies, {**LEADER_SETTINGS, **safe})
+            topics.create(self.notes, 1, copies, {**NOTES_SETTINGS, **safe})
+
+
+@dataclass(frozen=True, slots=True)
+class HarvesterOptions:
+    """How a harvester works; `poll_interval_s` is how soon it sees rows of which it is not notified."""
+
+    limits: Limits = field(default_factory=Limits)
+    timing: Timing = field(default_factory=Timing)
+    poll_interval_s: float = 0.1
+    transaction_timeout_s: float = 10.0
+    partitioner: str = "murmur2_random"
+
+
+class Harvester:
+    """Publishes an outbox's rows while it leads; several of one outbox stand by for each other.
+
+    `run` and `drain` block until `stop`, which any thread or a signal's handler may call.
+    """
+
+    def __init__(
+        self,
+        tables: OutboxTables,
+        connection: KafkaConnection,
+        options: HarvesterOptions | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Connect to nothing yet."""
+        self.counts = Counts()
+        self.failure: MarshalError | None = None
+        """What the last attempt failed with, until one succeeds."""
+        self.term: Term | None = None
+        """In which this harvester leads."""
+        self._tables = tables
+        self._connection = connection
+        self._options = options or HarvesterOptions()
+        self._clock = clock or SystemClock()
+        self._stop = threading.Event()
+        self._alive_at_s = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """For how many seconds its thread has done nothing, not even looked: more than a minute is a hang."""
+        return time.monotonic() - self._alive_at_s
+
+    def stop(self) -> None:
+        """Have `run` and `drain` end after the batch that is under way."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Stand for leader, and harvest while it leads, until it is stopped.
+
+        Raises `ConfigurationError`, `TopicMissing`, `RightMissing` and `UnavailableError` at the beginning only.
+        """
+        self._stand(self._look_up(), lambda: False)
+
+    def drain(self) -> int:
+        """Harvest until what is there now is published or set aside, by this harvester or another one that leads.
+
+        Gives how many rows this one has published. Raises as `run`.
+        """
+        standing, before = self._look_up(), self.counts.published
+        backlog = Backlog(self._tables)
+        try:
+            last = backlog.last_id()
+            self._stand(standing, lambda: last is None or backlog.is_empty_up_to(last))
+        finally:
+            backlog.close()
+        return self.counts.published - before
+
+    def _stand(self, standing: Standing, is_over: Callable[[], bool]) -> None:
+        topics = OutboxTopics.of(standing.uid)
+        group = f"marshal-outbox-{standing.uid}"
+        with Elector(self._connection, topics.leader, group, timing=self._options.timing) as elector:
+            while not self._stop.is_set() and not is_over():
+                self._alive_at_s = time.monotonic()
+                term = elector.wait_for_term(_LOOK_S)
+                if term is None:
+                    continue
+                self.term = term
+                try:
+                    self._lead(standing, elector, term, is_over)
+                finally:
+                    self.term = None
+
+    def _look_up(self) -> Standing:
+        with self._tables.telling(), self._tables.database.connect() as connection:
+            return self._tables.standing(connection)
+
+    def _ends(self, standing: Standing) -> tuple[PostgresStore, KafkaPublisher]:
+        publisher = KafkaPublisher(
+            self._connection,
+            standing.uid,
+            OutboxTopics.of(standing.uid).notes,
+            transaction_timeout_s=self._options.transaction_timeout_s,
+            partitioner=self._options.partitioner,
+        )
+        return PostgresStore(self._tables), publisher
+
+    def _harvest(self, store: PostgresStore, publisher: KafkaPublisher, leads: Leads) -> Harvest:
+        return Harvest(
+            store,
+            publisher,
+            limits=self._options.limits,
+            counts=self.counts,
+            now_ms=self._clock.lease_ms,
+            leads=leads,
+        )
+
+    def _lead(self, standing: Standing, elector: Elector, term: Term, is_over: Callable[[], bool]) -> None:
+        """Harvest for as long as the term holds, session after session."""
+        store, publisher = self._ends(standing)
+        pause_s = _FIRST_PAUSE_S
+
+        def leads() -> bool:
+            return elector.leads(term) and not self._stop.is_set()
+
+        try:
+            while leads():
+                harvest = self._harvest(store, publisher, leads)
+                try:
+                    harvest.begin()
+                    self._go_on(harvest, store, leads, is_over)
+                    if is_over():
+                        return
+                except Resigned:
+                    pass
+                except (Deposed, Fenced, Unsettled, UnavailableError) as error:
+                    self._note(error)
+                    self._stop.wait(pause_s)
+                    pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if self.failure else _FIRST_PAUSE_S
+        except MarshalError as error:
+            self._note(error)
+            elector.give_up(term, str(error))
+            self._stop.wait(_LONGEST_PAUSE_S)
+        finally:
+            publisher.close()
+            store.close()
+
+    def _go_on(self, harvest: Harvest, store: PostgresStore, leads: Leads, is_over: Callable[[], bool]) -> None:
+        while leads():
+            self._alive_at_s = time.monotonic()
+            taken = harvest.turn()
+            self.failure = None
+            if taken:
+                continue
+            if is_over():
+                break
+            store.wait(self._options.poll_interval_s)
+        harvest.finish()
+
+    def _note(self, error: MarshalError) -> None:
+        if str(error) != str(self.failure):
+            logger.warning("outbox %r: %s", self._tables.name, error)
+        self.failure = error

@@ -1,0 +1,104 @@
+"""Which lanes and topics wait after a refusal, and when a row is set aside."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.outbox.ports import Lane, Parked, Row
+
+_FIRST_WAIT_MS: Final = 200.0
+_LONGEST_WAIT_MS: Final = 5_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of the harvest: rows in flight, their bytes, and how often a row is tried before it is set aside."""
+
+    max_in_flight_records: int = 1_000
+    max_in_flight_bytes: int = 16_000_000
+    max_attempts: int = 5
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigurationError` for values that cannot be."""
+        for name in ("max_in_flight_records", "max_in_flight_bytes", "max_attempts"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"{name}: {getattr(self, name)}; give at least 1")
+
+
+@dataclass(slots=True)
+class _Hold:
+    tries: int
+    until_ms: float
+    reason: str
+
+
+class Holds:
+    """The refusals of one session; for one thread."""
+
+    def __init__(self, max_attempts: int, now_ms: Callable[[], float]) -> None:
+        """Hold nothing."""
+        self._max_attempts = max_attempts
+        self._now_ms = now_ms
+        self._lanes: dict[Lane, _Hold] = {}
+        self._topics: dict[str, _Hold] = {}
+
+    def lanes(self) -> list[Lane]:
+        """Give the lanes that wait."""
+        return [lane for lane, hold in self._lanes.items() if hold.until_ms > self._now_ms()]
+
+    def topics(self) -> list[str]:
+        """Give the topics that wait: those of which nothing is set aside yet."""
+        return [
+            topic
+            for topic, hold in self._topics.items()
+            if hold.until_ms > self._now_ms() and hold.tries < self._max_attempts
+        ]
+
+    def is_open(self, row: Row) -> bool:
+        """Tell whether a row may be published now."""
+        now_ms = self._now_ms()
+        holds = (self._lanes.get(Lane.of(row)), self._topics.get(row.topic))
+        return all(hold is None or hold.until_ms <= now_ms for hold in holds)
+
+    def refuse(self, row: Row, reason: str) -> Parked | None:
+        """Count a refusal; give the row if it is to be set aside, with which its lane is free again."""
+        lane = Lane.of(row)
+        hold = self._again(self._lanes.get(lane), reason)
+        if hold.tries < self._max_attempts:
+            self._lanes[lane] = hold
+            return None
+        self._lanes.pop(lane, None)
+        return Parked(row.id, f"{reason} (tried {hold.tries} times)")
+
+    def refuse_topic(self, topic: str, reason: str) -> None:
+        """Count that a topic cannot be written to."""
+        self._topics[topic] = self._again(self._topics.get(topic), reason)
+
+    def accept_topic(self, topic: str) -> None:
+        """Forget the refusals of a topic that can be written to."""
+        self._topics.pop(topic, None)
+
+    def is_checked(self, topic: str) -> bool:
+        """Tell whether it is too early to look again at a topic that could not be written to."""
+        hold = self._topics.get(topic)
+        return hold is not None and hold.until_ms > self._now_ms()
+
+    def to_park(self, rows: Sequence[Row]) -> list[Parked]:
+        """Give those of `rows` whose topic has been refused so often that they are set aside."""
+        return [
+            Parked(row.id, f"{hold.reason} (tried {hold.tries} times)")
+            for row in rows
+            if (hold := self._topics.get(row.topic)) is not None and hold.tries >= self._max_attempts
+        ]
+
+    def accept(self, rows: Sequence[Row]) -> None:
+        """Forget the refusals of what was published."""
+        if self._lanes:
+            for row in rows:
+                self._lanes.pop(Lane.of(row), None)
+
+    def _again(self, before: _Hold | None, reason: str) -> _Hold:
+        tries = 1 if before is None else before.tries + 1
+        wait_ms = min(_LONGEST_WAIT_MS, _FIRST_WAIT_MS * 2 ** (min(tries, 20) - 1))
+        return _Hold(tries, self._now_ms() + wait_ms, reason)

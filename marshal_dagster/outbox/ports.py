@@ -1,0 +1,133 @@
+"""What the harvest needs of a database and of Kafka; tests and the simulator bring their own."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Protocol
+
+from marshal_dagster.errors import MarshalError
+
+ID_HEADER: Final = "marshal-outbox-id"
+"""By which consumers know a record that comes again: the outbox's uid, "-", and the row's id."""
+
+Header = tuple[str, bytes | None]
+
+
+class Row(NamedTuple):
+    """A row of the outbox, in the order in which it is published: by `id`."""
+
+    id: int
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[Header] | None = None
+
+
+class Lane(NamedTuple):
+    """What keeps its order: the rows of one key in one topic; a row without a key is alone in its lane."""
+
+    topic: str
+    key: bytes | None
+    row: int | None
+
+    @classmethod
+    def of(cls, row: Row) -> "Lane":
+        """Give a row's lane."""
+        return cls(row.topic, row.key, row.id if row.key is None else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A row that is set aside, and why."""
+
+    id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is done in one transaction of the database: strike, set aside, and take the next rows."""
+
+    done: Collection[int] = ()
+    parked: Collection[Parked] = ()
+    limit: int = 0
+    """How many rows are taken at most."""
+    limit_bytes: int = 1
+    """How many bytes of keys, values and headers they have at most; a row is taken whatever it has."""
+    held_lanes: Collection[Lane] = ()
+    """Whose rows are not taken now."""
+    held_topics: Collection[str] = ()
+
+
+class Deposed(MarshalError):
+    """A later session harvests this outbox: this one may strike and take nothing any more."""
+
+
+class Fenced(MarshalError):
+    """A later session publishes from this outbox, or the brokers have ended this one's transaction."""
+
+
+class Unsettled(MarshalError):
+    """It is not known whether a batch was published, or struck; the next session finds out."""
+
+
+class RowRefused(Exception):
+    """Nothing of a batch was published, because of one row: `row` is its id, None where that is not known."""
+
+    def __init__(self, reason: str, row: int | None = None) -> None:
+        """Keep them."""
+        self.reason, self.row = reason, row
+        super().__init__(reason)
+
+
+class TopicRefused(Exception):
+    """Nothing of a batch was published, because a topic of it cannot be written to."""
+
+    def __init__(self, topic: str, reason: str) -> None:
+        """Keep them."""
+        self.topic, self.reason = topic, reason
+        super().__init__(f"{topic}: {reason}")
+
+
+class Store(Protocol):
+    """The outbox's rows. Each method raises `UnavailableError` when the database does not answer."""
+
+    def begin(self) -> int:
+        """Begin a session and give its number, larger than all before; those end by it."""
+        ...
+
+    def turn(self, session: int, turn: Turn) -> list[Row]:
+        """Carry out a turn in one transaction, and give the rows taken, by rising id.
+
+        Raises `Deposed`, with nothing done, once a later session has begun.
+        """
+        ...
+
+
+class Publisher(Protocol):
+    """Kafka's end. What is published by one session cannot be by another that began before."""
+
+    def begin(self) -> None:
+        """Begin a session: end for good what earlier ones have sent, and refuse what they still send.
+
+        Raises `Fenced`, `UnavailableError`.
+        """
+        ...
+
+    def noted(self) -> Collection[int]:
+        """Give the rows of the last batch that was published, by any session.
+
+        Raises `Fenced`, `UnavailableError`.
+        """
+        ...
+
+    def refused(self, topics: Collection[str]) -> dict[str, str]:
+        """Give which of these topics cannot be written to, and why. Raises `UnavailableError`."""
+        ...
+
+    def publish(self, rows: Sequence[Row]) -> None:
+        """Publish rows in this order, with a note of which these are: all of it, or nothing.
+
+        Raises `RowRefused` and `TopicRefused`, with nothing published and begun anew: make sure by a turn that the
+        session goes on before the next one. `Fenced` and `Unsettled`, after which a new session is to begin.
+        """
+        ...

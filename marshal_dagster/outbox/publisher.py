@@ -1,0 +1,197 @@
+"""The harvest's end in Kafka: a batch is one transaction, which notes which rows it is of."""
+
+import json
+import time
+from collections.abc import Collection, Iterable, Sequence
+from typing import Final
+
+from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.kafka import transactions
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.rights import Right, on_topic
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.transactions import Notes, RecordRefused, Transaction
+from marshal_dagster.outbox.ports import ID_HEADER, Fenced, Row, RowRefused, TopicRefused, Unsettled
+
+NOTE_VERSION: Final = 1
+ID_PREFIX: Final = "marshal-outbox-"
+NOTES_SETTINGS: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "1048576",
+    "min.cleanable.dirty.ratio": "0.1",
+    "unclean.leader.election.enable": "false",
+}
+_LOOKED_AT: Final = 1_000
+"""Offsets at the end of the notes' topic of which one is the newest note, unless many transactions have failed."""
+_TOPIC_HOLDS_S: Final = 60.0
+_NOTE: Final = "note"
+
+
+class KafkaPublisher:
+    """Where an outbox's rows are published, as a `marshal_dagster.outbox.ports.Publisher`; for one thread."""
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        uid: str,
+        notes_topic: str,
+        *,
+        transaction_timeout_s: float = 10.0,
+        partitioner: str = "murmur2_random",
+    ) -> None:
+        """Connect to nothing yet.
+
+        `uid` is the outbox's. After `transaction_timeout_s` the brokers end a transaction of a process that is gone;
+        until then consumers wait for it. `partitioner` is librdkafka's; the default is that of Kafka's Java clients.
+        """
+        self._connection = connection
+        self._uid = uid
+        self._notes_topic = notes_topic
+        self._timeout_s = transaction_timeout_s
+        self._partitioner = partitioner
+        self._topics: Topics | None = None
+        self._transaction: Transaction | None = None
+        self._known: dict[str, float] = {}
+        """Until when a topic is taken to be there, by the monotonic clock."""
+
+    def begin(self) -> None:
+        """Begin a session (`Publisher.begin`)."""
+        self._end()
+        transaction = Transaction(
+            self._connection,
+            f"{ID_PREFIX}{self._uid}",
+            id_prefix=ID_PREFIX,
+            topics=[self._notes_topic],
+            timeout_s=self._timeout_s,
+            partitioner=self._partitioner,
+        )
+        try:
+            transaction.__enter__()
+        except transactions.Fenced as fenced:
+            raise Fenced(str(fenced)) from None
+        self._transaction = transaction
+
+    def noted(self) -> Collection[int]:
+        """Give the rows of the newest note (`Publisher.noted`)."""
+        with Notes(self._connection, self._notes_topic, self._asking, last=_LOOKED_AT) as notes:
+            note = notes.newest(self._timeout_s).get(self._uid)
+        return [] if note is None else read_note(note)
+
+    def refused(self, topics: Collection[str]) -> dict[str, str]:
+        """Give which topics cannot be written to (`Publisher.refused`)."""
+        now_s = time.monotonic()
+        found = {}
+        for topic in topics:
+            if self._known.get(topic, 0.0) > now_s:
+                continue
+            reason = self._why_not(topic)
+            if reason is None:
+                self._known[topic] = now_s + _TOPIC_HOLDS_S
+            else:
+                found[topic] = reason
+        return found
+
+    def publish(self, rows: Sequence[Row]) -> None:
+        """Publish rows in one transaction (`Publisher.publish`)."""
+        transaction = self._transaction
+        if transaction is None:
+            raise Unsettled("no session has begun")
+        by_id = {str(row.id): row for row in rows}
+        try:
+            transaction.begin()
+            for row in rows:
+                transaction.send(
+                    row.topic,
+                    row.value,
+                    row.key,
+                    name=str(row.id),
+                    headers=[*(row.headers or ()), (ID_HEADER, f"{self._uid}-{row.id}".encode())],
+                )
+            note = render_note([row.id for row in rows])
+            transaction.send(
+                self._notes_topic, note, self._uid.encode(), name=_NOTE, partition=transactions.NOTES_PARTITION
+            )
+            transaction.flush()
+        except RecordRefused as refused:
+            self.begin()
+            named = by_id.get(refused.name) if refused.is_sure else None
+            raise RowRefused(refused.reason, None if named is None else named.id) from None
+        except transactions.Fenced as fenced:
+            self._end()
+            raise Fenced(str(fenced)) from None
+        except MarshalError as error:
+            self._end()
+            self._known.clear()
+            self._raise_for_topic(rows, error)
+            raise Unsettled(f"a batch was not published: {error}") from None
+        except BaseException:
+            self._end()
+            raise
+        self._commit(transaction)
+
+    def close(self) -> None:
+        """Let go of the connections; what is not committed is aborted."""
+        self._end()
+        if self._topics is not None:
+            self._topics.close()
+            self._topics = None
+
+    def _commit(self, transaction: Transaction) -> None:
+        try:
+            transaction.commit()
+        except transactions.Fenced as fenced:
+            self._end()
+            raise Fenced(str(fenced)) from None
+        except (MarshalError, RecordRefused) as error:
+            self._end()
+            raise Unsettled(f"whether a batch was published is not known: {error}") from None
+        except BaseException:
+            self._end()
+            raise
+
+    def _raise_for_topic(self, rows: Iterable[Row], error: MarshalError) -> None:
+        """Raise for a topic that has gone since it was looked at, which the error may be of."""
+        if not isinstance(error, TopicMissing | RightMissing | UnavailableError):
+            return
+        for topic in {row.topic for row in rows}:
+            reason = self._why_not(topic)
+            if reason is not None:
+                self.begin()
+                raise TopicRefused(topic, reason)
+
+    def _why_not(self, topic: str) -> str | None:
+        try:
+            self._asking.require(on_topic(topic, Right.WRITE))
+        except (TopicMissing, RightMissing) as error:
+            return str(error)
+        return None
+
+    @property
+    def _asking(self) -> Topics:
+        if self._topics is None:
+            self._topics = Topics(self._connection)
+        return self._topics
+
+    def _end(self) -> None:
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            transaction.__exit__(None, None, None)
+
+
+def render_note(ids: Sequence[int]) -> bytes:
+    """Write down rows, which rise, as runs of numbers."""
+    runs: list[list[int]] = []
+    for number in ids:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return json.dumps({"version": NOTE_VERSION, "rows": runs}, separators=(",", ":")).encode()
+
+
+def read_note(value: bytes) -> list[int]:
+    """Read what `render_note` wrote. Raises `MarshalError` for one of a later version."""
+    note = json.loads(value)
+    if note["version"] > NOTE_VERSION:
+        raise MarshalError(f"a note of version {note['version']} is of a newer marshal-dagster: update this one")
+    return [number for first, last in note["rows"] for number in range(first, last + 1)]

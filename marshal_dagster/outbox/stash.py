@@ -1,0 +1,135 @@
+"""Rows written into an outbox, in the transaction of whoever writes them."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, LiteralString
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.outbox.ports import ID_HEADER
+from marshal_dagster.outbox.tables import (
+    DEFAULT_MAX_BYTES,
+    DEFAULT_NAME,
+    LARGEST_MAX_BYTES,
+    REGISTRY,
+    OutboxTables,
+)
+from marshal_dagster.postgres import Database
+from marshal_dagster.protocol.messages import is_topic
+
+if TYPE_CHECKING:
+    import psycopg
+    from sqlalchemy.engine import Connection as SqlAlchemyConnection
+    from sqlalchemy.orm import Session
+
+_ROWS_AT_ONCE: Final = 1_000
+
+_INSERT: Final[LiteralString] = "INSERT INTO {rows} (topic, key, value, header_keys, header_values) "
+
+Text = str | bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutboxRecord:
+    """What is to be published; text is written as UTF-8, a value of None is a tombstone."""
+
+    topic: str
+    value: Text
+    key: Text = None
+    headers: Mapping[str, Text] | Sequence[tuple[str, Text]] = field(default=())
+
+
+class Outbox:
+    """Writes records into an outbox. Needs no connection of its own and keeps nothing: one may serve all threads."""
+
+    def __init__(self, name: str = DEFAULT_NAME, *, schema: str = "public", max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        """Name the outbox. `max_bytes` is what key, value and headers of a record may have together.
+
+        Raises `ConfigurationError` for values that cannot be.
+        """
+        if not 0 < max_bytes <= LARGEST_MAX_BYTES:
+            raise ConfigurationError(f"max_bytes: {max_bytes}; give 1 to {LARGEST_MAX_BYTES}")
+        if name == REGISTRY:
+            raise ConfigurationError(f"name: {name!r} is the table that lists the outboxes; give another name")
+        self._tables = OutboxTables(Database(""), name, schema)
+        self._max_bytes = max_bytes
+
+    def __repr__(self) -> str:
+        return f"Outbox({self._tables.name!r}, schema={self._tables.schema!r})"
+
+    def stash(self, connection: "psycopg.Connection[Any]", records: Iterable[OutboxRecord]) -> int:
+        """Write records, in this order, in the present transaction of a psycopg connection; give how many.
+
+        A connection in autocommit writes each thousand by itself: use a transaction. Raises `ConfigurationError`, with
+        nothing of its thousand written, for a record that cannot be published; psycopg's errors.
+        """
+        count = 0
+        with connection.cursor() as cursor:
+            for rows in self._batches(records):
+                cursor.executemany(self._statement(), rows)
+                count += len(rows)
+        return count
+
+    async def stash_async(self, connection: "psycopg.AsyncConnection[Any]", records: Iterable[OutboxRecord]) -> int:
+        """Write records as `stash` does, over an asynchronous psycopg connection."""
+        count = 0
+        async with connection.cursor() as cursor:
+            for rows in self._batches(records):
+                await cursor.executemany(self._statement(), rows)
+                count += len(rows)
+        return count
+
+    def stash_sqlalchemy(self, session: "Session | SqlAlchemyConnection", records: Iterable[OutboxRecord]) -> int:
+        """Write records as `stash` does, over SQLAlchemy 2, be the driver psycopg, psycopg2 or asyncpg.
+
+        Of an `AsyncSession` use `await session.run_sync(lambda session: outbox.stash_sqlalchemy(session, records))`.
+        """
+        from sqlalchemy import ARRAY, LargeBinary, String, column, insert, table
+
+        names = ("topic", "key", "value", "header_keys", "header_values")
+        kinds: tuple[Any, ...] = (String(), LargeBinary(), LargeBinary(), ARRAY(String()), ARRAY(LargeBinary()))
+        columns: list[Any] = [column(name, kind) for name, kind in zip(names, kinds, strict=True)]
+        target = insert(table(self._tables.name, *columns, schema=self._tables.schema))
+        count = 0
+        for rows in self._batches(records):
+            session.execute(target, [dict(zip(names, row, strict=True)) for row in rows])
+            count += len(rows)
+        return count
+
+    def _statement(self) -> Any:  # noqa: ANN401 - psycopg's
+        return self._tables.named(_INSERT + "VALUES (%s, %s, %s, %s, %s)")
+
+    def _batches(self, records: Iterable[OutboxRecord]) -> Iterator[list[tuple[Any, ...]]]:
+        rows = (self._row(record) for record in records)
+        while batch := list(islice(rows, _ROWS_AT_ONCE)):
+            yield batch
+
+    def _row(self, record: OutboxRecord) -> tuple[Any, ...]:
+        """Give a record's columns. Raises `ConfigurationError`."""
+        if not is_topic(record.topic):
+            raise ConfigurationError(
+                f"topic: {record.topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'"
+            )
+        key, value = _bytes("key", record.key), _bytes("value", record.value)
+        given = record.headers.items() if isinstance(record.headers, Mapping) else record.headers
+        headers = [(name, _bytes(f"header {name!r}", content)) for name, content in given]
+        if any(name == ID_HEADER for name, _ in headers):
+            raise ConfigurationError(f"headers: {ID_HEADER!r} is the harvester's own; leave it out")
+        contents = [key, value, *(content for _, content in headers)]
+        size = sum(len(each or b"") for each in contents) + sum(len(name.encode()) for name, _ in headers)
+        if size > self._max_bytes:
+            raise ConfigurationError(
+                f"a record for topic {record.topic!r} has {size} bytes; {self._max_bytes} are allowed (max_bytes), and "
+                "brokers take about a million unless they are told otherwise"
+            )
+        if not headers:
+            return record.topic, key, value, None, None
+        return record.topic, key, value, [name for name, _ in headers], [content for _, content in headers]
+
+
+def _bytes(what: str, given: Text) -> bytes | None:
+    if given is None or isinstance(given, bytes):
+        return given
+    if isinstance(given, str):
+        return given.encode()
+    raise ConfigurationError(f"{what}: {type(given).__name__}; give bytes, text or None")

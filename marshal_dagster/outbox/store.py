@@ -1,0 +1,165 @@
+"""The harvest's end in PostgreSQL."""
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, LiteralString
+
+from marshal_dagster.outbox.ports import Deposed, Row, Turn
+from marshal_dagster.outbox.tables import OutboxTables
+
+if TYPE_CHECKING:
+    from marshal_dagster.postgres import Connection
+
+_SETTINGS: Final = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
+
+_TAKE: Final[LiteralString] = """
+    SELECT id, topic, key, value, header_keys, header_values FROM (
+        SELECT *, sum(size) OVER (ORDER BY id) - size AS before FROM (
+            SELECT *, coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)
+                + coalesce(pg_column_size(header_values), 0) AS size
+            FROM {rows} AS r WHERE {free} ORDER BY id LIMIT %(limit)s
+        ) AS first
+    ) AS summed WHERE before < %(limit_bytes)s ORDER BY id
+    """
+_FREE_TOPICS: Final[LiteralString] = "topic <> ALL(%(topics)s::text[])"
+_FREE_ROWS: Final[LiteralString] = "id <> ALL(%(ids)s::bigint[])"
+_FREE_LANES: Final[LiteralString] = """
+    NOT EXISTS (SELECT FROM unnest(%(lane_topics)s::text[], %(lane_keys)s::bytea[]) AS held (topic, key)
+    WHERE held.topic = r.topic AND held.key = r.key)
+    """
+_PARK: Final[LiteralString] = """
+    WITH wanted AS (SELECT * FROM unnest(%s::bigint[], %s::text[]) AS w (id, reason)),
+    gone AS (DELETE FROM {rows} AS r USING wanted AS w WHERE r.id = w.id RETURNING r.*, w.reason)
+    INSERT INTO {parked} (id, create_time, topic, key, value, header_keys, header_values, reason)
+    SELECT id, create_time, topic, key, value, header_keys, header_values, reason FROM gone
+    """
+
+
+class PostgresStore:
+    """The rows of an outbox, as a `marshal_dagster.outbox.ports.Store`; for one thread.
+
+    It has one connection, made when it is needed and given up after an error.
+    """
+
+    def __init__(self, tables: OutboxTables, leader: str | None = None) -> None:
+        """Connect to nothing yet; `leader` is a name for people."""
+        self._tables = tables
+        self._leader = leader or socket.gethostname()
+        self._connection: Connection | None = None
+
+    def begin(self) -> int:
+        """Begin a session (`Store.begin`)."""
+        with self._using() as connection:
+            found = connection.execute(
+                self._tables.named(
+                    "UPDATE {registry} SET session = session + 1, leader = %s, led_since = now() "
+                    "WHERE name = %s RETURNING session"
+                ),
+                (self._leader, self._tables.name),
+            ).fetchone()
+            connection.commit()
+            if found is None:
+                raise self._tables.missing()
+            return int(found[0])
+
+    def turn(self, session: int, turn: Turn) -> list[Row]:
+        """Carry out a turn (`Store.turn`)."""
+        with self._using() as connection:
+            return self._turn(connection, session, turn)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until rows are written, as far as that is notified, for `timeout_s` seconds at the most."""
+        if timeout_s <= 0:
+            return
+        with self._using() as connection:
+            for _ in connection.notifies(timeout=timeout_s, stop_after=1):
+                pass
+            connection.commit()
+
+    def close(self) -> None:
+        """Give up the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    @contextmanager
+    def _using(self) -> "Iterator[Connection]":
+        """Give the connection, which is given up by any error."""
+        try:
+            with self._tables.telling():
+                yield self._connected()
+        except BaseException:
+            self.close()
+            raise
+
+    def _connected(self) -> "Connection":
+        if self._connection is None:
+            connection = self._tables.database.connect(options=_SETTINGS)
+            try:
+                self._tables.standing(connection)
+                connection.execute(self._tables.named("LISTEN {name}", name=_identifier(self._tables.channel)))
+                # A struck row that came back after a crash of the server could be published again.
+                connection.execute(
+                    "SELECT set_config('synchronous_commit', 'on', false) "
+                    "WHERE current_setting('synchronous_commit') = 'off'"
+                )
+                connection.commit()
+            except BaseException:
+                connection.close()
+                raise
+            self._connection = connection
+        return self._connection
+
+    def _turn(self, connection: "Connection", session: int, turn: Turn) -> list[Row]:
+        named = self._tables.named
+        writes = bool(turn.done or turn.parked)
+        ask: LiteralString = "SELECT session FROM {registry} WHERE name = %s"
+        with connection.pipeline():
+            found = connection.execute(named(ask + " FOR SHARE" if writes else ask), (self._tables.name,))
+            if turn.done:
+                connection.execute(named("DELETE FROM {rows} WHERE id = ANY(%s)"), (list(turn.done),))
+            if turn.parked:
+                ids, reasons = [each.id for each in turn.parked], [each.reason for each in turn.parked]
+                connection.execute(named(_PARK), (ids, reasons))
+            rows = None if turn.limit == 0 else connection.execute(*self._take(turn))
+        present = found.fetchone()
+        if present is None or present[0] != session:
+            connection.rollback()
+            raise Deposed(f"outbox {self._tables.name!r}: session {session} is over, another harvester took over")
+        taken = [] if rows is None else [_row(each) for each in rows]
+        connection.commit()
+        return taken
+
+    def _take(self, turn: Turn) -> tuple[Any, dict[str, Any]]:
+        from psycopg import sql
+
+        free: list[LiteralString] = []
+        ids = [lane.row for lane in turn.held_lanes if lane.row is not None]
+        lanes = [lane for lane in turn.held_lanes if lane.row is None]
+        if turn.held_topics:
+            free.append(_FREE_TOPICS)
+        if ids:
+            free.append(_FREE_ROWS)
+        if lanes:
+            free.append(_FREE_LANES)
+        condition = sql.SQL(" AND ").join(map(sql.SQL, free)) if free else sql.SQL("true")
+        return self._tables.named(_TAKE, free=condition), {
+            "limit": turn.limit,
+            "limit_bytes": turn.limit_bytes,
+            "topics": list(turn.held_topics),
+            "ids": ids,
+            "lane_topics": [lane.topic for lane in lanes],
+            "lane_keys": [lane.key for lane in lanes],
+        }
+
+
+def _row(found: Sequence[Any]) -> Row:
+    number, topic, key, value, names, values = found
+    return Row(number, topic, key, value, None if names is None else list(zip(names, values, strict=True)))
+
+
+def _identifier(name: str) -> Any:  # noqa: ANN401 - psycopg's
+    from psycopg import sql
+
+    return sql.Identifier(name)
