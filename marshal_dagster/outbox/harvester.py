@@ -3,14 +3,15 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
 from marshal_dagster.election.rules import Term, Timing
-from marshal_dagster.errors import MarshalError, UnavailableError
+from marshal_dagster.errors import MarshalError, TopicMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.outbox.harvest import Counts, Harvest, Resigned
@@ -125,7 +126,8 @@ class Harvester:
     def _stand(self, standing: Standing, is_over: Callable[[], bool]) -> None:
         topics = OutboxTopics.of(standing.uid)
         group = f"marshal-outbox-{standing.uid}"
-        with Elector(self._connection, topics.leader, group, timing=self._options.timing) as elector:
+        elector = Elector(self._connection, topics.leader, group, timing=self._options.timing)
+        with self._telling_how_to_create(), elector:
             while not self._stop.is_set() and not is_over():
                 self._alive_at_s = time.monotonic()
                 term = elector.wait_for_term(_LOOK_S)
@@ -136,6 +138,13 @@ class Harvester:
                     self._lead(standing, elector, term, is_over)
                 finally:
                     self.term = None
+
+    @contextmanager
+    def _telling_how_to_create(self) -> Iterator[None]:
+        try:
+            yield
+        except TopicMissing as error:
+            raise TopicMissing(f"{error}; `marshal-dagster outbox init` makes the topics of an outbox") from None
 
     def _look_up(self) -> Standing:
         with self._tables.telling(), self._tables.database.connect() as connection:
