@@ -11,7 +11,7 @@ from typing import Final
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
 from marshal_dagster.election.rules import Term, Timing
-from marshal_dagster.errors import MarshalError, TopicMissing, UnavailableError
+from marshal_dagster.errors import ConfigurationError, MarshalError, TopicMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.outbox.harvest import Counts, Harvest, Resigned
@@ -105,7 +105,8 @@ class Harvester:
     def run(self) -> None:
         """Stand for leader, and harvest while it leads, until it is stopped.
 
-        Raises `ConfigurationError`, `TopicMissing`, `RightMissing` and `UnavailableError` at the beginning only.
+        Raises `ConfigurationError`; `TopicMissing`, `RightMissing` and `UnavailableError` at the beginning only: later
+        it tries again, and `failure` is what it fails with.
         """
         self._stand(self._look_up(), lambda: False)
 
@@ -192,6 +193,8 @@ class Harvester:
                     self._note(error)
                     self._stop.wait(pause_s)
                     pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if self.failure else _FIRST_PAUSE_S
+        except ConfigurationError:
+            raise
         except MarshalError as error:
             self._note(error)
             elector.give_up(term, str(error))
