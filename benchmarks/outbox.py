@@ -246,7 +246,7 @@ def run(sizes: Sizes) -> Measured:
         load = steady(dsn, connection, sizes)
         with psycopg.connect(dsn) as asking:
             found = asking.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", (_TOLD_SETTINGS,))
-            shown = dict(found.fetchall())
+            shown: dict[str, str] = dict(found.fetchall())
     tenths = [_high(window) for window in load.windows]
     cases = [
         Case(f"{sizes.keys:,} keys, beside a bare loop", many, bare, "rows/s", Goal.OURS_AT_LEAST, 10_000),
