@@ -53,10 +53,8 @@ def coordinator(connection: KafkaConnection, topics: CoordinatorTopics) -> Itera
 
 
 @contextmanager
-def member(
-    connection: KafkaConnection, topics: CoordinatorTopics, name: str, **registration: object
-) -> Iterator[Member]:
-    """Run a member."""
+def member(connection: KafkaConnection, topics: CoordinatorTopics, name: str, wanted: str) -> Iterator[Member]:
+    """Run a member that takes one topic."""
     works_on: set[Place] = set()
     stopped: list[Place] = []
 
@@ -64,8 +62,16 @@ def member(
         works_on.difference_update(places)
         stopped.extend(places)
 
-    fields = {"session_timeout_ms": SESSION_MS, **registration}
-    client = CoordinatedMember(connection, "etl", name, start=works_on.update, stop=stop, topics=topics, **fields)
+    client = CoordinatedMember(
+        connection,
+        "etl",
+        name,
+        start=works_on.update,
+        stop=stop,
+        topics=topics,
+        topics_wanted=[wanted],
+        session_timeout_ms=SESSION_MS,
+    )
     with client:
         yield Member(client, works_on, stopped)
 
@@ -97,15 +103,12 @@ def test_members_come_and_go_and_the_coordinator_is_replaced(
     with ExitStack() as stack:
         first = ExitStack()
         first.enter_context(coordinator(connection, topics_of))
-        members = [
-            stack.enter_context(member(connection, topics_of, f"m{number}", topics_wanted=[wanted]))
-            for number in range(2)
-        ]
+        members = [stack.enter_context(member(connection, topics_of, f"m{number}", wanted)) for number in range(2)]
         wait_until(even(members, 12), 60)
         for each in members:
             each.stopped.clear()
 
-        members.append(stack.enter_context(member(connection, topics_of, "m2", topics_wanted=[wanted])))
+        members.append(stack.enter_context(member(connection, topics_of, "m2", wanted)))
         wait_until(even(members, 12), 30)
         assert sorted(len(each.stopped) for each in members) == [0, 2, 2]
 
@@ -113,7 +116,7 @@ def test_members_come_and_go_and_the_coordinator_is_replaced(
         first.close()
         for each in members:
             each.stopped.clear()
-        with member(connection, topics_of, "m3", topics_wanted=[wanted]) as late:
+        with member(connection, topics_of, "m3", wanted) as late:
             wait_until(even([*members, late], 12), 60)
             assert all(len(each.stopped) <= 1 for each in members)
         wait_until(even(members, 12), 30)
@@ -126,9 +129,9 @@ def test_a_second_of_the_same_name_is_refused(
 ) -> None:
     """It is told why, and gets nothing; the first goes on."""
     wanted = topic(2)
-    with coordinator(connection, topics_of), member(connection, topics_of, "m", topics_wanted=[wanted]) as first:
+    with coordinator(connection, topics_of), member(connection, topics_of, "m", wanted) as first:
         wait_until(even([first], 2), 60)
-        with member(connection, topics_of, "m", topics_wanted=[wanted]) as second:
+        with member(connection, topics_of, "m", wanted) as second:
             wait_until(lambda: second.client.standing is Standing.REFUSED, 30)
             assert second.client.error == "duplicate_id"
         assert even([first], 2)()
