@@ -138,6 +138,8 @@ class GroupCoordinator:
         self.events: list[Event] = []
         self._rules = rules
         self._members: dict[str, _Member] = {}
+        self._owner: Assignment = {}
+        """Who has what, the other way round."""
         self._kept = {each.member: each for each in kept}
         self._recovers_until_ms = now_ms + recovery_ms
         self._generation = max((each.generation for each in self._kept.values()), default=0)
@@ -224,7 +226,8 @@ class GroupCoordinator:
         kept = self._kept.pop(word.member, None)
         places = self._places_of(word, before, kept)
         is_told = places == places_of(word.holds)
-        self._members[word.member] = _Member(word, places, is_told)
+        self._members[word.member] = _Member(word, before.places if before else frozenset(), is_told)
+        self._has(word.member, places)
         is_same = before is not None and _interests(before.registration) == _interests(word)
         if before is None:
             self._tell(Happening.JOINED, word.member)
@@ -255,8 +258,7 @@ class GroupCoordinator:
         if word.is_static and not told:
             had = before.places if before is not None else frozenset[Place]()
             told = places_of(kept.places) if kept is not None else had
-        others = {place for name, each in self._members.items() if name != word.member for place in each.places}
-        return told - others
+        return frozenset(place for place in told if self._owner.get(place, word.member) == word.member)
 
     def _fail_silent(self, now_ms: float) -> None:
         dead = [name for name, member in self._members.items() if self._is_dead(member, now_ms)]
@@ -272,6 +274,7 @@ class GroupCoordinator:
 
     def _remove(self, names: Iterable[str], happening: Happening, now_ms: float) -> None:
         for name in names:
+            self._has(name, frozenset())
             del self._members[name]
             self._tell(happening, name)
         self._fail_rebalance(now_ms)
@@ -313,7 +316,7 @@ class GroupCoordinator:
         """Work out who is to have what; tell those to stop who give something up."""
         self._is_due = False
         self._kept = {}
-        before = self._owners()
+        before: Assignment = dict(self._owner)
         target = self._target(before)
         after = {place: name for name, places in target.items() for place in places}
         changed = moves(before, after)
@@ -347,7 +350,7 @@ class GroupCoordinator:
             return []
         lost = rebalance.stopping.pop(word.member, frozenset())
         rebalance.deadlines_ms.pop(word.member, None)
-        self._members[word.member].places -= lost
+        self._has(word.member, self._members[word.member].places - lost)
         return [] if rebalance.stopping else self._start_all(now_ms)
 
     def _start_all(self, now_ms: float) -> list[Order]:
@@ -357,7 +360,7 @@ class GroupCoordinator:
         rebalance.starting = set(rebalance.changed)
         rebalance.deadlines_ms = {name: now_ms + self._members[name].session_ms * 2 / 3 for name in rebalance.starting}
         for name in rebalance.starting:
-            self._members[name].places = rebalance.target[name]
+            self._has(name, rebalance.target[name])
             self._members[name].is_told = False
         orders: list[Order] = [self._start(name) for name in sorted(rebalance.starting)]
         self._end_if_done()
@@ -378,7 +381,7 @@ class GroupCoordinator:
         rebalance = self._rebalance
         if rebalance is not None and rebalance.has_begun_to_start and not rebalance.starting:
             if rebalance.moved:
-                self.events.append(Event(Happening.REBALANCED, tuple(sorted(rebalance.target)), rebalance.moved))
+                self.events.append(Event(Happening.REBALANCED, moved=rebalance.moved))
             self._rebalance = None
             self._retries = 0
 
@@ -404,8 +407,14 @@ class GroupCoordinator:
 
     # Who has what
 
-    def _owners(self) -> Assignment:
-        return {place: name for name, member in self._members.items() for place in member.places}
+    def _has(self, name: str, places: frozenset[Place]) -> None:
+        """Note what a member has from now on."""
+        member = self._members[name]
+        for place in member.places - places:
+            if self._owner.get(place) == name:
+                del self._owner[place]
+        self._owner |= dict.fromkeys(places - member.places, name)
+        member.places = places
 
     def _target(self, before: Assignment) -> dict[str, frozenset[Place]]:
         subscribers = [
