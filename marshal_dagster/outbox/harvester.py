@@ -123,9 +123,7 @@ class Harvester:
         return self.counts.published - before
 
     def _stand(self, standing: Standing, is_over: Callable[[], bool]) -> None:
-        topics = OutboxTopics.of(standing.uid)
-        group = f"marshal-outbox-{standing.uid}"
-        with Elector(self._connection, topics.leader, group, timing=self._options.timing) as elector:
+        with self._elector(standing) as elector:
             while not self._stop.is_set() and not is_over():
                 self._alive_at_s = time.monotonic()
                 term = elector.wait_for_term(_LOOK_S)
@@ -140,6 +138,10 @@ class Harvester:
     def _look_up(self) -> Standing:
         with self._tables.telling(), self._tables.database.connect() as connection:
             return self._tables.standing(connection)
+
+    def _elector(self, standing: Standing) -> Elector:
+        leader_topic, group = OutboxTopics.of(standing.uid).leader, f"marshal-outbox-{standing.uid}"
+        return Elector(self._connection, leader_topic, group, timing=self._options.timing)
 
     def _ends(self, standing: Standing) -> tuple[PostgresStore, KafkaPublisher]:
         publisher = KafkaPublisher(
