@@ -105,8 +105,9 @@ class SimulatedElector(Elector):
 
     def told(self, after_ms: float, *, has_partition: bool) -> None:
         """Learn in a while that the partition has come or gone."""
-        order = self._take_partition if has_partition else self._drop_partition
-        self._orders.append((self._world.scheduler.now_ms + after_ms, order))
+        due_ms = self._world.scheduler.now_ms + after_ms
+        self._orders = [(min(at_ms, due_ms), order) for at_ms, order in self._orders]
+        self._orders.append((due_ms, self._take_partition if has_partition else self._drop_partition))
         self.wake()
 
     @property

@@ -32,6 +32,8 @@ class Network:
         chance: random.Random,
         faults: Mapping[int, CallFault],
         kill: Callable[[Process], None],
+        *,
+        latency_ms: float,
         calm_ms: float,
     ) -> None:
         self.befallen: Counter[str] = Counter()
@@ -43,6 +45,7 @@ class Network:
         self._chance = chance
         self._faults = faults
         self._kill = kill
+        self._longest_way_ms = latency_ms
         self._calm_ms = calm_ms
         self._wires = Process(scheduler, "network")
 
@@ -112,7 +115,7 @@ class Network:
     def _latency_ms(self, side: Side) -> float:
         if self.slow_until_ms.get(side, 0.0) > self._scheduler.now_ms:
             return self._chance.random() * 200
-        return 0.1 + self._chance.random() * 2
+        return 0.1 + self._chance.random() * self._longest_way_ms
 
     def _require_way(self, side: Side, timeout_ms: float) -> None:
         if self.cut_until_ms and self.cut_ms(self._process, side) > self._scheduler.now_ms:

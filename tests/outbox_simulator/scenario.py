@@ -10,6 +10,8 @@ TOPICS: Final = ("orders", "bills")
 KEYS: Final = (b"a", b"b", b"c")
 MOST_CALLS: Final = 120
 """Faults of calls befall one of so many first calls to the database and the brokers."""
+CONTENDED_PART: Final = 0.4
+"""Part of the seeds in which several members take themselves for the leader, and rows are refused."""
 TIMING_DEADLINE_MS: Final = 2_000.0
 
 
@@ -98,6 +100,8 @@ class Scenario:
     max_bytes: int
     max_attempts: int
     poll_interval_s: float
+    latency_ms: float
+    """The longest way of a call, without faults."""
     faulty_ms: float
     """Faults and writers begin before that."""
     call_faults: tuple[tuple[int, CallFault], ...]
@@ -137,8 +141,11 @@ def scenario(seed: int) -> Scenario:
     """Draw the scenario of `seed`."""
     chance = random.Random(seed)
     many = chance.random() < 0.3
-    faulty_ms = chance.choice((2_000.0, 4_000.0, 6_000.0))
+    is_contended = chance.random() < CONTENDED_PART
+    faulty_ms = chance.choice((2_000.0, 3_000.0, 4_000.0))
     kinds = [chance.choice(_COMMON) for _ in range(chance.randint(0, 6 if many else 3))]
+    if is_contended:
+        kinds += [EventKind.REBALANCE] * chance.randint(1, 4)
     if chance.random() < 0.03:
         kinds.append(EventKind.NOTES_LOST)
     events = [
@@ -148,27 +155,28 @@ def scenario(seed: int) -> Scenario:
     faults = {
         chance.randint(1, MOST_CALLS): chance.choice(_CALL_FAULTS) for _ in range(chance.randint(0, 8 if many else 4))
     }
-    missing = () if chance.random() < 0.8 else ((chance.choice(TOPICS), chance.choice((1_000.0, 3_000.0, inf))),)
+    missing = () if chance.random() < 0.8 else ((chance.choice(TOPICS), chance.choice((1_000.0, 2_000.0, inf))),)
     return Scenario(
         seed=seed,
-        members=chance.choice((1, 2, 2, 3)),
-        writings=_writings(chance, faulty_ms),
+        members=chance.choice((2, 2, 3)) if is_contended else chance.choice((1, 2, 3)),
+        writings=_writings(chance, faulty_ms, (0.1, 0.3) if is_contended else (0.0, 0.0, 0.05, 0.2)),
         missing=missing,
         max_records=chance.choice((1, 2, 3, 4, 8, 100)),
         max_bytes=chance.choice((1, 12, 1_000, 1_000)),
         max_attempts=chance.choice((1, 2, 3, 4)),
         poll_interval_s=chance.choice((0.05, 0.1, 0.3)),
+        latency_ms=chance.choice((2.0, 10.0, 50.0)) if is_contended else chance.choice((1.0, 2.0, 10.0)),
         faulty_ms=faulty_ms,
         call_faults=tuple(sorted(faults.items())),
         events=tuple(sorted(events, key=lambda event: event.at_ms)),
     )
 
 
-def _writings(chance: random.Random, faulty_ms: float) -> tuple[Writing, ...]:
+def _writings(chance: random.Random, faulty_ms: float, poisonous_parts: tuple[float, ...]) -> tuple[Writing, ...]:
     writings: list[Writing] = []
-    poisonous = chance.choice((0.0, 0.0, 0.05, 0.2))
+    poisonous = chance.choice(poisonous_parts)
     number = 0
-    for _ in range(chance.randint(1, 4)):
+    for _ in range(chance.randint(2, 4)):
         topic, key = chance.choice(TOPICS), chance.choice(KEYS)
         at_ms = chance.random() * faulty_ms / 2
         for _ in range(chance.randint(2, 6)):
@@ -180,9 +188,9 @@ def _writings(chance: random.Random, faulty_ms: float) -> tuple[Writing, ...]:
                 rows.append(Written(number, at_ms, *place, poison))
                 number += 1
                 at_ms += chance.random() * 20
-            at_ms += chance.random() * chance.choice((2, 20, 20, 1_500))
+            at_ms += chance.random() * chance.choice((2, 20, 20, 800))
             writings.append(Writing(tuple(rows), at_ms, chance.random() < 0.1))
-            at_ms += chance.random() * chance.choice((2, 50, 600))
+            at_ms += chance.random() * chance.choice((2, 50, 400))
     return tuple(writings)
 
 

@@ -117,7 +117,12 @@ class World:
         self.database = Database(self)
         self.brokers = kafka.Brokers(self, dict(scenario.missing))
         self.network = Network(
-            self.scheduler, self.chance, dict(scenario.call_faults), self.kill, scenario.calm_ms
+            self.scheduler,
+            self.chance,
+            dict(scenario.call_faults),
+            self.kill,
+            latency_ms=scenario.latency_ms,
+            calm_ms=scenario.calm_ms,
         )
         self.group = Group(self)
         self._clocks = [MemberClock(self.scheduler, self.chance.random() * 1e6) for _ in range(scenario.members)]
