@@ -1,11 +1,13 @@
 """The judge of what consumers, the tables and the members' beliefs come to; it shares no code with the library."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf
+from typing import Final
 
 Lane = tuple[str, bytes | int]
+MOST_IDLE_TURNS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class Judge:
     """When a beat was first sent."""
     heard_ms: dict[tuple[str, str], float] = field(default_factory=dict)
     """By process and leader id: when the newest of the beats that it has heard was sent."""
+    idle_turns: Counter[str] = field(default_factory=Counter)
+    """How often each process has taken rows since it last tried anything with them."""
     ended: set[str] = field(default_factory=set)
     """Ids of terms that were given up, or have ended."""
 
@@ -112,11 +116,23 @@ class Judge:
             story.is_struck = True
             if not story.published:
                 self.fail("a row is struck once it is published", f"row {row_id}")
+        if parked:
+            self.tried(process)
         for row_id in parked:
             story = self.stories[row_id]
             story.is_parked = True
             if story.published and not self.may_repeat:
                 self.fail("a row is set aside or published", f"row {row_id} is both")
+
+    def took(self, process: str) -> None:
+        """Judge that rows are taken for something to be done with them."""
+        self.idle_turns[process] += 1
+        if self.idle_turns[process] > MOST_IDLE_TURNS:
+            self.fail("who can publish nothing waits", f"{process} takes rows again and again")
+
+    def tried(self, process: str) -> None:
+        """Take note that a process has asked something of the brokers."""
+        self.idle_turns[process] = 0
 
     def put_back(self, row_id: int) -> None:
         """Take note of a row that a person has put back."""
@@ -150,8 +166,10 @@ class Judge:
         """Take note of the end of a term."""
         self.ended.add(leader_id)
 
-    def believed(self, process: str, leader_id: str, now_ms: float, deadline_ms: float) -> None:
+    def believed(self, process: str, leader_id: str, now_ms: float, deadline_ms: float, *, has_partition: bool) -> None:
         """Judge a process that takes itself for the leader."""
+        if not has_partition:
+            self.fail("who knows that the partition is gone leads no more", process)
         if leader_id in self.ended:
             self.fail("a term that has ended is over", f"{process} leads on")
         heard_ms = self.heard_ms.get((process, leader_id), -inf)

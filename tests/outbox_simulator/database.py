@@ -1,7 +1,7 @@
-"""The outbox's database: transactions, row locks, connections that are lost; under the library's own `PostgresStore`."""
+"""The database: transactions, row locks, connections that are lost; under the library's own `PostgresStore`."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -100,8 +100,10 @@ class Database:
             self.session = transaction.session
             judge.begun(transaction.process, self.session)
             self._world.tell("session {} of {}", self.session, transaction.process)
+            self._world.outcomes["sessions"] += 1
         struck = [each for each in transaction.deleted if self.rows.pop(each, None) is not None]
         parked = [each for each in transaction.parked if each in self.rows]
+        self._world.outcomes["rows set aside"] += len(parked)
         for each in parked:
             self.parked[each] = self.rows.pop(each)
         if transaction.deleted or transaction.parked:
@@ -175,12 +177,18 @@ class Database:
         ]
         if "ORDER BY id LIMIT" in statement:
             found.sort()
+        else:
+            self._world.chance.shuffle(found)
         taken, size = [], 0
         for row in found[: wanted["limit"]]:
             if size >= wanted["limit_bytes"]:
                 break
             size += len(row.key or b"") + len(row.value)
             taken.append((*row, None, None))
+        if "< %(limit_bytes)s ORDER BY id" not in statement:
+            self._world.chance.shuffle(taken)
+        if taken:
+            self._world.judge.took(transaction.process)
         return taken
 
 
@@ -221,15 +229,18 @@ class Connection:
             self._queue.append((cursor, statement, parameters))
         return cursor
 
-    @contextmanager
-    def pipeline(self) -> Iterator[None]:
+    def pipeline(self) -> "Pipeline":
         """Carry out what is asked in the block at its end, in one round trip."""
+        return Pipeline(self)
+
+    def queue(self) -> None:
+        """Keep what is asked from now on."""
         self._queue = []
-        try:
-            yield
-            self._round_trip(self._queue)
-        finally:
-            self._queue = None
+
+    def flush(self) -> None:
+        """Carry out what was kept."""
+        queue, self._queue = self._queue, None
+        self._round_trip(queue or [])
 
     def commit(self) -> None:
         """Commit, if anything was asked."""
@@ -288,6 +299,22 @@ class Connection:
             raise UnavailableError("the connection was lost")
 
 
+class Pipeline:
+    """A block of statements that are carried out together."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        """Begin."""
+        self._connection.queue()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Carry them out."""
+        if kind is None:
+            self._connection.flush()
+
+
 class Tables:
     """The tables' names and the way to them, as `OutboxTables` for a store; `name` is the outbox's."""
 
@@ -317,7 +344,6 @@ class Tables:
         free = names.get("free")
         return statement if free is None else statement + free.as_string(None)
 
-    @contextmanager
-    def telling(self) -> Iterator[None]:
+    def telling(self) -> AbstractContextManager[None]:
         """Let errors through, which are the library's already."""
-        yield
+        return nullcontext()

@@ -1,7 +1,7 @@
 """The leader topic, the coordinator of its group, and the library's `Elector` as a member of it."""
 
 from collections import deque
-from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self, cast
 
 from confluent_kafka import TopicPartition
@@ -13,6 +13,8 @@ from tests.outbox_simulator.scenario import TIMING_DEADLINE_MS
 from tests.simulator.scheduling import Process, Task
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.outbox_simulator.world import World
 
 TIMING: Final = Timing(TIMING_DEADLINE_MS, TIMING_DEADLINE_MS / 10)
@@ -95,7 +97,9 @@ class SimulatedElector(Elector):
         term = super().term(partition)
         if term is not None:
             now_ms = self._world.scheduler.now_ms
-            self._world.judge.believed(self.process.name, term.leader_id, now_ms, TIMING_DEADLINE_MS)
+            self._world.judge.believed(
+                self.process.name, term.leader_id, now_ms, TIMING_DEADLINE_MS, has_partition=self.has_partition
+            )
         return term
 
     def give_up(self, term: Term, reason: str, partition: int = 0) -> None:
@@ -162,7 +166,10 @@ class SimulatedElector(Elector):
         term, judge = event.term, self._world.judge
         self._world.tell("{} {} with fence {}", self.process.name, type(event).__name__, term.fence)
         if isinstance(event, Elected):
-            judge.term_begun(self.process.name, term.leader_id, term.fence, self._world.group.log[term.fence])
+            self._world.outcomes["terms"] += 1
+            log = self._world.group.log
+            beat = log[term.fence] if term.fence < len(log) else b"//"
+            judge.term_begun(self.process.name, term.leader_id, term.fence, beat)
             if self._waiter is not None:
                 self._world.scheduler.wake(self._waiter)
         else:
@@ -209,7 +216,7 @@ class Group:
         for member in [each for each in self._expelled if self._heard_ms[each] == now_ms]:
             self._expelled.remove(member)
             member.told(self._world.chance.random() * 300, has_partition=False)
-            self._world.network.later(400, lambda back=member: self._rejoin(back))
+            self._world.network.later(400, partial(self._rejoin, member))
 
     def rebalance(self, old_knows_after_ms: float) -> None:
         """Give the partition to another member, of which its owner learns only later."""

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from marshal_dagster.errors import TopicMissing, UnavailableError
 from marshal_dagster.kafka.rights import Needed
-from marshal_dagster.kafka.transactions import Fenced, RecordRefused, StillOpen
+from marshal_dagster.kafka.transactions import Fenced, Header, RecordRefused, StillOpen
 from tests.outbox_simulator.network import Side
 from tests.outbox_simulator.scenario import Poison
 from tests.simulator.scheduling import Process
@@ -29,7 +29,7 @@ class Sent(NamedTuple):
     topic: str
     key: bytes | None
     value: bytes | None
-    headers: Sequence[tuple[str, bytes | None]] | None
+    headers: Sequence[Header] | None
 
 
 @dataclass(slots=True)
@@ -99,6 +99,7 @@ class Brokers:
             uid, _, row = dict(record.headers or ())[ID_HEADER].decode().rpartition("-")  # type: ignore[union-attr]
             assert uid == UID
             self._world.judge.published(int(row), record.topic, record.key, record.value)
+        self._world.outcomes["batches"] += bool(records)
         self._world.tell("published {}", [record.name for record in records])
 
     def abort(self, transactional_id: str, epoch: int) -> None:
@@ -122,12 +123,14 @@ class Brokers:
     def _fencing(self, transactional_id: str, epoch: int) -> Coordinator:
         coordinator = self._coordinator(transactional_id)
         if coordinator.epoch != epoch:
+            self._world.outcomes["fenced"] += 1
             raise Fenced(0.0)
         return coordinator
 
     def _coordinator(self, transactional_id: str) -> Coordinator:
         coordinator = self._coordinators.setdefault(transactional_id, Coordinator())
         if coordinator.times_out_ms <= self._world.scheduler.now_ms:
+            self._world.outcomes["transactions timed out"] += 1
             self._abort(coordinator)
         return coordinator
 
@@ -175,7 +178,14 @@ class Transaction:
         self._began_ms = self._world.scheduler.now_ms
 
     def send(
-        self, topic: str, value: bytes | None, key: bytes | None, *, name: str, headers: Any = None, partition: Any = 0
+        self,
+        topic: str,
+        value: bytes | None,
+        key: bytes | None,
+        *,
+        name: str,
+        headers: Sequence[Header] | None = None,
+        partition: int | None = None,
     ) -> None:
         """Send a record; it is under way until `flush`."""
         del partition

@@ -145,7 +145,7 @@ def scenario(seed: int) -> Scenario:
     faulty_ms = chance.choice((2_000.0, 3_000.0, 4_000.0))
     kinds = [chance.choice(_COMMON) for _ in range(chance.randint(0, 6 if many else 3))]
     if is_contended:
-        kinds += [EventKind.REBALANCE] * chance.randint(1, 4)
+        kinds += [EventKind.REBALANCE] * chance.randint(2, 4)
     if chance.random() < 0.03:
         kinds.append(EventKind.NOTES_LOST)
     events = [
@@ -159,12 +159,12 @@ def scenario(seed: int) -> Scenario:
     return Scenario(
         seed=seed,
         members=chance.choice((2, 2, 3)) if is_contended else chance.choice((1, 2, 3)),
-        writings=_writings(chance, faulty_ms, (0.1, 0.3) if is_contended else (0.0, 0.0, 0.05, 0.2)),
+        writings=_writings(chance, faulty_ms, (0.2, 0.4) if is_contended else (0.0, 0.0, 0.05, 0.2)),
         missing=missing,
         max_records=chance.choice((1, 2, 3, 4, 8, 100)),
         max_bytes=chance.choice((1, 12, 1_000, 1_000)),
         max_attempts=chance.choice((1, 2, 3, 4)),
-        poll_interval_s=chance.choice((0.05, 0.1, 0.3)),
+        poll_interval_s=chance.choice((0.1, 0.3, 0.5)),
         latency_ms=chance.choice((2.0, 10.0, 50.0)) if is_contended else chance.choice((1.0, 2.0, 10.0)),
         faulty_ms=faulty_ms,
         call_faults=tuple(sorted(faults.items())),

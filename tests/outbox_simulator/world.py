@@ -6,7 +6,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, TypeVar, cast
@@ -44,6 +44,7 @@ class Result:
     records: int
     steps: int
     befallen: Counter[str]
+    outcomes: Counter[str] = field(default_factory=Counter)
     story: tuple[tuple[float, str, tuple[object, ...]], ...] = ()
 
     @property
@@ -112,6 +113,7 @@ class World:
         self.scheduler.stops_end_ms = scenario.calm_ms
         self.chance = random.Random(scenario.seed * 7 + 1)
         self.violations: list[Violation] = []
+        self.outcomes: Counter[str] = Counter()
         self.story: list[tuple[float, str, tuple[object, ...]]] = []
         self.judge = Judge(self._fail)
         self.database = Database(self)
@@ -154,6 +156,7 @@ class World:
             self.brokers.committed,
             self.network.calls,
             self.network.befallen,
+            self.outcomes,
             tuple(self.story),
         )
 
@@ -165,6 +168,8 @@ class World:
         self, side: Side, effect: Callable[[], T], timeout_ms: float, is_late: Callable[[], None] = lambda: None
     ) -> T:
         """Carry out a call of the process that runs (`Network.call`)."""
+        if side is Side.KAFKA:
+            self.judge.tried(self.current_process().name)
         return self.network.call(side, effect, timeout_ms, is_late)
 
     def clock(self, process: Process) -> MemberClock:
@@ -327,9 +332,7 @@ def _instead(world: World) -> Iterator[None]:
     """Let the library have the simulated brokers and time in place of real ones."""
 
     def transaction(_: object, transactional_id: str, *, topics: Any, timeout_s: float, **__: object) -> object:  # noqa: ANN401
-        return kafka.Transaction(
-            world, world.current_process(), transactional_id, topics=topics, timeout_s=timeout_s
-        )
+        return kafka.Transaction(world, world.current_process(), transactional_id, topics=topics, timeout_s=timeout_s)
 
     time = SimpleNamespace(monotonic=lambda: world.scheduler.now_ms / 1_000)
     modules: list[tuple[Any, str, Any]] = [
