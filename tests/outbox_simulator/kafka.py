@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
-from marshal_dagster.errors import TopicMissing, UnavailableError
+from marshal_dagster.errors import RightMissing, TopicMissing, UnavailableError
 from marshal_dagster.kafka.rights import Needed
 from marshal_dagster.kafka.transactions import Fenced, Header, RecordRefused, StillOpen
 from tests.outbox_simulator.network import Side
@@ -158,6 +158,8 @@ class Transaction:
 
     def __enter__(self) -> Self:
         """Fence."""
+        if self._world.lacks_right(self._process, Side.KAFKA):
+            raise RightMissing("cannot write in a transaction")
         self._epoch = self._world.call(Side.KAFKA, lambda: self._brokers.init(self._id), ANSWER_TIMEOUT_MS)
         return self
 

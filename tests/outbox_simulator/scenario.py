@@ -43,7 +43,7 @@ class EventKind(StrEnum):
     LATE_BEATS = "beats delayed"
     DOUBLE_BEATS = "beats doubled"
     WALL_CLOCK = "wall clock jumps"
-    RIGHT_LOST = "member without its right to the tables"
+    RIGHT_LOST = "member without a right that it needs"
     TOPIC_GONE = "topic deleted and made again"
     PUT_BACK = "rows put back by a person"
     NOTES_LOST = "notes lost"

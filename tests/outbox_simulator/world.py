@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any, Final, TypeVar, cast
 
 from marshal_dagster.election.elector import Elector
+from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester, publisher
 from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions
@@ -21,7 +22,7 @@ from marshal_dagster.outbox.store import PostgresStore
 from marshal_dagster.outbox.tables import VERSION, Standing
 from tests.outbox_simulator import kafka
 from tests.outbox_simulator.checkers import Judge, Story, Violation
-from tests.outbox_simulator.database import Database, Stored, Tables
+from tests.outbox_simulator.database import NO_RIGHT, Database, Stored, Tables
 from tests.outbox_simulator.group import TIMING, Group, SimulatedElector
 from tests.outbox_simulator.network import Network, Side
 from tests.outbox_simulator.scenario import TOPICS, Event, EventKind, Scenario, Writing
@@ -130,7 +131,7 @@ class World:
         self._clocks = [MemberClock(self.scheduler, self.chance.random() * 1e6) for _ in range(scenario.members)]
         self._members: dict[str, SimulatedHarvester] = {}
         self._processes: dict[str, Process] = {}
-        self._rightless: dict[str, float] = {}
+        self._rightless: dict[tuple[str, Side], float] = {}
         self._nature = Process(self.scheduler, "nature")
         self._row_waiters: list[Task] = []
         self._last_id = 0
@@ -176,9 +177,9 @@ class World:
         """Give the clock of a process's machine."""
         return self._clocks[int(process.name[1 : process.name.index(".")])]
 
-    def lacks_right(self, process: Process) -> bool:
-        """Tell whether a member has lost its right to the tables."""
-        return self._rightless.get(process.name.partition(".")[0], 0.0) > self.scheduler.now_ms
+    def lacks_right(self, process: Process, side: Side) -> bool:
+        """Tell whether a member has lost its right to the tables, or to its transactional id."""
+        return self._rightless.get((process.name.partition(".")[0], side), 0.0) > self.scheduler.now_ms
 
     def wait_for_rows(self, timeout_ms: float) -> None:
         """Wait in the present task until rows are committed, or the time-out."""
@@ -212,8 +213,8 @@ class World:
         while True:
             process = Process(self.scheduler, f"{member}.{number}")
             self._processes[member] = process
-            harvester_ = self._members[member] = SimulatedHarvester(self, process)
-            process.spawn(harvester_.run)
+            self._members[member] = SimulatedHarvester(self, process)
+            process.spawn(partial(_run, self._members[member]))
             process.wait_until_over()
             self.tell("{} is over", process.name)
             self.scheduler.sleep(self.chance.random() * 1_000)
@@ -310,7 +311,7 @@ class World:
             case EventKind.WALL_CLOCK:
                 self._clocks[int(member[1:])].wall_off_ms += chance.choice((-1e7, 1e7))
             case EventKind.RIGHT_LOST:
-                self._rightless[member] = until_ms
+                self._rightless[member, chance.choice(list(Side))] = until_ms
                 self.database.restart(1)
             case EventKind.TOPIC_GONE:
                 self.brokers.missing_until_ms[chance.choice(TOPICS)] = until_ms
@@ -325,6 +326,15 @@ class World:
         leaders = [name for name, member in self._members.items() if member.term is not None]
         names = sorted(self._members)
         return chance.choice(leaders) if leaders and chance.random() < 0.7 else chance.choice(names)
+
+
+def _run(member: Harvester) -> None:
+    """Run a member, which may end for want of a right."""
+    try:
+        member.run()
+    except ConfigurationError as error:
+        if str(error) != NO_RIGHT:
+            raise
 
 
 @contextmanager

@@ -96,6 +96,21 @@ _CREATE: tuple[LiteralString, ...] = (
 )
 
 
+class Companion(Protocol):
+    """What is written in the same transaction as the rows: all of it is there, or none.
+
+    The rows are in the temporary table `pg_temp.marshal_rows`, with the output's columns and `marshal_range`.
+    """
+
+    def check(self, connection: "Connection", columns: Sequence[str]) -> None:
+        """Raise `ConfigurationError` if it could not be written of rows with these columns."""
+        ...
+
+    def write(self, connection: "Connection", columns: Sequence[str], ranges: Sequence[int]) -> None:
+        """Write what belongs to the rows whose `marshal_range` is one of `ranges`. Raises `SinkRefused`."""
+        ...
+
+
 class Lines(Protocol):
     """The rows of an evaluated frame as COPY text, each with its partition; they can be gone through repeatedly."""
 
@@ -146,6 +161,7 @@ class PostgresSink:
         table: str,
         *,
         schema: str = "public",
+        companion: Companion | None = None,
         connect_timeout_s: int = 10,
         lock_timeout_s: float = 60.0,
         statement_timeout_s: float = 600.0,
@@ -153,6 +169,7 @@ class PostgresSink:
         """Name the output; nothing is connected to before it is used.
 
         `dsn` is a connection string or URI; what it says of time-outs and keepalives comes before the defaults here.
+        `companion` writes more in the same transaction, such as events for an outbox.
         Raises `ConfigurationError` for values that cannot be.
         """
         self.table, self.schema = table, schema
@@ -168,6 +185,7 @@ class PostgresSink:
         self._database = Database(dsn, connect_timeout_s=connect_timeout_s)
         self._lock_timeout_s = lock_timeout_s
         self._statement_timeout_s = statement_timeout_s
+        self._companion = companion
         self._output = f"{schema}.{table}"
         self._ranges = RangeTables(self._named, self._output, f"{schema}.{_POSITIONS}")
 
@@ -277,7 +295,10 @@ class PostgresSink:
                 self._note_own_offsets(connection, judged.over_older)
             self._replace(connection, judged.over_older)
             self._reached("replaced")
-        self._move(connection, columns, [ids[each.partition] for each in judged.open])
+        taken = [ids[each.partition] for each in judged.open]
+        self._move(connection, columns, taken)
+        if self._companion is not None and taken:
+            self._companion.write(connection, _column_names(columns), taken)
         self._reached("moved")
         self._leave_out(connection, [ids[each.partition] for each in wanted if each not in judged.open])
         if hold is Hold.SHARED:
@@ -516,6 +537,8 @@ class PostgresSink:
         if missing:
             raise ConfigurationError(f"table: {self._output} lacks the columns {', '.join(missing)}: add them")
         self._check_logged(connection)
+        if self._companion is not None:
+            self._companion.check(connection, _column_names(columns))
 
     def _check_logged(self, connection: "Connection") -> None:
         """Refuse tables that PostgreSQL empties after a crash: rows would be gone whose ranges count as taken."""

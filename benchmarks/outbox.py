@@ -1,0 +1,279 @@
+"""The outbox: how fast a backlog is published, beside a bare loop; how soon a committed row is, and after long."""
+
+import multiprocessing
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import psycopg
+from confluent_kafka import Consumer, Producer
+
+from benchmarks import services
+from benchmarks.harness import Benchmark, Case, Goal, Measured, take_turns
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.outbox.harvester import Harvester, OutboxTopics
+from marshal_dagster.outbox.looking import Backlog
+from marshal_dagster.outbox.ports import ID_HEADER
+from marshal_dagster.outbox.stash import Outbox, OutboxRecord
+from marshal_dagster.outbox.tables import OutboxTables
+from marshal_dagster.postgres import Database
+
+if TYPE_CHECKING:
+    from multiprocessing.synchronize import Event
+
+TOPIC: Final = "delays"
+PARTITIONS: Final = 4
+_BATCH: Final = 1_000
+_COMMIT_EACH_S: Final = 0.02
+_WINDOWS: Final = 10
+_QUANTILE: Final = 99
+_PATIENCE_S: Final = 120.0
+_TOLD_SETTINGS: Final = ["synchronous_commit", "fsync", "server_version"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured: rows of a backlog, their bytes and keys, alternations; rows a second, and for how long."""
+
+    rows: int = 200_000
+    value_bytes: int = 200
+    keys: int = 1_000
+    alternations: int = 5
+    warm_up: int = 1
+    steady_rate: int = 5_000
+    steady_seconds: int = 60
+
+
+@dataclass(slots=True)
+class Sides:
+    """Both ways to empty the same table into the same topic; each call gives rows per second."""
+
+    dsn: str
+    connection: KafkaConnection
+    sizes: Sizes
+    tables: OutboxTables = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the outbox."""
+        self.tables = OutboxTables(Database(self.dsn))
+        OutboxTopics.of(self.tables.create().uid).create(self.connection)
+
+    def ours(self, keys: int) -> float:
+        """By a harvester that leads already; the time begins when rows that nobody saw before are let in."""
+        harvester = Harvester(self.tables, self.connection)
+        thread = threading.Thread(target=harvester.run)
+        thread.start()
+        try:
+            _wait(lambda: harvester.counts.sessions > 0)
+            with self._let_in(keys):
+                began_s = time.perf_counter()
+            _wait(lambda: harvester.counts.published >= self.sizes.rows)
+            rate = self.sizes.rows / (time.perf_counter() - began_s)
+            self._require_empty()
+        finally:
+            harvester.stop()
+            thread.join()
+        return rate
+
+    def bare(self, keys: int) -> float:
+        """By a loop that selects, produces, waits for the brokers and deletes: no leader, no fence, no order kept."""
+        producer = Producer(
+            {"bootstrap.servers": self.connection.bootstrap_servers, "enable.idempotence": True, "linger.ms": 5}
+        )
+        producer.list_topics(TOPIC, timeout=10)
+        with self._let_in(keys):
+            pass
+        began_s = time.perf_counter()
+        with psycopg.connect(self.dsn) as connection:
+            while found := connection.execute(
+                "SELECT id, topic, key, value FROM outbox ORDER BY id LIMIT %s", (_BATCH,)
+            ).fetchall():
+                for _, topic, key, value in found:
+                    producer.produce(topic, value, key)
+                producer.flush()
+                connection.execute("DELETE FROM outbox WHERE id = ANY(%s)", ([number for number, *_ in found],))
+                connection.commit()
+        return self.sizes.rows / (time.perf_counter() - began_s)
+
+    @contextmanager
+    def _let_in(self, keys: int) -> Iterator[None]:
+        """Write the backlog in one transaction, which is committed behind the block."""
+        value = b"x" * self.sizes.value_bytes
+        with psycopg.connect(self.dsn) as connection:
+            Outbox().stash(
+                connection,
+                (OutboxRecord(TOPIC, value, key=f"key-{number % keys}") for number in range(self.sizes.rows)),
+            )
+            yield
+
+    def _require_empty(self) -> None:
+        backlog = Backlog(self.tables)
+        _wait(lambda: backlog.status().rows == 0)
+        parked = backlog.status().parked
+        backlog.close()
+        if parked:
+            raise RuntimeError(f"{parked} rows were set aside")
+
+
+@dataclass(slots=True)
+class Steady:
+    """What a steady load came to: how long after its commit each row was read, in order, in milliseconds."""
+
+    waited_ms: list[float]
+    table_bytes: int
+
+    @property
+    def windows(self) -> list[list[float]]:
+        """The same in tenths."""
+        width = max(1, len(self.waited_ms) // _WINDOWS)
+        return [self.waited_ms[width * number : width * (number + 1)] for number in range(_WINDOWS)]
+
+
+def steady(dsn: str, connection: KafkaConnection, sizes: Sizes) -> Steady:
+    """Write at a steady rate; a harvester and a reader of committed records are processes of their own."""
+    spawn = multiprocessing.get_context("spawn")
+    stop, waited = spawn.Event(), spawn.SimpleQueue()
+    total = sizes.steady_rate * sizes.steady_seconds
+    servers = connection.bootstrap_servers
+    harvester = spawn.Process(target=_harvest, args=(dsn, servers, stop))
+    reader = spawn.Process(target=_read, args=(servers, total, waited))
+    harvester.start()
+    reader.start()
+    try:
+        if waited.get() != "ready":
+            raise RuntimeError("the reader did not start")
+        committed = _write(dsn, sizes, total)
+        read: dict[int, float] = waited.get()
+    finally:
+        stop.set()
+        for process in (harvester, reader):
+            process.join(_PATIENCE_S)
+    with psycopg.connect(dsn) as asking:
+        found = asking.execute("SELECT pg_total_relation_size('outbox')").fetchone()
+    waits = [(read[number] - at_s) * 1_000 for number, at_s in committed]
+    return Steady(waits, found[0] if found else 0)
+
+
+def _write(dsn: str, sizes: Sizes, total: int) -> list[tuple[int, float]]:
+    """Write rows at the rate; give each row's id and when its transaction was committed."""
+    outbox, value = Outbox(), b"x" * sizes.value_bytes
+    committed: list[tuple[int, float]] = []
+    with psycopg.connect(dsn) as connection:
+        found = connection.execute("SELECT coalesce(pg_sequence_last_value('outbox_id_seq'), 0)").fetchone()
+        number = found[0] if found else 0
+        connection.commit()
+        first, began_s = number, time.monotonic()
+        while number - first < total:
+            due = min(total, round((time.monotonic() - began_s) * sizes.steady_rate)) - (number - first)
+            if due > 0:
+                outbox.stash(
+                    connection,
+                    [OutboxRecord(TOPIC, value, key=f"key-{(number + each) % sizes.keys}") for each in range(due)],
+                )
+                connection.commit()
+                at_s = time.monotonic()
+                committed += [(number + each + 1, at_s) for each in range(due)]
+                number += due
+            time.sleep(_COMMIT_EACH_S)
+    return committed
+
+
+def _harvest(dsn: str, servers: str, stop: "Event") -> None:
+    harvester = Harvester(OutboxTables(Database(dsn)), KafkaConnection(bootstrap_servers=servers))
+
+    def stop_when_told() -> None:
+        stop.wait()
+        harvester.stop()
+
+    threading.Thread(target=stop_when_told, daemon=True).start()
+    harvester.run()
+
+
+def _read(servers: str, total: int, told: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
+    """Read what is committed from now on, and tell when each row came."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": servers,
+            "group.id": "benchmark",
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "latest",
+            "fetch.wait.max.ms": 5,
+        }
+    )
+    assigned = threading.Event()
+    consumer.subscribe([TOPIC], on_assign=lambda *_: assigned.set())
+    while not assigned.is_set():
+        consumer.poll(0.1)
+    consumer.poll(2)
+    told.put("ready")
+    came: dict[int, float] = {}
+    last_s = time.monotonic()
+    while len(came) < total and time.monotonic() - last_s < _PATIENCE_S:
+        messages = consumer.consume(1_000, 0.01)
+        last_s = time.monotonic() if messages else last_s
+        for message in messages:
+            headers = cast("Sequence[tuple[str, bytes]]", message.headers() or ())
+            number = dict(headers)[ID_HEADER].rpartition(b"-")[2]
+            came.setdefault(int(number), last_s)
+    told.put(came)
+    consumer.close()
+
+
+def _wait(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline_s:
+            raise RuntimeError(f"not so within {_PATIENCE_S:g} s")
+        time.sleep(0.005)
+
+
+def run(sizes: Sizes) -> Measured:
+    """Measure on one broker and one database, which waits for the disk at each commit."""
+    with services.broker() as connection, services.postgres() as dsn:
+        with Topics(connection) as topics:
+            topics.create(TOPIC, PARTITIONS, 1)
+        sides = Sides(dsn, connection, sizes)
+        many, bare, one = take_turns(
+            sizes.alternations,
+            [lambda: sides.ours(sizes.keys), lambda: sides.bare(sizes.keys), lambda: sides.ours(1)],
+            warm_up=sizes.warm_up,
+        )
+        load = steady(dsn, connection, sizes)
+        with psycopg.connect(dsn) as asking:
+            found = asking.execute("SELECT name, setting FROM pg_settings WHERE name = ANY(%s)", (_TOLD_SETTINGS,))
+            shown: dict[str, str] = dict(found.fetchall())
+    tenths = [_high(window) for window in load.windows]
+    cases = [
+        Case(f"{sizes.keys:,} keys, beside a bare loop", many, bare, "rows/s", Goal.OURS_AT_LEAST, 10_000),
+        Case("one key, beside many", one, many, "rows/s", Goal.OURS_AT_LEAST, 10_000),
+        Case(
+            f"commit to reader at {sizes.steady_rate:,} rows/s, p99 beside median",
+            [_high(load.waited_ms)],
+            [statistics.median(load.waited_ms)],
+            "ms",
+            Goal.OURS_AT_MOST,
+            100,
+        ),
+        Case(
+            f"the last tenth of {sizes.steady_seconds:,} s beside the second, p99",
+            [tenths[-1]],
+            [tenths[1]],
+            "ms",
+            Goal.RATIO_AT_MOST,
+            1.5,
+        ),
+    ]
+    conditions = {"postgres": shown, "table_bytes_at_the_end": load.table_bytes}
+    return Measured(cases, conditions)
+
+
+def _high(waits: Sequence[float]) -> float:
+    return statistics.quantiles(waits, n=100, method="inclusive")[_QUANTILE - 1]
+
+
+BENCHMARK: Final = Benchmark("outbox", "rows of an outbox to Kafka: a backlog, and a steady load", Sizes(), run)

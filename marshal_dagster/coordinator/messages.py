@@ -1,0 +1,169 @@
+"""What members and a coordinator write to each other: records of JSON, versioned, and read without ever raising."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter, ValidationError
+
+from marshal_dagster.coordinator.assignment import Place
+
+VERSION: Final = 1
+MOST_BYTES: Final = 900_000
+"""Of a record; a longer one is passed over."""
+LONGEST_SESSION_MS: Final = 3_600_000
+
+Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f\x7f]+$")]
+Number = Annotated[int, Field(ge=0, lt=2**63)]
+Topic = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
+Places = dict[Topic, list[Annotated[int, Field(ge=0, lt=2**31)]]]
+"""Partitions by topic."""
+
+
+class Record(BaseModel):
+    """Fields that each record has: who is meant or speaks, in which group, under which coordinator.
+
+    `epoch` grows with each coordinator; what is of an older one counts for nothing.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: Literal[1] = VERSION
+    group: Name
+    member: Name
+    epoch: Number
+
+
+class Register(Record):
+    """A member wants work; it also says what it has, which a new coordinator leaves with it.
+
+    `topics` are names; in `pattern` a `*` stands for any letters and a `?` for one. `is_static`: a member of this name
+    that comes back within the session time-out takes its own place again.
+    """
+
+    kind: Literal["register"] = "register"
+    topics: list[Topic] = []
+    pattern: Annotated[str, StringConstraints(max_length=249)] | None = None
+    capacity: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    auto_commit: bool = False
+    auto_offset_reset: Literal["smallest", "largest"] = "smallest"
+    session_timeout_ms: Annotated[int, Field(ge=1, le=LONGEST_SESSION_MS)]
+    tenure: Name
+    """What tells two processes of one name apart."""
+    is_static: bool = False
+    holds: Places = {}
+
+
+class Pong(Record):
+    """An answer to a ping; with offsets where the member commits by itself."""
+
+    kind: Literal["pong"] = "pong"
+    tenure: Name
+    round: Number
+    offsets: dict[Topic, dict[int, Number]] | None = None
+
+
+class Stopped(Record):
+    """A member has stopped what it was told to, and committed how far it got."""
+
+    kind: Literal["stopped"] = "stopped"
+    tenure: Name
+    generation: Number
+
+
+class Started(Record):
+    """A member works on what it was told to."""
+
+    kind: Literal["started"] = "started"
+    tenure: Name
+    generation: Number
+
+
+class Leave(Record):
+    """A member goes, of its own will."""
+
+    kind: Literal["leave"] = "leave"
+    tenure: Name
+
+
+class Ping(Record):
+    """Asks all members of a group whether they live; `member` is `*`, `retry` counts rounds not answered by some."""
+
+    kind: Literal["ping"] = "ping"
+    round: Number
+    retry: Number = 0
+
+
+class Registered(Record):
+    """Answers a registration: `error` is None, or why not."""
+
+    kind: Literal["registered"] = "registered"
+    tenure: Name
+    error: Literal["duplicate_id", "session_timeout_too_short", "bad_pattern", "unknown_member"] | None = None
+
+
+class StopFetcher(Record):
+    """Tells a member to stop working on these partitions, and to say so."""
+
+    kind: Literal["stop"] = "stop"
+    tenure: Name
+    generation: Number
+    places: Places
+
+
+class StartFetcher(Record):
+    """Tells a member what it is to work on, all of it. The last one of each member is kept, and is the assignment."""
+
+    kind: Literal["start"] = "start"
+    tenure: Name
+    generation: Number
+    places: Places
+
+
+Word = Register | Pong | Stopped | Started | Leave
+"""What members write."""
+
+Order = Ping | Registered | StopFetcher | StartFetcher
+"""What coordinators write."""
+
+_WORDS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[Word, Field(discriminator="kind")])
+_ORDERS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
+
+
+def render(record: Word | Order) -> bytes:
+    """Write a record."""
+    return record.model_dump_json(exclude_defaults=False).encode()
+
+
+def parse_word(value: bytes | None) -> Word | None:
+    """Read what a member wrote; None for anything else."""
+    found: Word | None = _parsed(_WORDS, value)
+    return found
+
+
+def parse_order(value: bytes | None) -> Order | None:
+    """Read what a coordinator wrote; None for anything else."""
+    found: Order | None = _parsed(_ORDERS, value)
+    return found
+
+
+def places_of(places: Places) -> frozenset[Place]:
+    """Give partitions as a set."""
+    return frozenset((topic, number) for topic, numbers in places.items() for number in numbers)
+
+
+def by_topic(places: Iterable[Place]) -> Places:
+    """Give partitions as they are written."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for topic, number in sorted(places):
+        found[topic].append(number)
+    return dict(found)
+
+
+def _parsed(adapter: TypeAdapter[Any], value: bytes | None) -> Any:  # noqa: ANN401 - one of the adapter's
+    if value is None or len(value) > MOST_BYTES:
+        return None
+    try:
+        return adapter.validate_json(value)
+    except (ValidationError, ValueError, RecursionError):
+        return None

@@ -1,0 +1,114 @@
+"""Events written into an outbox with the result of a claimed batch, in the transaction that takes its ranges."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, LiteralString
+
+from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.outbox.tables import DEFAULT_MAX_BYTES, DEFAULT_NAME, OutboxTables
+from marshal_dagster.postgres import Database, identifier
+from marshal_dagster.protocol.messages import is_topic
+
+if TYPE_CHECKING:
+    from psycopg.sql import Composable
+
+    from marshal_dagster.postgres import Connection
+
+_RANGE: Final = "marshal_range"
+_IN_ORDER: Final = ("kafka_partition", "kafka_offset")
+
+_WRITE: Final[LiteralString] = """
+    WITH made AS (
+        SELECT {key} AS key, {value} AS value, row_number() OVER (ORDER BY {order}) AS place
+        FROM pg_temp.marshal_rows AS r WHERE r.marshal_range = ANY(%(ranges)s)
+    ), written AS (
+        INSERT INTO {rows} (topic, key, value) SELECT %(topic)s, key, value FROM made ORDER BY place
+    )
+    SELECT max(coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)) FROM made
+    """
+
+
+class OutgoingEvents:
+    """An event for each row of a batch's result; given to a `PostgresSink` as its `companion`.
+
+    The events of a range are stashed when its rows are taken: once, however often the range is delivered. A new
+    generation, which replaces rows, stashes events anew.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        key: str | None = None,
+        value: str | None = None,
+        outbox: str = DEFAULT_NAME,
+        schema: str = "public",
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> None:
+        """Publish to `topic`; `key` and `value` are columns of the output.
+
+        Without `value` the whole row is the event, as JSON under the output's column names. A column of bytes is taken
+        as it is, any other as text in UTF-8. Raises `ConfigurationError` for names that cannot be.
+        """
+        if not is_topic(topic):
+            raise ConfigurationError(
+                f"topic: {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'"
+            )
+        self._topic, self._key, self._value = topic, key, value
+        self._tables = OutboxTables(Database(""), outbox, schema)
+        self._max_bytes = max_bytes
+
+    def __repr__(self) -> str:
+        return f"OutgoingEvents({self._topic!r}, key={self._key!r}, outbox={self._tables.name!r})"
+
+    def check(self, connection: "Connection", columns: Sequence[str]) -> None:
+        """Make sure that the outbox and the columns are there (`Companion.check`)."""
+        for field, name in (("key", self._key), ("value", self._value)):
+            if name is not None and name not in columns:
+                raise ConfigurationError(
+                    f"{field}: the output has no column {name!r}; it has {', '.join(each for each in columns)}"
+                )
+        found = connection.execute("SELECT to_regclass(%s)", (self._regclass(connection),)).fetchone()
+        if found is None or found[0] is None:
+            raise self._tables.missing()
+        self._tables.standing(connection)
+
+    def write(self, connection: "Connection", columns: Sequence[str], ranges: Sequence[int]) -> None:
+        """Stash the events of these ranges (`Companion.write`)."""
+        from psycopg import sql
+
+        kinds = self._kinds(connection)
+        order = [sql.SQL("r.") + identifier(name) for name in (_RANGE, *_IN_ORDER) if name in columns]
+        statement = self._tables.named(
+            _WRITE,
+            key=sql.SQL("NULL::bytea") if self._key is None else _as_bytes(self._key, kinds),
+            value=sql.SQL("convert_to((to_jsonb(r) - 'marshal_range')::text, 'UTF8')")
+            if self._value is None
+            else _as_bytes(self._value, kinds),
+            order=sql.SQL(", ").join(order),
+        )
+        given: dict[str, Any] = {"ranges": list(ranges), "topic": self._topic}
+        largest = connection.execute(statement, given).fetchone()
+        if largest is not None and (largest[0] or 0) > self._max_bytes:
+            raise SinkRefused(
+                f"an event for topic {self._topic!r} has {largest[0]} bytes, more than max_bytes={self._max_bytes}: "
+                "nothing was written"
+            )
+
+    def _kinds(self, connection: "Connection") -> dict[str, str]:
+        found = connection.execute(
+            "SELECT attname, format_type(atttypid, NULL) FROM pg_attribute "
+            "WHERE attrelid = 'pg_temp.marshal_rows'::regclass AND attnum > 0"
+        )
+        return dict(found.fetchall())
+
+    def _regclass(self, connection: "Connection") -> str:
+        from psycopg import sql
+
+        return sql.Identifier(self._tables.schema, self._tables.name).as_string(connection)
+
+
+def _as_bytes(column: str, kinds: dict[str, str]) -> "Composable":
+    from psycopg import sql
+
+    named = sql.SQL("r.") + identifier(column)
+    return named if kinds.get(column) == "bytea" else sql.SQL("convert_to({}::text, 'UTF8')").format(named)

@@ -1,0 +1,135 @@
+"""Strategies of assignment: complete, even, with few moves, and the same for the same input."""
+
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marshal_dagster.coordinator.assignment import (
+    STRATEGIES,
+    Assignment,
+    Board,
+    Place,
+    Subscriber,
+    moves,
+    range_assignment,
+    round_robin_assignment,
+    sticky_assignment,
+    weighted_assignment,
+)
+from marshal_dagster.errors import ConfigurationError
+
+TOPICS = ("orders", "payments", "refunds")
+
+
+def board(partitions: int, members: int, previous: Assignment | None = None, capacity: int = 1) -> Board:
+    """Make a board of one topic."""
+    places = {("orders", number): 1.0 for number in range(partitions)}
+    names = [Subscriber(f"m{number}", frozenset({"orders"}), capacity) for number in range(members)]
+    return Board(places, names, previous or {})
+
+
+@st.composite
+def boards(draw: st.DrawFn) -> Board:
+    """Draw topics, members with any subscriptions and capacities, and what any of them had before."""
+    counts = draw(st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 7), max_size=3))
+    places = {
+        (topic, number): float(draw(st.integers(0, 50))) for topic, count in counts.items() for number in range(count)
+    }
+    names = draw(st.lists(st.sampled_from("abcdef"), unique=True, max_size=6))
+    members = [
+        Subscriber(name, draw(st.frozensets(st.sampled_from(TOPICS))), draw(st.integers(1, 3))) for name in names
+    ]
+    previous = {place: draw(st.sampled_from("abcdefgh")) for place in places if draw(st.booleans())}
+    return Board(places, members, previous)
+
+
+def spread(found: Assignment, of: Board) -> list[Fraction]:
+    """Give each member's share, by its capacity."""
+    counts = Counter(found.values())
+    return [Fraction(counts[member.id], member.capacity) for member in of.members]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
+@given(of=boards())
+@settings(max_examples=60)
+def test_each_partition_goes_to_one_who_takes_it(strategy: object, of: Board) -> None:
+    """None is left out that anybody subscribes to, and none goes to who does not; twice the same gives the same."""
+    assert callable(strategy)
+    found = strategy(of)
+    takers = {member.id: member.topics for member in of.members}
+    assert set(found) == {place for place in of.places if any(place[0] in topics for topics in takers.values())}
+    assert all(place[0] in takers[member] for place, member in found.items())
+    assert found == strategy(of)
+    assert sticky_assignment(Board(of.places, of.members[::-1], of.previous)) == sticky_assignment(of)
+
+
+@given(of=boards())
+@settings(max_examples=60)
+def test_no_move_would_make_the_sticky_spread_more_even(of: Board) -> None:
+    """Whoever has more, by its capacity, than another would have with one more, has nothing that the other takes."""
+    found = sticky_assignment(of)
+    counts = Counter(found.values())
+    for member in of.members:
+        for other in of.members:
+            after = Fraction(counts[other.id] + 1, other.capacity)
+            if after < Fraction(counts[member.id], member.capacity):
+                assert not any(place[0] in other.topics for place, name in found.items() if name == member.id)
+
+
+@given(st.integers(0, 60), st.integers(1, 9), st.integers(0, 8), st.integers(0, 4))
+def test_sticky_moves_no_more_than_it_must(partitions: int, members: int, gone: int, come: int) -> None:
+    """What the gone had moves, and what the new need to have as many as others; the rest stays."""
+    before = sticky_assignment(board(partitions, members))
+    names = [f"m{number}" for number in range(min(gone, members - 1), members)] + [f"n{each}" for each in range(come)]
+    now = Board(
+        {("orders", number): 1.0 for number in range(partitions)},
+        [Subscriber(name, frozenset({"orders"})) for name in names],
+        before,
+    )
+    after = sticky_assignment(now)
+
+    counts = Counter(after.values())
+    assert max(counts[name] for name in names) - min(counts[name] for name in names) <= 1
+    homeless = sum(name not in names for name in before.values())
+    needed = sum(max(0, counts[f"n{each}"]) for each in range(come))
+    assert len(moves(before, after)) <= homeless + needed
+    assert sticky_assignment(Board(now.places, now.members, after)) == after
+
+
+def test_capacity_is_a_share() -> None:
+    """A member with twice the slots takes twice as much."""
+    members = [Subscriber("small", frozenset({"orders"})), Subscriber("large", frozenset({"orders"}), 2)]
+    found = sticky_assignment(Board({("orders", number): 1.0 for number in range(9)}, members))
+    assert Counter(found.values()) == {"small": 3, "large": 6}
+
+
+def test_weights_are_levelled() -> None:
+    """One partition with all the lag is one member's, the others share the rest; what is as good stays where it was."""
+    places: dict[Place, float] = {("orders", number): 1_000.0 if number == 3 else 100.0 for number in range(11)}
+    of = Board(places, board(0, 2).members)
+    found = weighted_assignment(of)
+    loads: Counter[str] = Counter()
+    for place, name in found.items():
+        loads[name] += round(places[place])
+    assert loads == {"m0": 1_000, "m1": 1_000}
+    assert weighted_assignment(Board(places, of.members, found)) == found
+
+
+def test_range_gives_neighbours_and_round_robin_deals() -> None:
+    """As consumers of Kafka know both."""
+    assert list(range_assignment(board(5, 2)).values()) == ["m0", "m0", "m0", "m1", "m1"]
+    assert list(round_robin_assignment(board(5, 2)).values()) == ["m0", "m1", "m0", "m1", "m0"]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    """Two of one id, a capacity of nothing, a weight below nothing."""
+    one = Subscriber("a", frozenset({"orders"}))
+    with pytest.raises(ConfigurationError, match="same id"):
+        Board({}, [one, one])
+    with pytest.raises(ConfigurationError, match="capacity of member 'a': 0"):
+        Subscriber("a", frozenset(), 0)
+    with pytest.raises(ConfigurationError, match="less than 0"):
+        Board({("orders", 0): -1.0}, [one])

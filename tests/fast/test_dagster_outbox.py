@@ -1,0 +1,165 @@
+"""An outbox in Dagster: the sensor, the check and the resource, with a backlog that stands in for the database's."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from dagster import (
+    DagsterInstance,
+    DagsterRunStatus,
+    Definitions,
+    EnvVar,
+    SensorResult,
+    SkipReason,
+    asset,
+    build_asset_check_context,
+    build_sensor_context,
+)
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.outbox.looking import OutboxStatus
+from marshal_dagster.outbox.tables import Standing
+from marshal_dagster.outbox_jobs import (
+    OutboxResource,
+    build_outbox_backlog_sensor,
+    build_outbox_check,
+    build_outbox_drain_job,
+)
+from marshal_dagster.resources import KafkaConnectionConfig
+
+KAFKA = KafkaConnectionConfig(bootstrap_servers="localhost:1")
+DRAIN = build_outbox_drain_job()
+
+
+class StandInOutbox(OutboxResource):
+    """An outbox with so many rows waiting, the oldest for so long, and so many set aside."""
+
+    rows: int = 0
+    age_s: float = 0.0
+    parked: int = 0
+
+    def status(self) -> OutboxStatus:
+        """Give what was said."""
+        standing = Standing("outbox", "uid", 1, 3, "host")
+        return OutboxStatus(standing, self.rows, self.age_s if self.rows else None, self.parked, None)
+
+
+def outbox(**fields: Any) -> StandInOutbox:  # noqa: ANN401 - as the class
+    """Make one."""
+    return StandInOutbox(connection=KAFKA, dsn="postgresql://localhost/db", **fields)
+
+
+@pytest.fixture
+def instance() -> Iterator[DagsterInstance]:
+    """An instance of its own."""
+    with DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
+def tick(instance: DagsterInstance, box: OutboxResource, **options: Any) -> SensorResult | SkipReason:  # noqa: ANN401 - the sensor's
+    """Evaluate the sensor once."""
+    sensor = build_outbox_backlog_sensor(DRAIN, **options)
+    result = sensor(build_sensor_context(instance, resources={"outbox": box}))
+    assert isinstance(result, SensorResult | SkipReason)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("rows", "age_s", "options", "asks"),
+    [
+        (0, 0.0, {}, False),
+        (1, 0.1, {}, True),
+        (10, 5.0, {"more_than_rows": 10}, False),
+        (11, 5.0, {"more_than_rows": 10}, True),
+        (10, 61.0, {"more_than_rows": 10, "older_than_s": 60}, True),
+        (10, 60.0, {"more_than_rows": 10, "older_than_s": 60}, False),
+        (0, 0.0, {"older_than_s": 0}, False),
+    ],
+)
+def test_the_sensor_asks_beyond_its_thresholds(
+    instance: DagsterInstance, rows: int, age_s: float, options: dict[str, Any], asks: bool
+) -> None:
+    """More rows than allowed, or one that is older; an empty outbox never."""
+    result = tick(instance, outbox(rows=rows, age_s=age_s), **options)
+
+    if asks:
+        assert isinstance(result, SensorResult)
+        assert [request.tags["marshal/outbox"] for request in result.run_requests or []] == ["outbox"]
+    else:
+        assert isinstance(result, SkipReason)
+
+
+@pytest.mark.parametrize(
+    ("status", "asks"),
+    [
+        (DagsterRunStatus.NOT_STARTED, False),
+        (DagsterRunStatus.STARTED, False),
+        (DagsterRunStatus.SUCCESS, True),
+        (DagsterRunStatus.FAILURE, True),
+    ],
+)
+def test_one_run_at_a_time(instance: DagsterInstance, status: DagsterRunStatus, asks: bool) -> None:
+    """While a run of the job is under way no other is asked for."""
+    instance.create_run_for_job(DRAIN, status=status)
+    assert isinstance(tick(instance, outbox(rows=5)), SensorResult) is asks
+
+
+def test_thresholds_that_cannot_be_are_refused() -> None:
+    """Below 0 nothing is."""
+    with pytest.raises(ConfigurationError, match="more_than_rows is -1"):
+        build_outbox_backlog_sensor(DRAIN, more_than_rows=-1)
+    with pytest.raises(ConfigurationError, match="max_age_s is -1"):
+        build_outbox_check("delays", max_age_s=-1)
+
+
+@asset
+def delays() -> None:
+    """An asset whose events go through the outbox."""
+
+
+@pytest.mark.parametrize(
+    ("box", "passes", "says"),
+    [
+        ({}, True, "is empty"),
+        ({"rows": 5, "age_s": 60.0}, True, "5 rows wait"),
+        ({"rows": 5, "age_s": 61.0}, False, "is a harvester running"),
+        ({"parked": 1}, False, "outbox parked"),
+    ],
+)
+def test_the_check_tells_of_old_and_parked_rows(box: dict[str, Any], passes: bool, says: str) -> None:
+    """It says what is wrong and what to do; the numbers are its metadata."""
+    checked = build_outbox_check(delays)
+    result: Any = checked(build_asset_check_context(resources={"outbox": outbox(**box)}))
+
+    assert result.passed is passes
+    assert says in (result.description or "")
+    assert result.metadata["rows waiting"].value == box.get("rows", 0)
+
+
+@pytest.mark.filterwarnings("ignore::dagster.BetaWarning")  # Dagster's own, when it copies a sensor
+def test_all_of_it_makes_definitions() -> None:
+    """Job, sensor, check and resource stand together in a code location."""
+    definitions = Definitions(
+        assets=[delays],
+        asset_checks=[build_outbox_check(delays, blocking=True)],
+        jobs=[DRAIN],
+        sensors=[build_outbox_backlog_sensor(DRAIN)],
+        resources={"outbox": OutboxResource(connection=KAFKA, dsn=EnvVar("OUTBOX_DSN"))},
+    )
+    assert definitions.resolve_sensor_def("outbox_backlog").job.name == "drain_outbox"
+    assert definitions.resolve_job_def("drain_outbox").required_resource_keys == {"outbox", "io_manager"}
+
+
+def test_a_password_in_the_code_is_refused() -> None:
+    """Dagster stores and shows what is written down in the definitions."""
+    for dsn in ("postgresql://me:hunter2@localhost/db", "host=localhost password=hunter2"):
+        with pytest.raises(ConfigurationError, match="dsn is written down") as raised:
+            OutboxResource(connection=KAFKA, dsn=dsn).get_resource_definition()
+        assert "hunter2" not in str(raised.value) + repr(OutboxResource(connection=KAFKA, dsn=dsn))
+
+
+def test_another_resource_in_its_place_is_told() -> None:
+    """The key names something else."""
+    sensor = build_outbox_backlog_sensor(DRAIN)
+    with pytest.raises(ConfigurationError, match="must be an OutboxResource"):
+        sensor(build_sensor_context(resources={"outbox": "no"}))
