@@ -37,7 +37,7 @@ endef
 
 .PHONY: help
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: venv
 venv: $(READY) ## the environment in .venv, exactly as requirements.lock says
@@ -72,6 +72,7 @@ REAL_TESTS = $(BIN)/pytest -n 2 --dist loadfile --durations 15 tests/real
 test: java $(READY) ## all tests: the fast ones, then those on a real Kafka, Spark, Dagster and Postgres
 	$(BIN)/pytest -n auto tests/fast
 	$(BIN)/python -m tests.simulator --seeds 10000
+	$(BIN)/python -m tests.outbox_simulator --seeds 10000
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 	$(REAL_TESTS)
 
@@ -87,11 +88,14 @@ test-real: java $(READY) ## the tests on real services, which they start and sto
 test-ui: java chromium $(READY) ## Dagster's pages in a real Chromium; what they showed is in build/ui
 	$(BIN)/pytest tests/ui
 
-.PHONY: simulate soak soak-faults mutants
+.PHONY: simulate simulate-outbox soak soak-faults mutants
 FIRST ?= 0
 SEEDS ?= 10000
 simulate: $(READY) ## whole groups under faults, on a virtual clock: FIRST=0 SEEDS=10000
 	$(BIN)/python -m tests.simulator --first $(FIRST) --seeds $(SEEDS)
+
+simulate-outbox: $(READY) ## the outbox's harvest and election under faults, on a virtual clock: FIRST=0 SEEDS=10000
+	$(BIN)/python -m tests.outbox_simulator --first $(FIRST) --seeds $(SEEDS)
 
 soak: $(READY) ## a million seeds, then 200 runs on real brokers; may be stopped, and goes on where it was
 	$(BIN)/python -m tests.simulator --seeds 1000000 --results tests/results/simulator.jsonl
@@ -104,13 +108,17 @@ soak-faults: java $(READY) ## groups of real members under faults, on three real
 
 mutants: $(READY) ## the library broken in one way after another: the simulator must catch each
 	$(BIN)/python -m tests.simulator.mutants
+	$(BIN)/python -m tests.outbox_simulator.mutants
 
 .PHONY: fuzz fuzz-soak
 FUZZ_SECONDS ?= 60
 fuzz: $(READY) ## arbitrary bytes against the parser, the world state and the reader of snapshots: FUZZ_SECONDS=60
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
-fuzz-soak: $(READY) ## the same for a hundred million records; may be stopped, and goes on where it was
+fuzz-simulate-outbox: $(READY) ## the outbox's harvest and election under faults, on a virtual clock: FIRST=0 SEEDS=10000
+	$(BIN)/python -m tests.outbox_simulator --first $(FIRST) --seeds $(SEEDS)
+
+soak: $(READY) ## the same for a hundred million records; may be stopped, and goes on where it was
 	$(BIN)/python -m tests.fuzz --seconds 600 --records 100000000 --results tests/results/fuzz.jsonl
 
 .PHONY: demo

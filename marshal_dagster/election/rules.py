@@ -14,6 +14,8 @@ from marshal_dagster.errors import ConfigurationError
 
 LEADER_FORMAT: Final = "NELI1"
 LONGEST_ID: Final = 100
+_MOST_DIGITS: Final = 19
+"""Of a beat's number: more than any member gets to."""
 _BEATS_PER_DEADLINE: Final = 5
 
 
@@ -58,8 +60,10 @@ class Beat:
             kind, leader_id, number = (value or b"").decode().split("/")
         except ValueError:  # of decoding too
             return None
-        is_beat = kind == LEADER_FORMAT and 0 < len(leader_id) <= LONGEST_ID
-        return cls(leader_id, int(number)) if is_beat and number.isascii() and number.isdigit() else None
+        if kind != LEADER_FORMAT or not 0 < len(leader_id) <= LONGEST_ID:
+            return None
+        is_number = number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS
+        return cls(leader_id, int(number)) if is_number else None
 
 
 @dataclass(frozen=True, slots=True, order=True)

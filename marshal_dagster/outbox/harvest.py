@@ -1,10 +1,13 @@
 """From the outbox's rows to Kafka: the steps, over the ports.
 
-A session begins at Kafka's end, which ends what earlier sessions have under way there; then in the database, which
-refuses earlier ones from then on; then it asks Kafka which batch was the last to be published, and strikes its rows. So
-rows that a session takes are in no transaction of another that could still take effect: taken after its own beginning
-at Kafka's end, they are published by it, or its publishing fails. Each batch is struck before the next one is
-published; all that is in doubt at any time is one batch, of which Kafka's note tells.
+A session begins in the database, which refuses earlier ones from then on; then at Kafka's end, which ends what earlier
+sessions have under way there; then it asks Kafka which batch was the last to be published, and strikes its rows.
+
+A session may begin anew at Kafka's end, after a refusal; it publishes there only once the database has said, since it
+last began there, that it goes on. So whatever an earlier session began at Kafka's end before it was told so lies before
+the beginning of a later one there, which ends it: rows that a session takes are in no transaction of another that could
+still take effect. Each batch is struck before the next one is published; all that is in doubt at any time is one batch,
+of which Kafka's note tells.
 """
 
 from collections import deque
@@ -58,8 +61,8 @@ class Harvest:
 
     def begin(self) -> None:
         """Begin the session. Raises `Fenced`, `UnavailableError`."""
-        self._publisher.begin()
         self._session = self._store.begin()
+        self._publisher.begin()
         self._done = self._publisher.noted()
         self._counts.sessions += 1
 
@@ -69,6 +72,7 @@ class Harvest:
         With 0, or fewer than `max_in_flight_records`, it can wait for more. Raises `Resigned`, `Deposed`, `Fenced`,
         `Unsettled`, `UnavailableError`: the session is over then.
         """
+        self._holds.begin_turn()
         rows = self._turn(self._limits.max_in_flight_records)
         if rows:
             self._check_topics(rows)
@@ -96,10 +100,11 @@ class Harvest:
 
     def _check_topics(self, rows: Sequence[Row]) -> None:
         """Find out which topics cannot be written to, before a batch waits for one of them."""
-        unsure = {row.topic for row in rows if not self._holds.is_checked(row.topic)}
+        unsure = [topic for topic in dict.fromkeys(row.topic for row in rows) if not self._holds.is_checked(topic)]
         refused = self._publisher.refused(unsure)
-        for topic in unsure - refused.keys():
-            self._holds.accept_topic(topic)
+        for topic in unsure:
+            if topic not in refused:
+                self._holds.accept_topic(topic)
         for topic, reason in refused.items():
             self._counts.refused += 1
             self._holds.refuse_topic(topic, reason)

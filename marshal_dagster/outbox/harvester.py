@@ -125,9 +125,7 @@ class Harvester:
         return self.counts.published - before
 
     def _stand(self, standing: Standing, is_over: Callable[[], bool]) -> None:
-        topics = OutboxTopics.of(standing.uid)
-        group = f"marshal-outbox-{standing.uid}"
-        elector = Elector(self._connection, topics.leader, group, timing=self._options.timing)
+        elector = self._elector(standing)
         with self._telling_how_to_create(), elector:
             while not self._stop.is_set() and not is_over():
                 self._alive_at_s = time.monotonic()
@@ -150,6 +148,10 @@ class Harvester:
     def _look_up(self) -> Standing:
         with self._tables.telling(), self._tables.database.connect() as connection:
             return self._tables.standing(connection)
+
+    def _elector(self, standing: Standing) -> Elector:
+        leader_topic, group = OutboxTopics.of(standing.uid).leader, f"marshal-outbox-{standing.uid}"
+        return Elector(self._connection, leader_topic, group, timing=self._options.timing)
 
     def _ends(self, standing: Standing) -> tuple[PostgresStore, KafkaPublisher]:
         publisher = KafkaPublisher(
@@ -190,9 +192,9 @@ class Harvester:
                 except Resigned:
                     pass
                 except (Deposed, Fenced, Unsettled, UnavailableError) as error:
+                    pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if self.failure else _FIRST_PAUSE_S
                     self._note(error)
                     self._stop.wait(pause_s)
-                    pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if self.failure else _FIRST_PAUSE_S
         except ConfigurationError:
             raise
         except MarshalError as error:

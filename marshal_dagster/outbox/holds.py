@@ -34,32 +34,40 @@ class _Hold:
 
 
 class Holds:
-    """The refusals of one session; for one thread."""
+    """The refusals of one session; for one thread.
+
+    Time passes from turn to turn: what waits when a turn begins, or is refused in it, waits until another begins. So
+    within a turn no row gets ahead of one of its lane that was left out.
+    """
 
     def __init__(self, max_attempts: int, now_ms: Callable[[], float]) -> None:
         """Hold nothing."""
         self._max_attempts = max_attempts
         self._now_ms = now_ms
+        self._turn_ms = now_ms()
         self._lanes: dict[Lane, _Hold] = {}
         self._topics: dict[str, _Hold] = {}
 
+    def begin_turn(self) -> None:
+        """Let time pass: what has waited long enough may be published."""
+        self._turn_ms = self._now_ms()
+
     def lanes(self) -> list[Lane]:
         """Give the lanes that wait."""
-        return [lane for lane, hold in self._lanes.items() if hold.until_ms > self._now_ms()]
+        return [lane for lane, hold in self._lanes.items() if hold.until_ms > self._turn_ms]
 
     def topics(self) -> list[str]:
         """Give the topics that wait: those of which nothing is set aside yet."""
         return [
             topic
             for topic, hold in self._topics.items()
-            if hold.until_ms > self._now_ms() and hold.tries < self._max_attempts
+            if hold.until_ms > self._turn_ms and hold.tries < self._max_attempts
         ]
 
     def is_open(self, row: Row) -> bool:
-        """Tell whether a row may be published now."""
-        now_ms = self._now_ms()
+        """Tell whether a row may be published in this turn."""
         holds = (self._lanes.get(Lane.of(row)), self._topics.get(row.topic))
-        return all(hold is None or hold.until_ms <= now_ms for hold in holds)
+        return all(hold is None or hold.until_ms <= self._turn_ms for hold in holds)
 
     def refuse(self, row: Row, reason: str) -> Parked | None:
         """Count a refusal; give the row if it is to be set aside, with which its lane is free again."""
@@ -82,7 +90,7 @@ class Holds:
     def is_checked(self, topic: str) -> bool:
         """Tell whether it is too early to look again at a topic that could not be written to."""
         hold = self._topics.get(topic)
-        return hold is not None and hold.until_ms > self._now_ms()
+        return hold is not None and hold.until_ms > self._turn_ms
 
     def to_park(self, rows: Sequence[Row]) -> list[Parked]:
         """Give those of `rows` whose topic has been refused so often that they are set aside."""

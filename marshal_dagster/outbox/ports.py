@@ -107,7 +107,9 @@ class Publisher(Protocol):
     """Kafka's end. What is published by one session cannot be by another that began before."""
 
     def begin(self) -> None:
-        """Begin a session: end for good what earlier ones have sent, and refuse what they still send.
+        """Begin a session, once it has begun in the `Store`, or begin anew in one.
+
+        That ends for good what earlier ones have sent, and refuses what they still send.
 
         Raises `Fenced`, `UnavailableError`.
         """

@@ -153,7 +153,7 @@ class KafkaPublisher:
         """Raise for a topic that has gone since it was looked at, which the error may be of."""
         if not isinstance(error, TopicMissing | RightMissing | UnavailableError):
             return
-        for topic in {row.topic for row in rows}:
+        for topic in dict.fromkeys(row.topic for row in rows):
             reason = self._why_not(topic)
             if reason is not None:
                 self.begin()

@@ -467,11 +467,11 @@ def broken_copy(mutant: Mutant, folder: Path) -> Path:
     return folder
 
 
-def judge(mutant: Mutant, seeds: int) -> Verdict:
-    """Run seeds against a mutant until one is violated."""
+def judge(mutant: Mutant, seeds: int, module: str = "tests.simulator") -> Verdict:
+    """Run seeds of a simulator against a mutant until one is violated."""
     with tempfile.TemporaryDirectory(prefix="marshal-mutant-") as folder:
         tree = broken_copy(mutant, Path(folder))
-        command = [sys.executable, "-m", "tests.simulator", "--seeds", str(seeds), "--processes", "1", "--until-first"]
+        command = [sys.executable, "-m", module, "--seeds", str(seeds), "--processes", "1", "--until-first"]
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     found = re.search(r"^seed (\d+): (.*?): ", done.stdout, re.MULTILINE)
     if done.returncode not in (0, 1) or (done.returncode == 1 and found is None):

@@ -1,0 +1,242 @@
+"""The rules of the election: when a term begins and ends, which beats count, what is never used again."""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from marshal_dagster.election.rules import LONGEST_ID, Beat, Candidacy, Elected, Resigned, Term, Timing
+from marshal_dagster.errors import ConfigurationError
+
+TIMING = Timing(receive_deadline_ms=1_000, poll_interval_ms=100)
+
+
+def ids() -> Iterator[str]:
+    """Give an id, and another."""
+    return (f"id{number}" for number in count())
+
+
+def candidate(now_ms: float = 0.0) -> Candidacy:
+    """Give a member that was given the partition."""
+    candidacy = Candidacy(TIMING, ids())
+    candidacy.gain(now_ms)
+    return candidacy
+
+
+def due(candidacy: Candidacy, now_ms: float) -> Beat:
+    """Give the beat that is due, with nothing else to tell."""
+    events, beat = candidacy.tick(now_ms)
+    assert events == []
+    assert beat is not None
+    return beat
+
+
+def leader(fence: int = 7) -> Candidacy:
+    """Give a member that leads since 0 ms."""
+    candidacy = candidate()
+    candidacy.hear(due(candidacy, 0), fence, 0)
+    return candidacy
+
+
+def test_the_first_beat_of_its_own_that_it_hears_begins_a_term() -> None:
+    """Its fence is where the beat lies."""
+    candidacy = candidate()
+    beat = due(candidacy, 0)
+    assert not candidacy.leads(1)
+    assert candidacy.hear(beat, 7, 5) == [Elected(Term(7, "id0"))]
+    assert candidacy.term == Term(7, "id0")
+    assert candidacy.leads(5)
+
+
+def test_a_member_without_the_partition_sends_nothing_and_leads_nothing() -> None:
+    """Whatever it hears."""
+    candidacy = Candidacy(TIMING, ids())
+    assert candidacy.tick(0) == ([], None)
+    assert candidacy.hear(Beat("id0", 1), 7, 0) == []
+    assert not candidacy.leads(0)
+
+
+def test_a_beat_is_due_at_once_and_then_five_times_a_deadline() -> None:
+    """Numbers rise."""
+    candidacy = candidate(50)
+    sent = [(now_ms, beat.number) for now_ms in range(50, 700, 10) if (beat := candidacy.tick(now_ms)[1])]
+    assert sent == [(50, 1), (250, 2), (450, 3), (650, 4)]
+    assert TIMING.beat_interval_ms == 200
+
+
+def test_beats_of_others_begin_no_term() -> None:
+    """Nor do they keep one up."""
+    candidacy = candidate()
+    beat = due(candidacy, 0)
+    assert candidacy.hear(Beat("another", beat.number), 7, 5) == []
+    assert candidacy.term is None
+    candidacy.hear(beat, 8, 5)
+    assert candidacy.hear(Beat("another", 1), 9, 900) == []
+    assert not candidacy.leads(1_000)
+
+
+def test_a_beat_that_it_has_not_sent_counts_for_nothing() -> None:
+    """Under its id too."""
+    candidacy = candidate()
+    due(candidacy, 0)
+    assert candidacy.hear(Beat("id0", 99), 7, 5) == []
+
+
+def test_a_term_lasts_for_the_deadline_from_when_its_last_beat_was_sent() -> None:
+    """Not from when it was heard."""
+    candidacy = candidate()
+    candidacy.hear(due(candidacy, 0), 7, 800)
+    assert candidacy.leads(999)
+    assert not candidacy.leads(1_000)
+    assert candidacy.term is not None
+
+
+def test_a_beat_that_is_heard_after_the_deadline_begins_no_term() -> None:
+    """It may have been on its way while another led."""
+    candidacy = candidate()
+    beat = due(candidacy, 0)
+    assert candidacy.hear(beat, 7, 1_000) == []
+    assert candidacy.term is None
+
+
+def test_each_beat_that_is_heard_makes_a_term_last_longer() -> None:
+    """It stays the same term, with the same fence."""
+    candidacy = leader(7)
+    assert candidacy.hear(due(candidacy, 300), 8, 400) == []
+    assert candidacy.leads(1_299)
+    assert not candidacy.leads(1_300)
+    assert candidacy.term == Term(7, "id0")
+
+
+def test_beats_that_come_twice_or_late_shorten_nothing() -> None:
+    """The newest that was heard counts."""
+    candidacy = candidate()
+    first, second = due(candidacy, 0), due(candidacy, 300)
+    candidacy.hear(second, 7, 400)
+    assert candidacy.hear(first, 8, 500) == []
+    assert candidacy.hear(second, 9, 600) == []
+    assert candidacy.leads(1_299)
+    assert not candidacy.leads(1_300)
+    assert candidacy.term == Term(7, "id0")
+
+
+def test_a_leader_that_hears_nothing_of_itself_steps_down_and_stands_under_another_id() -> None:
+    """It says why; the next beat is due at once, and can begin a term with a larger fence."""
+    candidacy = leader(7)
+    events, beat = candidacy.tick(1_000)
+    assert events == [Resigned(Term(7, "id0"), "heard no beat of its own of the last 1 s")]
+    assert beat == Beat("id1", 1)
+    assert candidacy.term is None
+    assert candidacy.hear(beat, 12, 1_001) == [Elected(Term(12, "id1"))]
+
+
+def test_beats_of_a_term_that_has_ended_begin_none() -> None:
+    """They may still be on their way."""
+    candidacy = leader()
+    late = due(candidacy, 200)
+    candidacy.give_up(300, "for a reason")
+    due(candidacy, 300)
+    assert candidacy.hear(late, 9, 310) == []
+    assert not candidacy.leads(310)
+
+
+def test_who_loses_the_partition_leads_no_more() -> None:
+    """At once; it sends no more beats, and hears none."""
+    candidacy = leader(7)
+    beat = due(candidacy, 200)
+    assert candidacy.lose("taken") == [Resigned(Term(7, "id0"), "taken")]
+    assert not candidacy.leads(201)
+    assert candidacy.tick(500) == ([], None)
+    assert candidacy.hear(beat, 8, 300) == []
+    assert candidacy.lose("taken") == []
+
+
+def test_who_gets_the_partition_back_stands_under_another_id() -> None:
+    """An id is used for one term at most."""
+    candidacy = leader()
+    candidacy.lose("taken")
+    candidacy.gain(500)
+    assert due(candidacy, 500) == Beat("id1", 1)
+
+
+def test_a_term_that_is_given_up_is_over_and_another_may_follow() -> None:
+    """Under another id, as long as it has the partition."""
+    candidacy = leader(7)
+    assert candidacy.give_up(300, "the database has seen a later one") == [
+        Resigned(Term(7, "id0"), "the database has seen a later one")
+    ]
+    assert not candidacy.leads(300)
+    assert due(candidacy, 300) == Beat("id1", 1)
+    candidacy.lose("taken")
+    assert candidacy.give_up(400, "again") == []
+    assert candidacy.tick(400) == ([], None)
+
+
+def test_giving_up_without_a_term_tells_nothing() -> None:
+    """There is none to end; it still stands under another id."""
+    candidacy = candidate()
+    due(candidacy, 0)
+    assert candidacy.give_up(100, "for a reason") == []
+    assert due(candidacy, 100) == Beat("id1", 1)
+
+
+def test_whether_a_term_holds_does_not_wait_for_somebody_to_look() -> None:
+    """After a long stop it is over before the rules have ticked."""
+    candidacy = leader()
+    assert not candidacy.leads(60_000)
+    assert candidacy.hear(Beat("id0", 1), 8, 60_000) == []
+    assert not candidacy.leads(60_000)
+
+
+def test_only_beats_that_can_still_count_are_remembered() -> None:
+    """However long nothing is heard."""
+    candidacy = candidate()
+    for now_ms in range(0, 100_000, 100):
+        candidacy.tick(now_ms)
+    assert len(candidacy._sent_ms) <= 5
+
+
+def test_of_two_terms_the_later_one_has_the_larger_fence() -> None:
+    """That is how they are ordered, whatever their ids are."""
+    assert Term(9, "a") > Term(8, "b")
+
+
+def test_a_beat_is_read_as_it_was_written() -> None:
+    """With format, id and number."""
+    beat = Beat("an-id", 12)
+    assert beat.render() == b"NELI1/an-id/12"
+    assert Beat.parse(beat.render()) == beat
+    assert Beat.parse(b"NELI1/" + b"i" * LONGEST_ID + b"/1") is not None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"",
+        b"NELI1",
+        b"NELI1/id",
+        b"NELI1/id/1/2",
+        b"NELI2/id/1",
+        b"NELI1//1",
+        b"NELI1/id/",
+        b"NELI1/id/-1",
+        b"NELI1/id/x",
+        "NELI1/id/\u0661".encode(),
+        b"NELI1/id/" + b"9" * 10_000,
+        b"NELI1/\xff/1",
+        b"NELI1/" + b"i" * (LONGEST_ID + 1) + b"/1",
+    ],
+)
+def test_anything_else_is_no_beat(value: bytes | None) -> None:
+    """It is left out."""
+    assert Beat.parse(value) is None
+
+
+def test_timing_has_room_for_ten_polls_in_a_deadline() -> None:
+    """Else a beat could be late for no reason."""
+    assert Timing(1_000, 100).beat_interval_ms == 200
+    with pytest.raises(ConfigurationError, match="give at least 10 times as much"):
+        Timing(999, 100)
+    with pytest.raises(ConfigurationError, match="poll_interval_ms: 0"):
+        Timing(1_000, 0)

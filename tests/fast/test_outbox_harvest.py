@@ -1,0 +1,562 @@
+"""The harvest over ports of its own: what it does in which order, what waits after a refusal, what is set aside."""
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import combinations_with_replacement, count
+from typing import Any
+
+import pytest
+from greenlet import getcurrent, greenlet
+
+from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.outbox.harvest import Counts, Harvest, Resigned
+from marshal_dagster.outbox.holds import Holds, Limits
+from marshal_dagster.outbox.ports import (
+    Deposed,
+    Fenced,
+    Lane,
+    Parked,
+    Row,
+    RowRefused,
+    TopicRefused,
+    Turn,
+    Unsettled,
+)
+
+
+def row(number: int, key: bytes | None = None, topic: str = "t") -> Row:
+    """Give a row; by default of a key of its own."""
+    return Row(number, topic, b"%d" % number if key is None else key, b"value")
+
+
+@dataclass
+class Outbox:
+    """A database and a Kafka, and what was asked of them in which order."""
+
+    rows: list[Row] = field(default_factory=list)
+    parked: dict[int, str] = field(default_factory=dict)
+    log: list[int] = field(default_factory=list)
+    """What is published, by row."""
+    note: list[int] = field(default_factory=list)
+    session: int = 0
+    epoch: int = 0
+
+
+class Ports:
+    """Both ends of one session; `refuse` is asked before a batch is published and may raise."""
+
+    def __init__(self, outbox: Outbox | None = None, *rows: Row) -> None:
+        self.outbox = outbox or Outbox(list(rows))
+        self.calls: list[Any] = []
+        self.turns: list[Turn] = []
+        self.missing: dict[str, str] = {}
+        self.refuse: Callable[[Sequence[Row]], None] = lambda _: None
+        self.before: Callable[[], None] = lambda: None
+        self.store = Store(self)
+        self.publisher = Publisher(self)
+        self.epoch = 0
+
+    def called(self, *call: object) -> None:
+        """Keep a call."""
+        self.before()
+        self.calls.append(call)
+
+    def batches(self) -> list[list[int]]:
+        """Give what was tried to publish."""
+        return [call[1] for call in self.calls if call[0] == "publish"]
+
+
+class Store:
+    """The database."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+
+    def begin(self) -> int:
+        """Begin a session."""
+        self._ports.called("store begins")
+        self._ports.outbox.session += 1
+        return self._ports.outbox.session
+
+    def turn(self, session: int, turn: Turn) -> list[Row]:
+        """Carry out a turn."""
+        ports, outbox = self._ports, self._ports.outbox
+        ports.called("turn", list(turn.done), [each.id for each in turn.parked], turn.limit)
+        if session != outbox.session:
+            raise Deposed("deposed")
+        ports.turns.append(turn)
+        outbox.parked |= {each.id: each.reason for each in turn.parked}
+        outbox.rows = [each for each in outbox.rows if each.id not in {*turn.done, *outbox.parked}]
+        free = [
+            each
+            for each in sorted(outbox.rows)
+            if Lane.of(each) not in turn.held_lanes and each.topic not in turn.held_topics
+        ]
+        return free[: turn.limit]
+
+
+class Publisher:
+    """Kafka's end."""
+
+    def __init__(self, ports: Ports) -> None:
+        self._ports = ports
+
+    def begin(self) -> None:
+        """Begin a session, or begin anew in one."""
+        self._ports.called("publisher begins")
+        self._ports.outbox.epoch += 1
+        self._ports.epoch = self._ports.outbox.epoch
+
+    def noted(self) -> Collection[int]:
+        """Give the last batch."""
+        self._ports.called("noted")
+        return self._ports.outbox.note
+
+    def refused(self, topics: Collection[str]) -> dict[str, str]:
+        """Give which topics are missing."""
+        self._ports.called("refused", sorted(topics))
+        return {topic: self._ports.missing[topic] for topic in topics if topic in self._ports.missing}
+
+    def publish(self, rows: Sequence[Row]) -> None:
+        """Publish a batch, unless it is refused."""
+        ports, ids = self._ports, [each.id for each in rows]
+        ports.called("publish", ids)
+        try:
+            ports.refuse(rows)
+        except (RowRefused, TopicRefused):
+            self.begin()
+            raise
+        if ports.epoch != ports.outbox.epoch:
+            raise Fenced("fenced")
+        ports.outbox.log += ids
+        ports.outbox.note = ids
+
+
+@dataclass
+class Clock:
+    """A clock that a test turns; it may go on by itself each time that it is looked at."""
+
+    now_ms: float = 0.0
+    step_ms: float = 0.0
+
+    def __call__(self) -> float:
+        """Give the time."""
+        self.now_ms += self.step_ms
+        return self.now_ms
+
+
+def begun(
+    ports: Ports,
+    clock: Clock | None = None,
+    leads: Callable[[], bool] = lambda: True,
+    counts: Counts | None = None,
+    **limits: int,
+) -> Harvest:
+    """Give a session that has begun, with no call kept."""
+    harvest = Harvest(
+        ports.store,
+        ports.publisher,
+        limits=Limits(**limits),
+        counts=counts or Counts(),
+        now_ms=clock or Clock(),
+        leads=leads,
+    )
+    harvest.begin()
+    ports.calls.clear()
+    return harvest
+
+
+def refusing(*numbers: int, is_named: bool = True) -> Callable[[Sequence[Row]], None]:
+    """Refuse batches with one of these rows."""
+
+    def refuse(rows: Sequence[Row]) -> None:
+        for each in rows:
+            if each.id in numbers:
+                raise RowRefused("too large", each.id if is_named else None)
+
+    return refuse
+
+
+def test_a_session_begins_in_the_database_then_at_kafkas_end_then_asks_what_was_published() -> None:
+    """In that order: what earlier sessions may still begin at Kafka's end lies before this one's beginning there."""
+    ports = Ports(Outbox([row(1), row(2)], note=[1]))
+    counts = Counts()
+    harvest = Harvest(ports.store, ports.publisher, limits=Limits(), counts=counts, now_ms=Clock())
+    assert ports.calls == []
+    harvest.begin()
+    assert ports.calls == [("store begins",), ("publisher begins",), ("noted",)]
+    assert counts.sessions == 1
+
+
+def test_the_rows_that_were_noted_are_struck_before_others_are_taken() -> None:
+    """They are published already."""
+    ports = Ports(Outbox([row(1), row(2)], note=[1]))
+    assert begun(ports).turn() == 1
+    assert ports.outbox.log == [2]
+    assert ports.calls[0] == ("turn", [1], [], 1_000)
+
+
+def test_a_turn_publishes_what_it_takes_and_the_next_strikes_it() -> None:
+    """By rising id, in one batch."""
+    ports = Ports(None, row(3), row(1), row(2))
+    counts = Counts()
+    harvest = begun(ports, counts=counts)
+    assert harvest.turn() == 3
+    assert ports.batches() == [[1, 2, 3]]
+    assert ports.outbox.rows
+    assert harvest.turn() == 0
+    assert ports.outbox.rows == []
+    assert counts == Counts(published=3, batches=1, sessions=1)
+
+
+def test_the_limits_are_those_of_a_turn() -> None:
+    """Rows and bytes; with no more rows taken than that, a session goes on with the next."""
+    ports = Ports(None, *map(row, range(5)))
+    harvest = begun(ports, max_in_flight_records=2, max_in_flight_bytes=77)
+    assert [harvest.turn() for _ in range(4)] == [2, 2, 1, 0]
+    assert ports.batches() == [[0, 1], [2, 3], [4]]
+    assert {(turn.limit, turn.limit_bytes) for turn in ports.turns} == {(2, 77)}
+
+
+def test_a_session_that_finishes_strikes_what_it_has_published() -> None:
+    """It takes nothing more, and does nothing where nothing is to be struck."""
+    ports = Ports(None, row(1), row(2))
+    harvest = begun(ports, max_in_flight_records=1)
+    harvest.finish()
+    assert ports.calls == []
+    harvest.turn()
+    harvest.finish()
+    assert ports.calls[-1] == ("turn", [1], [], 0)
+    assert [each.id for each in ports.outbox.rows] == [2]
+
+
+def test_who_does_not_lead_any_more_publishes_nothing_more() -> None:
+    """It is asked before each batch."""
+    ports = Ports(None, *map(row, range(4)))
+    answers = iter((True, True, False))
+    harvest = begun(ports, leads=lambda: next(answers))
+    ports.refuse = lambda rows: refusing(*range(4), is_named=False)(rows) if len(rows) > 2 else None
+    with pytest.raises(Resigned):
+        harvest.turn()
+    assert ports.outbox.log == [0, 1]
+
+
+@pytest.mark.parametrize("error", [Fenced("later"), Unsettled("unknown"), UnavailableError("away")])
+def test_a_batch_that_fails_ends_the_session_with_nothing_struck(error: Exception) -> None:
+    """Whether it was published is for the next session to find out."""
+    ports = Ports(None, row(1))
+    harvest = begun(ports)
+
+    def fail(_: Sequence[Row]) -> None:
+        raise error
+
+    ports.refuse = fail
+    with pytest.raises(type(error)):
+        harvest.turn()
+    harvest.finish()
+    assert [each.id for each in ports.outbox.rows] == [1]
+
+
+def test_a_deposed_session_publishes_nothing() -> None:
+    """A later one has begun in the database."""
+    ports = Ports(None, row(1))
+    harvest = begun(ports)
+    ports.outbox.session += 1
+    with pytest.raises(Deposed):
+        harvest.turn()
+    assert ports.batches() == []
+
+
+def test_a_row_that_is_refused_is_left_out_with_its_successors_and_the_rest_flows_on() -> None:
+    """Rows of its key before it go, those after it wait, those of other keys go."""
+    ports = Ports(None, row(1, b"k"), row(2, b"k"), row(3, b"other"), row(4, b"k"))
+    clock = Clock()
+    harvest = begun(ports, clock)
+    ports.refuse = refusing(2)
+    harvest.turn()
+    assert ports.batches() == [[1, 2, 3, 4], [3]]
+    harvest.turn()
+    assert ports.turns[-1].held_lanes == [Lane("t", b"k", None)]
+    assert ports.outbox.log == [3]
+    clock.now_ms = 1_000
+    ports.refuse = lambda _: None
+    harvest.turn()
+    assert ports.outbox.log == [3, 1, 2, 4]
+
+
+def test_a_lane_that_waits_holds_up_no_other() -> None:
+    """Its rows are not taken, so that they do not fill the batch."""
+    ports = Ports(None, row(1, b"k"), *(row(number, b"k") for number in range(2, 9)), row(9), row(10))
+    harvest = begun(ports, max_in_flight_records=2)
+    ports.refuse = refusing(1)
+    harvest.turn()
+    assert harvest.turn() == 2
+    assert ports.outbox.log == [9, 10]
+
+
+def test_a_row_without_a_key_waits_alone() -> None:
+    """It has no successors."""
+    ports = Ports(None, Row(1, "t", None, b"v"), Row(2, "t", None, b"v"))
+    harvest = begun(ports)
+    ports.refuse = refusing(1)
+    harvest.turn()
+    harvest.turn()
+    assert ports.outbox.log == [2]
+    assert ports.turns[-1].held_lanes == [Lane("t", None, 1)]
+
+
+def test_a_row_that_is_refused_too_often_is_set_aside_before_its_successors_go() -> None:
+    """With the reason; each time is counted."""
+    ports = Ports(None, row(1, b"k"), row(2, b"k"))
+    clock, counts = Clock(), Counts()
+    harvest = begun(ports, clock, counts=counts, max_attempts=3)
+    ports.refuse = refusing(1)
+    for _ in range(3):
+        clock.now_ms += 10_000
+        harvest.turn()
+    assert ports.outbox.parked == {1: "too large (tried 3 times)"}
+    assert ports.outbox.log == [2]
+    assert ports.calls[-3:] == [("publisher begins",), ("turn", [], [1], 0), ("publish", [2])]
+    assert counts.refused == 3
+    assert counts.parked == 1
+
+
+def test_a_row_that_is_published_at_last_is_not_counted_against_its_successors() -> None:
+    """What was refused of its lane before is forgotten."""
+    ports = Ports(None, row(1, b"k"))
+    clock = Clock()
+    harvest = begun(ports, clock, max_attempts=2)
+    ports.refuse = refusing(1)
+    harvest.turn()
+    ports.refuse = refusing(2)
+    clock.now_ms += 10_000
+    harvest.turn()
+    ports.outbox.rows.append(row(2, b"k"))
+    harvest.turn()
+    assert ports.outbox.log == [1]
+    assert ports.outbox.parked == {}
+
+
+def test_a_batch_is_halved_until_the_row_is_found_that_it_is_refused_for() -> None:
+    """In order; each part is struck before the next is published."""
+    ports = Ports(None, *map(row, range(1, 5)))
+    harvest = begun(ports, max_attempts=1)
+    ports.refuse = refusing(3, is_named=False)
+    harvest.turn()
+    assert ports.calls == [
+        ("turn", [], [], 1_000),
+        ("refused", ["t"]),
+        ("publish", [1, 2, 3, 4]),
+        ("publisher begins",),
+        ("turn", [], [], 0),
+        ("publish", [1, 2]),
+        ("turn", [1, 2], [], 0),
+        ("publish", [3, 4]),
+        ("publisher begins",),
+        ("turn", [], [], 0),
+        ("publish", [3]),
+        ("publisher begins",),
+        ("turn", [], [3], 0),
+        ("publish", [4]),
+    ]
+
+
+def test_the_only_row_of_a_batch_is_the_one_that_is_refused_whatever_is_named() -> None:
+    """So halving ends."""
+    ports = Ports(None, row(1))
+    harvest = begun(ports, max_attempts=1)
+
+    def refuse(_: Sequence[Row]) -> None:
+        raise RowRefused("refused", 99)
+
+    ports.refuse = refuse
+    harvest.turn()
+    harvest.turn()
+    assert ports.outbox.parked == {1: "refused (tried 1 times)"}
+
+
+def test_after_a_refusal_the_database_is_asked_whether_the_session_goes_on() -> None:
+    """The publisher has begun anew, which would fence who took over."""
+    ports = Ports(None, row(1), row(2))
+    harvest = begun(ports)
+
+    def refuse(_: Sequence[Row]) -> None:
+        ports.outbox.session += 1
+        raise RowRefused("too large", 1)
+
+    ports.refuse = refuse
+    with pytest.raises(Deposed):
+        harvest.turn()
+    assert ports.batches() == [[1, 2]]
+
+
+def test_within_a_turn_no_row_gets_ahead_of_one_of_its_key_that_was_left_out() -> None:
+    """However long the turn takes: its wait is over only in the next."""
+    ports = Ports(None, row(1, b"k"), row(2), row(3, b"k"), row(4))
+    clock = Clock()
+    harvest = begun(ports, clock)
+
+    def refuse(rows: Sequence[Row]) -> None:
+        clock.now_ms += 1_000
+        if len(rows) == 4:
+            raise RowRefused("one of them")
+        refusing(1, is_named=False)(rows)
+
+    ports.refuse = refuse
+    harvest.turn()
+    assert ports.batches() == [[1, 2, 3, 4], [1, 2], [1], [2], [4]]
+
+
+def test_rows_of_a_topic_that_cannot_be_written_to_wait_and_are_set_aside_in_the_end() -> None:
+    """The rest flows on; the topic is asked for again after a wait."""
+    ports = Ports(None, row(1, topic="gone"), row(2))
+    clock, counts = Clock(), Counts()
+    harvest = begun(ports, clock, counts=counts, max_attempts=2)
+    ports.missing = {"gone": "it does not exist"}
+    harvest.turn()
+    assert ports.batches() == [[2]]
+    assert harvest.turn() == 0
+    assert ports.turns[-1].held_topics == ["gone"]
+    clock.now_ms += 1_000
+    harvest.turn()
+    harvest.turn()
+    assert ports.outbox.parked == {1: "it does not exist (tried 2 times)"}
+    assert ports.outbox.log == [2]
+    assert (counts.refused, counts.parked) == (2, 1)
+
+
+def test_a_topic_that_is_made_in_time_has_its_rows_published_in_order() -> None:
+    """What was refused is forgotten."""
+    ports = Ports(None, row(1, b"k", "late"), row(2, b"k", "late"))
+    clock = Clock()
+    harvest = begun(ports, clock, max_attempts=2)
+    ports.missing = {"late": "it does not exist"}
+    harvest.turn()
+    ports.missing = {}
+    clock.now_ms += 1_000
+    harvest.turn()
+    assert ports.outbox.log == [1, 2]
+    ports.missing = {"late": "it is gone again"}
+    ports.outbox.rows.append(row(3, b"k", "late"))
+    harvest.turn()
+    assert ports.outbox.parked == {}
+
+
+def test_rows_that_are_set_aside_with_their_topic_are_not_published_in_a_long_turn() -> None:
+    """Even if the topic's wait is over before the batch goes."""
+    ports = Ports(None, row(1, topic="gone"), row(2))
+    harvest = begun(ports, Clock(step_ms=60_000), max_attempts=1)
+    ports.missing = {"gone": "it does not exist"}
+    harvest.turn()
+    assert ports.outbox.log == [2]
+    assert ports.outbox.parked == {1: "it does not exist (tried 1 times)"}
+
+
+def test_a_topic_that_goes_while_a_batch_is_published_is_left_out_of_it() -> None:
+    """The rest is published, once the database has said that the session goes on."""
+    ports = Ports(None, row(1, topic="gone"), row(2))
+    harvest = begun(ports)
+
+    def refuse(rows: Sequence[Row]) -> None:
+        if rows[0].topic == "gone":
+            raise TopicRefused("gone", "it is gone")
+
+    ports.refuse = refuse
+    harvest.turn()
+    assert ports.calls[2:] == [("publish", [1, 2]), ("publisher begins",), ("turn", [], [], 0), ("publish", [2])]
+
+
+def test_nothing_is_published_twice_however_two_sessions_meet_that_begin_anew() -> None:
+    """One is refused, begins anew, asks and publishes: its calls fall in all ways between those of another."""
+    published = {meeting(places) for places in combinations_with_replacement(range(10), 4)}
+    assert all(len(set(rows)) == len(rows) for rows in published)
+    assert {(), (2, 3)} <= published
+
+
+def meeting(places: tuple[int, ...]) -> tuple[int, ...]:
+    """Let a session go on before those calls of one that begins later; give what is published."""
+    outbox = Outbox([row(1), row(2), row(3)])
+    old, new = Ports(outbox), Ports(outbox)
+    harvest = begun(old)
+    old.refuse = new.refuse = refusing(1)
+
+    def go_on() -> None:
+        with suppress(Deposed, Fenced):
+            harvest.turn()
+
+    older, here, numbers = greenlet(go_on), getcurrent(), count()
+    old.before = here.switch
+    while not old.batches():
+        older.switch()
+
+    def let_the_older_go_on() -> None:
+        for _ in range(places.count(next(numbers))):
+            older.switch()
+
+    new.before = let_the_older_go_on
+    with suppress(Deposed, Fenced):
+        begun(new).turn()
+    return tuple(outbox.log)
+
+
+def test_waits_double_up_to_five_seconds() -> None:
+    """By a lane's or a topic's refusals in a row."""
+    clock = Clock()
+    holds = Holds(100, clock)
+    waits = []
+    for _ in range(8):
+        holds.refuse(row(1), "reason")
+        holds.refuse_topic("u", "reason")
+        began_ms = clock.now_ms
+        while holds.lanes():
+            assert holds.topics() == ["u"]
+            clock.now_ms += 100
+            holds.begin_turn()
+        assert holds.topics() == []
+        waits.append(clock.now_ms - began_ms)
+    assert waits == [200, 400, 800, 1_600, 3_200, 5_000, 5_000, 5_000]
+
+
+def test_a_topic_is_not_looked_at_again_before_its_wait_is_over() -> None:
+    """Then it is, and its rows are open."""
+    clock = Clock()
+    holds = Holds(3, clock)
+    holds.refuse_topic("t", "reason")
+    assert holds.is_checked("t")
+    assert not holds.is_open(row(1))
+    clock.now_ms = 200
+    assert holds.is_checked("t")
+    holds.begin_turn()
+    assert not holds.is_checked("t")
+    assert holds.is_open(row(1))
+
+
+def test_a_topic_that_is_refused_for_good_has_its_rows_taken_to_be_set_aside() -> None:
+    """Until it can be written to again."""
+    holds = Holds(1, Clock())
+    holds.refuse_topic("t", "reason")
+    assert holds.topics() == []
+    assert not holds.is_open(row(1))
+    assert holds.to_park([row(1), row(2, topic="u")]) == [Parked(1, "reason (tried 1 times)")]
+    holds.accept_topic("t")
+    assert holds.to_park([row(1)]) == []
+    assert holds.is_open(row(1))
+
+
+def test_a_lane_is_free_again_once_its_row_is_set_aside() -> None:
+    """The refusals of the row that comes next are counted afresh."""
+    holds = Holds(2, Clock())
+    assert holds.refuse(row(1, b"k"), "reason") is None
+    assert not holds.is_open(row(2, b"k"))
+    assert holds.refuse(row(1, b"k"), "reason") == Parked(1, "reason (tried 2 times)")
+    assert holds.is_open(row(2, b"k"))
+    assert holds.refuse(row(2, b"k"), "reason") is None
+
+
+@pytest.mark.parametrize("name", ["max_in_flight_records", "max_in_flight_bytes", "max_attempts"])
+def test_limits_are_at_least_one(name: str) -> None:
+    """Else nothing would ever be taken, or tried."""
+    with pytest.raises(ConfigurationError, match=f"{name}: 0"):
+        Limits(**{name: 0})
+    assert getattr(Limits(**{name: 1}), name) == 1

@@ -1,0 +1,164 @@
+"""The harvester's loop: session after session while it leads, with pauses after what fails."""
+
+from typing import Any, Self, cast
+
+import pytest
+
+from marshal_dagster.election.rules import Term
+from marshal_dagster.errors import ConfigurationError, RightMissing, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.outbox.harvester import Harvester
+from marshal_dagster.outbox.ports import Row, Turn
+from marshal_dagster.outbox.tables import VERSION, OutboxTables, Standing
+from marshal_dagster.postgres import Database
+
+TERM = Term(1, "id")
+
+
+class Scene:
+    """Everything around a harvester: what each session comes to is told beforehand."""
+
+    def __init__(self, *sessions: Exception | None) -> None:
+        self.pauses_s: list[float] = []
+        self.given_up: list[str] = []
+        self.closed = 0
+        self.failures: list[Exception | None] = []
+        """What the harvester failed with last, at each turn."""
+        self.harvester = SceneHarvester(self)
+        self._sessions = iter(sessions)
+        self._stopped = False
+
+    def is_set(self) -> bool:
+        """As the event by which it is stopped."""
+        return self._stopped
+
+    def wait(self, pause_s: float) -> None:
+        """As the event, and as the store: keep how long, or let the session fail."""
+        self.pauses_s.append(pause_s)
+
+    def __enter__(self) -> Self:
+        """As the elector: stand."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave."""
+
+    def wait_for_term(self, _: float) -> Term:
+        """Lead."""
+        return TERM
+
+    def leads(self, _: Term) -> bool:
+        """Lead until it is given up."""
+        return not self.given_up
+
+    def give_up(self, _: Term, reason: str) -> None:
+        """Be given up, and stop all."""
+        self.given_up.append(reason)
+        self._stopped = True
+
+    def begin(self) -> int:
+        """Begin a session, which fails at once or goes well for a turn and then fails."""
+        following = next(self._sessions, None)
+        if following is not None:
+            raise following
+        return 1
+
+    def turn(self, session: int, turn: Turn) -> list[Row]:
+        """Find nothing to do."""
+        del session, turn
+        self.failures.append(self.harvester.failure)
+        return []
+
+    def noted(self) -> list[int]:
+        """Have published nothing."""
+        return []
+
+    def close(self) -> None:
+        """Count it."""
+        self.closed += 1
+
+
+class SceneStore:
+    """The database of a scene."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.begin, self.turn, self.close = scene.begin, scene.turn, scene.close
+
+    def wait(self, _: float) -> None:
+        """Fail after a turn that went well."""
+        raise UnavailableError("it went away later")
+
+
+class ScenePublisher:
+    """The brokers of a scene."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.noted, self.close = scene.noted, scene.close
+
+    def begin(self) -> None:
+        """Begin a session."""
+
+
+class SceneHarvester(Harvester):
+    """The harvester of a scene."""
+
+    def __init__(self, scene: Scene) -> None:
+        tables = OutboxTables(Database("host=nowhere"))
+        super().__init__(tables, KafkaConnection(bootstrap_servers="nowhere:1"))
+        self._scene = scene
+        self._stop = cast("Any", scene)
+
+    def _look_up(self) -> Standing:
+        return Standing("outbox", "uid", VERSION, 0, None)
+
+    def _elector(self, standing: Standing) -> Any:  # noqa: ANN401
+        del standing
+        return self._scene
+
+    def _ends(self, standing: Standing) -> Any:  # noqa: ANN401
+        del standing
+        return SceneStore(self._scene), ScenePublisher(self._scene)
+
+
+AWAY = UnavailableError("away")
+LASTING = RightMissing("no right")
+
+
+def test_pauses_double_while_nothing_succeeds_and_begin_anew_once_something_did() -> None:
+    """A harvester that has led for long does not wait long after each hiccup."""
+    scene = Scene(AWAY, AWAY, AWAY, None, AWAY, None, None, LASTING)
+    scene.harvester.run()
+    assert scene.pauses_s == [0.1, 0.2, 0.4, 0.1, 0.2, 0.1, 0.1, 5.0]
+
+
+def test_pauses_are_five_seconds_at_the_most() -> None:
+    """However often it fails."""
+    scene = Scene(*[AWAY] * 9, LASTING)
+    scene.harvester.run()
+    assert scene.pauses_s == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0]
+
+
+def test_what_lasts_ends_the_term_and_is_told() -> None:
+    """The connections are let go of."""
+    scene = Scene(LASTING)
+    scene.harvester.run()
+    assert scene.given_up == ["no right"]
+    assert scene.harvester.failure is LASTING
+    assert scene.harvester.term is None
+    assert scene.closed == 2
+
+
+def test_what_a_person_must_mend_ends_the_harvester() -> None:
+    """It does not try again."""
+    scene = Scene(ConfigurationError("of a later version"))
+    with pytest.raises(ConfigurationError, match="of a later version"):
+        scene.harvester.run()
+    assert scene.closed == 2
+
+
+def test_a_failure_is_forgotten_once_a_turn_succeeds() -> None:
+    """So `failure` is what it fails with now."""
+    scene = Scene(AWAY, None, LASTING)
+    scene.harvester.run()
+    assert [str(failure) for failure in scene.failures] == ["away"]
+    assert str(scene.harvester.failure) == "no right"

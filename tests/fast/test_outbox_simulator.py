@@ -1,0 +1,94 @@
+"""The simulator of outboxes: the same seed is the same run, what is broken is caught, shrunk and shown."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from marshal_dagster.outbox import harvest
+from tests.outbox_simulator import __main__ as command_line
+from tests.outbox_simulator import running
+from tests.outbox_simulator.mutants import MUTANTS
+from tests.outbox_simulator.scenario import CallFault, EventKind, scenario
+from tests.outbox_simulator.world import simulate
+from tests.simulator.mutants import LIBRARY, TOP, Mutant
+
+_PRINT_A_SEED = (
+    "from tests.outbox_simulator.world import simulate; from tests.outbox_simulator.scenario import scenario; "
+    "print(*simulate(scenario({seed})).transcript, sep='\\n')"
+)
+
+
+def test_two_hundred_seeds_keep_every_promise_under_every_fault() -> None:
+    """What the harvest may meet with, it meets with: sessions of several members at once among it."""
+    tally = running.run_chunk(0, 200)
+    assert tally.failed == {}
+    assert set(tally.faults) == {*map(str, CallFault), *map(str, EventKind)}
+    assert tally.records > 2_000
+    assert min(tally.outcomes[what] for what in ("fenced", "rows set aside", "sessions", "terms")) > 50
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_seed_is_the_same_each_time(seed: int) -> None:
+    """With other hashes, in another process, too."""
+    first = simulate(scenario(seed))
+    assert first == simulate(scenario(seed))
+    assert len(first.transcript) > 10
+    if seed == 0:
+        command = [sys.executable, "-c", _PRINT_A_SEED.format(seed=seed)]
+        environment = {**os.environ, "PYTHONHASHSEED": "77"}
+        done = subprocess.run(command, cwd=TOP, env=environment, capture_output=True, text=True, check=True)
+        assert done.stdout.splitlines() == first.transcript
+
+
+def test_every_fault_of_a_scenario_can_be_left_out() -> None:
+    """Calls and events are counted through."""
+    of = next(of for of in map(scenario, range(200)) if of.call_faults and of.events)
+    alone = [of.without(set(range(of.faults)) - {number}) for number in range(of.faults)]
+    assert [one.faults for one in alone] == [1] * of.faults
+    assert [fault for one in alone for fault in one.call_faults] == list(of.call_faults)
+    assert [event for one in alone for event in one.events] == list(of.events)
+
+
+def test_what_is_broken_is_caught_shrunk_and_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A session that does not strike what was published publishes it again; the command that shows it is printed."""
+    original = harvest.Harvest.begin
+
+    def begin_without_note(self: harvest.Harvest) -> None:
+        original(self)
+        self._done = ()
+
+    monkeypatch.setattr(harvest.Harvest, "begin", begin_without_note)
+    tally = running.run_chunk(0, 60)
+    seed = min(tally.failed)
+    command_line.report(tally)
+    printed = capsys.readouterr().out
+    assert f"python -m tests.outbox_simulator --seed {seed}" in printed
+    assert f"{len(tally.failed)} violations" in printed.splitlines()[-1]
+    left_out, result = running.shrink(scenario(seed))
+    assert result.violations[0].promise == "nothing is published twice"
+    assert scenario(seed).without(left_out).faults <= 2
+    assert command_line.show(seed, left_out) == 1
+    assert str(result.violations[0]) in capsys.readouterr().out
+
+
+def test_a_seed_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that hangs is given up and named."""
+
+    def hang(_: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(running, "simulate", hang)
+    monkeypatch.setattr(running, "LONGEST_SEED_S", 0.2)
+    assert running.run_one(scenario(3)).violations[0].promise == "every seed ends"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))
+def test_every_mutant_still_breaks_the_code_that_is(mutant: Mutant) -> None:
+    """What a mutant replaces stands exactly once in the library."""
+    assert [(TOP / LIBRARY / file).read_text().count(old) for file, old, _ in mutant.edits] == [1] * len(mutant.edits)
+    assert all(old != new for _, old, new in mutant.edits)

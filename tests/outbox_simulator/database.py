@@ -1,0 +1,350 @@
+"""The database: transactions, row locks, connections that are lost; under the library's own `PostgresStore`."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from marshal_dagster.errors import ConfigurationError, UnavailableError
+from tests.outbox_simulator.network import Side
+from tests.simulator.scheduling import Process, Task
+
+if TYPE_CHECKING:
+    from tests.outbox_simulator.world import World
+
+ANSWER_TIMEOUT_MS: Final = 2_000.0
+LOCK_TIMEOUT_MS: Final = 1_000.0
+NO_RIGHT: Final = "permission denied: grant it to this role"
+IDLE_TIMEOUT_MS: Final = 3_000.0
+"""So long a transaction of a client that does nothing is left open."""
+
+
+class Stored(NamedTuple):
+    """A row as it is stored."""
+
+    id: int
+    topic: str
+    key: bytes | None
+    value: bytes
+
+
+@dataclass(eq=False, slots=True)
+class Transaction:
+    """A transaction of a client: what it has changed is seen once it is committed."""
+
+    process: str
+    deleted: list[int] = field(default_factory=list)
+    parked: list[int] = field(default_factory=list)
+    session: int | None = None
+    is_over: bool = False
+    is_sent: bool = False
+    """Whether its commit is under way to the server still, which its client has given up."""
+    began_ms: float = 0.0
+
+
+class Database:
+    """The tables, as they are committed, and the locks on the registry's row."""
+
+    def __init__(self, world: "World") -> None:
+        self.rows: dict[int, Stored] = {}
+        self.parked: dict[int, Stored] = {}
+        self.session = 0
+        self.restarts = 0
+        self.up_from_ms = 0.0
+        self._world = world
+        self._open: dict[Transaction, None] = {}
+        self._sharers: dict[Transaction, None] = {}
+        self._owner: Transaction | None = None
+        self._waiters: list[Task] = []
+
+    def begin(self, process: str) -> Transaction:
+        """Begin a transaction, which ends by itself if its client does nothing for long."""
+        transaction = Transaction(process, began_ms=self._world.scheduler.now_ms)
+        self._open[transaction] = None
+        return transaction
+
+    def hang_up(self, process: str) -> None:
+        """End what a process that is dead has open."""
+        for transaction in tuple(self._open):
+            if transaction.process == process and not transaction.is_sent:
+                self.end(transaction)
+
+    def execute(self, transaction: Transaction, statement: str, parameters: Any) -> list[tuple[Any, ...]]:  # noqa: ANN401
+        """Carry out a statement of the library; it may wait for a lock."""
+        if transaction.is_over:
+            raise UnavailableError("the connection was lost")
+        if statement.startswith("SELECT session"):
+            if "FOR SHARE" in statement:
+                self._lock(transaction, is_exclusive=False)
+            return [(self.session,)]
+        if statement.startswith("UPDATE {registry}"):
+            self._lock(transaction, is_exclusive=True)
+            transaction.session = self.session + 1
+            return [(transaction.session,)]
+        if statement.startswith("DELETE FROM {rows}"):
+            transaction.deleted += parameters[0]
+        elif "WITH wanted" in statement:
+            transaction.parked += parameters[0]
+        elif "sum(size)" in statement:
+            return self._take(transaction, statement, parameters)
+        else:
+            raise NotImplementedError(statement)
+        return []
+
+    def commit(self, transaction: Transaction) -> None:
+        """Make a transaction's changes visible."""
+        self._end_idle()
+        if transaction.is_over:
+            raise UnavailableError("the connection was lost")
+        judge = self._world.judge
+        if transaction.session is not None:
+            self.session = transaction.session
+            judge.begun(transaction.process, self.session)
+            self._world.tell("session {} of {}", self.session, transaction.process)
+            self._world.outcomes["sessions"] += 1
+        struck = [each for each in transaction.deleted if self.rows.pop(each, None) is not None]
+        parked = [each for each in transaction.parked if each in self.rows]
+        self._world.outcomes["rows set aside"] += len(parked)
+        for each in parked:
+            self.parked[each] = self.rows.pop(each)
+        if transaction.deleted or transaction.parked:
+            judge.struck(transaction.process, struck, parked)
+            self._world.tell("{} strikes {}, sets aside {}", transaction.process, struck, parked)
+        self.end(transaction)
+
+    def end(self, transaction: Transaction) -> None:
+        """Roll a transaction back, unless it is over."""
+        transaction.is_over = True
+        self._open.pop(transaction, None)
+        self._sharers.pop(transaction, None)
+        if self._owner is transaction:
+            self._owner = None
+        for waiter in self._waiters:
+            self._world.scheduler.wake(waiter)
+
+    def restart(self, down_ms: float) -> None:
+        """Lose all connections and what is not committed, and be away for a while."""
+        self.restarts += 1
+        self.up_from_ms = self._world.scheduler.now_ms + down_ms
+        for transaction in tuple(self._open):
+            self.end(transaction)
+
+    def put_back(self, number: int) -> None:
+        """Put a row that is set aside back, as a person does."""
+        self.rows[number] = self.parked.pop(number)
+        self._world.judge.put_back(number)
+
+    def _lock(self, transaction: Transaction, *, is_exclusive: bool) -> None:
+        scheduler = self._world.scheduler
+        gives_up_ms = scheduler.now_ms + LOCK_TIMEOUT_MS
+        self._end_idle()
+        while self._is_locked(transaction, is_exclusive=is_exclusive):
+            task = scheduler.current
+            if scheduler.now_ms >= gives_up_ms or task is None:
+                raise UnavailableError("canceling statement due to lock timeout")
+            self._waiters.append(task)
+            try:
+                scheduler.park(gives_up_ms - scheduler.now_ms)
+            finally:
+                self._waiters.remove(task)
+        if transaction.is_over:
+            raise UnavailableError("the connection was lost")
+        if is_exclusive:
+            self._owner = transaction
+        else:
+            self._sharers[transaction] = None
+
+    def _end_idle(self) -> None:
+        oldest_ms = self._world.scheduler.now_ms - IDLE_TIMEOUT_MS
+        for transaction in [each for each in self._open if each.began_ms < oldest_ms]:
+            self.end(transaction)
+
+    def _is_locked(self, transaction: Transaction, *, is_exclusive: bool) -> bool:
+        if self._owner not in (None, transaction):
+            return True
+        return is_exclusive and any(sharer is not transaction for sharer in self._sharers)
+
+    def _take(self, transaction: Transaction, statement: str, wanted: dict[str, Any]) -> list[tuple[Any, ...]]:
+        gone = {*transaction.deleted, *transaction.parked}
+        topics = wanted["topics"] if "topic <> ALL" in statement else ()
+        ids = wanted["ids"] if "id <> ALL" in statement else ()
+        held = zip(wanted["lane_topics"], wanted["lane_keys"], strict=True) if "NOT EXISTS" in statement else ()
+        lanes = set(held)
+        found = [
+            row
+            for row in self.rows.values()
+            if row.id not in gone and row.topic not in topics and row.id not in ids
+            if (row.topic, row.key) not in lanes
+        ]
+        if "ORDER BY id LIMIT" in statement:
+            found.sort()
+        else:
+            self._world.chance.shuffle(found)
+        taken, size = [], 0
+        for row in found[: wanted["limit"]]:
+            if size >= wanted["limit_bytes"]:
+                break
+            size += len(row.key or b"") + len(row.value)
+            taken.append((*row, None, None))
+        if "< %(limit_bytes)s ORDER BY id" not in statement:
+            self._world.chance.shuffle(taken)
+        if taken:
+            self._world.judge.took(transaction.process)
+        return taken
+
+
+class Cursor:
+    """What a statement gives, once it was carried out."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Any, ...]] = []
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        """Give the first row."""
+        return self.found[0] if self.found else None
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Give all rows."""
+        return iter(self.found)
+
+
+class Connection:
+    """A process's connection, as far as `PostgresStore` uses one."""
+
+    def __init__(self, world: "World", process: Process) -> None:
+        self._world = world
+        self._database = world.database
+        self._process = process
+        self._restarts = world.database.restarts
+        self._transaction: Transaction | None = None
+        self._queue: list[tuple[Cursor, str, Any]] | None = None
+
+    def execute(self, statement: str, parameters: Any = None) -> Cursor:  # noqa: ANN401
+        """Carry out a statement, now or with the pipeline."""
+        cursor = Cursor()
+        if statement.startswith("LISTEN") or "set_config" in statement:
+            return cursor
+        if self._queue is None:
+            self._round_trip([(cursor, statement, parameters)])
+        else:
+            self._queue.append((cursor, statement, parameters))
+        return cursor
+
+    def pipeline(self) -> "Pipeline":
+        """Carry out what is asked in the block at its end, in one round trip."""
+        return Pipeline(self)
+
+    def queue(self) -> None:
+        """Keep what is asked from now on."""
+        self._queue = []
+
+    def flush(self) -> None:
+        """Carry out what was kept."""
+        queue, self._queue = self._queue, None
+        self._round_trip(queue or [])
+
+    def commit(self) -> None:
+        """Commit, if anything was asked."""
+        transaction = self._transaction
+        if transaction is None:
+            return
+
+        def is_late() -> None:
+            transaction.is_sent = True
+
+        self._call(lambda: self._database.commit(transaction), is_late)
+        self._transaction = None
+
+    def rollback(self) -> None:
+        """Roll back."""
+        transaction, self._transaction = self._transaction, None
+        if transaction is not None:
+            self._database.end(transaction)
+
+    def close(self) -> None:
+        """Give the connection up; a commit that was sent may still be carried out."""
+        if self._transaction is not None and not self._transaction.is_sent:
+            self._database.end(self._transaction)
+
+    def notifies(self, *, timeout: float, stop_after: int) -> Iterator[None]:
+        """Wait for rows, or the time-out."""
+        assert stop_after == 1
+        self.require()
+        self._world.wait_for_rows(timeout * 1_000)
+        self.require()
+        yield
+
+    def _round_trip(self, statements: list[tuple[Cursor, str, Any]]) -> None:
+        if self._transaction is None:
+            self._transaction = self._database.begin(self._process.name)
+        transaction = self._transaction
+
+        def carry_out() -> None:
+            for number, (cursor, statement, parameters) in enumerate(statements):
+                if number and self._world.chance.random() < 0.05:
+                    self._world.scheduler.sleep(self._world.chance.random() * 3)
+                cursor.found = self._database.execute(transaction, statement, parameters)
+
+        self._call(carry_out)
+
+    def _call(self, effect: Callable[[], None], is_late: Callable[[], None] = lambda: None) -> None:
+        def carry_out() -> None:
+            self.require()
+            effect()
+
+        self._world.call(Side.DATABASE, carry_out, ANSWER_TIMEOUT_MS, is_late)
+
+    def require(self) -> None:
+        """Raise `UnavailableError` if the server was restarted since, or is away."""
+        if self._restarts != self._database.restarts or self._database.up_from_ms > self._world.scheduler.now_ms:
+            raise UnavailableError("the connection was lost")
+
+
+class Pipeline:
+    """A block of statements that are carried out together."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        """Begin."""
+        self._connection.queue()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Carry them out."""
+        if kind is None:
+            self._connection.flush()
+
+
+class Tables:
+    """The tables' names and the way to them, as `OutboxTables` for a store; `name` is the outbox's."""
+
+    name = "outbox"
+    channel = "marshal_outbox"
+
+    def __init__(self, world: "World", process: Process) -> None:
+        self._world = world
+        self._process = process
+        self.database = self
+
+    def connect(self, options: str) -> Connection:
+        """Connect to the database."""
+        del options
+        connection = Connection(self._world, self._process)
+        self._world.call(Side.DATABASE, connection.require, ANSWER_TIMEOUT_MS)
+        return connection
+
+    def standing(self, connection: Connection) -> None:
+        """Look up the outbox, which may fail for a lasting reason."""
+        del connection
+        if self._world.lacks_right(self._process, Side.DATABASE):
+            raise ConfigurationError(NO_RIGHT)
+
+    def named(self, statement: str, **names: Any) -> str:  # noqa: ANN401
+        """Give a statement's text, with the conditions under which rows are taken."""
+        free = names.get("free")
+        return statement if free is None else statement + free.as_string(None)
+
+    def telling(self) -> AbstractContextManager[None]:
+        """Let errors through, which are the library's already."""
+        return nullcontext()

@@ -1,0 +1,253 @@
+"""The mutation gate: deliberately broken variants of the harvest and the election, which the simulator must catch.
+
+`python -m tests.outbox_simulator.mutants` breaks a copy of the library in one way after another and runs seeds until
+one is violated; it prints a table of what caught each, after how many seeds. A mutant that survives is a bug in the
+checkers.
+"""
+
+import argparse
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Final
+
+from tests.simulator.mutants import Mutant, judge
+
+HARVEST: Final = "outbox/harvest.py"
+HOLDS: Final = "outbox/holds.py"
+STORE: Final = "outbox/store.py"
+PUBLISHER: Final = "outbox/publisher.py"
+HARVESTER: Final = "outbox/harvester.py"
+RULES: Final = "election/rules.py"
+SEEDS: Final = 2_000
+
+MUTANTS: Final = (
+    Mutant("a turn does not ask whether its session goes on", STORE, "present[0] != session", "False"),
+    Mutant(
+        "a turn that strikes holds no lock on the registry",
+        STORE,
+        'ask + " FOR SHARE" if writes else ask',
+        "ask",
+    ),
+    Mutant("a turn is not committed", STORE, "for each in rows]\n        connection.commit()", "for each in rows]"),
+    Mutant("rows are taken in any order", STORE, "WHERE {free} ORDER BY id LIMIT", "WHERE {free} LIMIT"),
+    Mutant("rows come in any order", STORE, "< %(limit_bytes)s ORDER BY id", "< %(limit_bytes)s"),
+    Mutant("lanes that are held are taken", STORE, "        if lanes:\n", "        if False:\n"),
+    Mutant("topics that are held are taken", STORE, "        if turn.held_topics:\n", "        if False:\n"),
+    Mutant(
+        "a session begins at Kafka's end first",
+        HARVEST,
+        "        self._session = self._store.begin()\n        self._publisher.begin()\n",
+        "        self._publisher.begin()\n        self._session = self._store.begin()\n",
+    ),
+    Mutant("the note is not read", HARVEST, "self._done = self._publisher.noted()", "self._done = []"),
+    Mutant(
+        "the note is read before the session begins",
+        HARVEST,
+        "        self._session = self._store.begin()\n"
+        "        self._publisher.begin()\n"
+        "        self._done = self._publisher.noted()\n",
+        "        self._done = self._publisher.noted()\n"
+        "        self._session = self._store.begin()\n"
+        "        self._publisher.begin()\n",
+    ),
+    Mutant(
+        "a batch is published before the last is struck",
+        HARVEST,
+        "if self._done or self._parked or self._is_checking:",
+        "if self._parked or self._is_checking:",
+        (
+            (
+                HARVEST,
+                "self._done = [row.id for row in batch]",
+                "self._done = [*self._done, *(row.id for row in batch)]",
+            ),
+        ),
+    ),
+    Mutant(
+        "only the last batch of a turn is struck",
+        HARVEST,
+        "if self._done or self._parked or self._is_checking:",
+        "if self._parked or self._is_checking:",
+    ),
+    Mutant(
+        "a row is set aside after its successors go",
+        HARVEST,
+        "            self._parked,\n            limit,",
+        "            self._parked if limit else [],\n            limit,",
+        (
+            (
+                HARVEST,
+                "self._done, self._parked, self._is_checking = (), [], False",
+                "self._done, self._parked, self._is_checking = (), [] if limit else self._parked, False",
+            ),
+        ),
+    ),
+    Mutant(
+        "nobody asks after a refusal whether the session goes on",
+        HARVEST,
+        "if self._done or self._parked or self._is_checking:",
+        "if self._done or self._parked:",
+    ),
+    Mutant(
+        "what is held is published",
+        HARVEST,
+        "[row for row in batches.popleft() if self._holds.is_open(row)]",
+        "list(batches.popleft())",
+    ),
+    Mutant(
+        "a row that is refused is left out, its lane is not held",
+        HOLDS,
+        "            self._lanes[lane] = hold\n            return None",
+        "            return None",
+    ),
+    Mutant(
+        "time passes within a turn",
+        HOLDS,
+        "all(hold is None or hold.until_ms <= self._turn_ms for hold in holds)",
+        "all(hold is None or hold.until_ms <= self._now_ms() for hold in holds)",
+    ),
+    Mutant("a row is never set aside", HOLDS, "        if hold.tries < self._max_attempts:\n", "        if True:\n"),
+    Mutant(
+        "a topic's rows are never set aside",
+        HOLDS,
+        "            if hold.until_ms > self._turn_ms and hold.tries < self._max_attempts\n",
+        "            if hold.until_ms > self._turn_ms\n",
+        ((HOLDS, "is not None and hold.tries >= self._max_attempts", "is not None and hold.tries >= 10**9"),),
+    ),
+    Mutant(
+        "halves are published in the wrong order",
+        HARVEST,
+        "return [batch[:middle], batch[middle:]]",
+        "return [batch[middle:], batch[:middle]]",
+    ),
+    Mutant(
+        "a session has a transactional id of its own",
+        PUBLISHER,
+        'f"{ID_PREFIX}{self._uid}",\n            id_prefix',
+        'f"{ID_PREFIX}{self._uid}-{id(self)}",\n            id_prefix',
+    ),
+    Mutant(
+        "a publisher does not begin anew in the next session",
+        PUBLISHER,
+        '        """Begin a session (`Publisher.begin`)."""\n        self._end()\n',
+        '        """Begin a session (`Publisher.begin`)."""\n'
+        "        if self._transaction is not None:\n"
+        "            return\n",
+        (
+            (
+                PUBLISHER,
+                "        except MarshalError as error:\n            self._end()\n",
+                "        except MarshalError as error:\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "a commit that failed counts as done",
+        PUBLISHER,
+        '            raise Unsettled(f"whether a batch was published is not known: {error}") from None',
+        "            return",
+    ),
+    Mutant(
+        "a commit that failed counts as a refusal",
+        PUBLISHER,
+        'raise Unsettled(f"whether a batch was published is not known: {error}") from None',
+        "self.begin(); raise RowRefused(str(error)) from None",
+    ),
+    Mutant(
+        "a note does not name the last row",
+        PUBLISHER,
+        "render_note([row.id for row in rows])",
+        "render_note([row.id for row in rows[:-1]])",
+    ),
+    Mutant("a note has all between first and last", PUBLISHER, "runs[-1][1] == number - 1", "True"),
+    Mutant(
+        "a session goes on after what is not settled",
+        HARVESTER,
+        "            while leads():\n                harvest = self._harvest(store, publisher, leads)\n",
+        "            harvest = self._harvest(store, publisher, leads); harvest.begin()\n            while leads():\n",
+        ((HARVESTER, "                    harvest.begin()\n", "                    publisher.begin()\n"),),
+    ),
+    Mutant(
+        "a term counts from when its beat was heard",
+        RULES,
+        "ends_ms = sent_ms + self._timing.receive_deadline_ms",
+        "ends_ms = now_ms + self._timing.receive_deadline_ms",
+    ),
+    Mutant(
+        "the id goes on after a term",
+        RULES,
+        "        self._id = next(self._ids)\n",
+        "        self._id = self._id or next(self._ids)\n",
+        (
+            (
+                RULES,
+                "        self._number = 0\n        self._next_beat_ms = now_ms",
+                "        self._next_beat_ms = now_ms",
+            ),
+        ),
+    ),
+    Mutant(
+        "a term that was given up goes on",
+        RULES,
+        "        events = self._resign(reason)\n"
+        "        if self._id is not None:\n"
+        "            self._stand_anew(now_ms)\n"
+        "        return events",
+        "        return []",
+    ),
+    Mutant(
+        "a leader does not look at its deadline",
+        RULES,
+        "return self.term is not None and now_ms < self._ends_ms",
+        "return self.term is not None",
+    ),
+    Mutant(
+        "a term outlives the loss of the partition",
+        RULES,
+        "        events = self._resign(reason)\n        self._id = None\n        return events",
+        "        self._id = None\n        return []",
+        (
+            (
+                "election/elector.py",
+                "candidacy = self._candidacies.pop(each.partition, None)",
+                "candidacy = self._candidacies.get(each.partition)",
+            ),
+        ),
+    ),
+    Mutant(
+        "anybody's beat begins a term",
+        RULES,
+        "sent_ms = self._sent_ms.get(beat.number) if beat.leader_id == self._id else None",
+        "sent_ms = self._sent_ms.get(beat.number)",
+    ),
+    Mutant(
+        "the fence is a beat's number",
+        RULES,
+        "self.term = Term(offset, beat.leader_id)",
+        "self.term = Term(beat.number, beat.leader_id)",
+    ),
+)
+
+
+def main() -> int:
+    """Judge all mutants, or those whose names contain what is given."""
+    parser = argparse.ArgumentParser(prog="python -m tests.outbox_simulator.mutants", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("names", nargs="*")
+    options = parser.parse_args()
+    chosen = [one for one in MUTANTS if not options.names or any(part in one.name for part in options.names)]
+    survivors = 0
+    print("| mutant | caught by | seeds |\n| --- | --- | --- |", flush=True)
+    with ThreadPoolExecutor(options.processes) as pool:
+        judging = partial(judge, seeds=options.seeds, module="tests.outbox_simulator")
+        for verdict in pool.map(judging, chosen):
+            survivors += verdict.caught_by is None
+            print(f"| {verdict.mutant.name} | {verdict.caught_by or 'SURVIVED'} | {verdict.seeds:,} |", flush=True)
+    print(f"{len(chosen)} mutants, {survivors} survived")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
