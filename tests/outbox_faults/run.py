@@ -407,7 +407,7 @@ class Run:
         counted = self.counted
         tally.transactions, tally.rolled_back, tally.long = counted.committed, counted.rolled_back, counted.long
         terms = sorted(
-            (line["fence"] or 0, process.number)
+            (line["fence"] or 0, line["pid"])
             for process in self.processes
             for line in process.lines()
             if line["fence"] is not None

@@ -51,7 +51,7 @@ OF_KAFKA_LINKS: Final = frozenset({FaultKind.KAFKA_CUT, FaultKind.KAFKA_HELD, Fa
 OF_POSTGRES_LINKS: Final = frozenset({FaultKind.POSTGRES_CUT, FaultKind.POSTGRES_HELD, FaultKind.POSTGRES_SLOW})
 LASTS_S: Final = {
     FaultKind.KILLED: (0.1, 3.0),
-    FaultKind.STOPPED: (0.3, 6.0),
+    FaultKind.STOPPED: (0.3, 8.0),
     FaultKind.HANDED_OVER: (0.1, 2.0),
     FaultKind.BROKER_KILLED: (0.2, 2.0),
     FaultKind.BROKER_STOPPED: (0.3, 5.0),
@@ -103,7 +103,7 @@ class Scenario:
 def scenario(seed: int) -> Scenario:
     """Draw a run from a seed; 15 seeds one after another have each kind of fault first, others beside it."""
     chance = random.Random(seed)
-    kinds = [KINDS[seed % len(KINDS)], *chance.choices(KINDS, k=chance.randint(1, 3))]
+    kinds = [KINDS[seed % len(KINDS)], *chance.choices(KINDS, k=chance.randint(2, 4))]
     quick = chance.random() < 0.8
     return Scenario(
         seed=seed,
@@ -123,7 +123,7 @@ def _fault(kind: FaultKind, chance: random.Random) -> Fault:
         held = chance.choice((frozenset(Way), frozenset({Way.TO_BROKER}), frozenset({Way.TO_MEMBER})))
     return Fault(
         kind,
-        at_s=chance.uniform(0.2, 5.0),
+        at_s=chance.uniform(0.2, 6.0),
         lasts_s=chance.uniform(*LASTS_S.get(kind, LINK_LASTS_S)),
         harvester=LEADER if chance.random() < 0.75 else chance.randrange(HARVESTERS),
         held=held,

@@ -553,6 +553,27 @@ def test_a_zombie_can_do_nothing(site: Site, topic: MakeTopic) -> None:
     assert site.rows() == []
 
 
+def test_a_fenced_publisher_says_so_whatever_it_has_sent(site: Site, topic: MakeTopic) -> None:
+    """With many records on the way, whose ends are told in the same poll as the client's fatal error."""
+    goal = topic(3)
+    site.stash(*(OutboxRecord(goal, "x" * 10_000, str(number)) for number in range(2_000)))
+    with site.session() as old, site.session() as new:
+        old.harvest.begin()
+        new.harvest.begin()
+        with pytest.raises(Fenced):
+            old.publisher.publish(site.rows())
+    assert site.read(goal) == []
+
+
+def test_a_patient_connection_may_wait_longer_than_a_transaction_lasts(site: Site, topic: MakeTopic) -> None:
+    """The time-outs of both need not be fitted to each other."""
+    goal = topic()
+    site.connection = site.connection.model_copy(update={"timeout_s": 60.0})
+    site.stash(OutboxRecord(goal, "value"))
+    assert site.harvest().published == 1
+    assert values(site.read(goal)) == ["value"]
+
+
 def test_a_zombie_that_begins_anew_at_kafka_is_stopped_by_the_database(
     site: Site, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
