@@ -180,9 +180,9 @@ class Harvester:
                 except Resigned:
                     pass
                 except (Deposed, Fenced, Unsettled, UnavailableError) as error:
+                    pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if self.failure else _FIRST_PAUSE_S
                     self._note(error)
                     self._stop.wait(pause_s)
-                    pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if self.failure else _FIRST_PAUSE_S
         except MarshalError as error:
             self._note(error)
             elector.give_up(term, str(error))
