@@ -108,7 +108,7 @@ def scenario(seed: int) -> Scenario:
     return Scenario(
         seed=seed,
         writers=4,
-        max_in_flight_records=chance.choice((5, 50, 200, 1_000)),
+        max_in_flight_records=chance.choice((20, 100, 300, 1_000)),
         session_ms=3_000 if quick else 6_000,
         receive_deadline_ms=2_500 if quick else 5_000,
         transaction_timeout_s=chance.choice((4.0, 6.0, 10.0)),
