@@ -84,6 +84,12 @@ def test_rows_set_aside_wrongly_are_caught(parked: dict[str, str]) -> None:
     assert "the rows set aside are the poisoned ones" in verdict.violations[0]
 
 
+def test_what_waits_is_not_lost() -> None:
+    """A run that was not drained in time says so by itself."""
+    verdict = judge(FACTS, seen()[1:], {}, {"a1", "poison"})
+    assert verdict.violations == []
+
+
 def test_seeds_one_after_another_have_each_kind_of_fault() -> None:
     """A seed stands for the same run each time."""
     found = [scenario(seed) for seed in range(len(KINDS))]

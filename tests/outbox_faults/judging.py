@@ -1,7 +1,7 @@
 """What a run came to: what was committed, against what consumers read."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -32,20 +32,24 @@ class Verdict:
     violations: list[str] = field(default_factory=list)
 
 
-def judge(facts: Sequence[Fact], seen: Sequence[Seen], parked: Mapping[str, str]) -> Verdict:
-    """Compare what was committed with what was read and what is set aside."""
+def judge(
+    facts: Sequence[Fact], seen: Sequence[Seen], parked: Mapping[str, str], waiting: Collection[str] = ()
+) -> Verdict:
+    """Compare what was committed with what was read and what is set aside; `waiting` is still in the outbox."""
     verdict = Verdict()
-    _check_contents(verdict, facts, seen)
-    _check_parked(verdict, facts, parked)
+    settled = [fact for fact in facts if fact.value not in waiting]
+    _check_contents(verdict, facts, seen, waiting)
+    _check_parked(verdict, settled, parked)
     _check_order(verdict, facts, seen)
     _check_ids(verdict, seen)
     return verdict
 
 
-def _check_contents(verdict: Verdict, facts: Sequence[Fact], seen: Sequence[Seen]) -> None:
+def _check_contents(verdict: Verdict, facts: Sequence[Fact], seen: Sequence[Seen], waiting: Collection[str]) -> None:
     due = {(fact.topic, fact.key, fact.value) for fact in facts if not fact.is_poisoned}
     times = Counter((each.topic, each.key, each.value) for each in seen)
-    lost, invented = due - times.keys(), times.keys() - due
+    lost = {each for each in due - times.keys() if each[2] not in waiting}
+    invented = times.keys() - due
     again = {each: count for each, count in times.items() if count > 1}
     verdict.lost, verdict.invented = len(lost), len(invented)
     verdict.repeated = sum(count - 1 for count in again.values())

@@ -48,6 +48,7 @@ from tests.outbox_faults.writers import (
     name_of,
     read_parked,
     read_truth,
+    read_waiting,
 )
 
 TOP: Final = Path(__file__).parents[2]
@@ -403,9 +404,10 @@ class Run:
         with psycopg.connect(self.services.postgres.dsn()) as connection:
             facts = read_truth(connection, self.places)
             parked = read_parked(connection, self.tables)
+            waiting = read_waiting(connection, self.tables)
             tally.sessions = self.tables.standing(connection).session
         seen = self._read(topics)
-        tally.verdict = judge(facts, seen, parked)
+        tally.verdict = judge(facts, seen, parked, waiting)
         tally.committed, tally.poisoned = len(facts), sum(fact.is_poisoned for fact in facts)
         counted = self.counted
         tally.transactions, tally.rolled_back, tally.long = counted.committed, counted.rolled_back, counted.long

@@ -169,3 +169,9 @@ def read_parked(connection: Connection, tables: OutboxTables) -> dict[str, str]:
     """Give what is set aside, with the reasons."""
     found = connection.execute(tables.named("SELECT substring(value FROM 1 FOR 36), reason FROM {parked}"), ())
     return {bytes(value).decode(): reason for value, reason in found}
+
+
+def read_waiting(connection: Connection, tables: OutboxTables) -> set[str]:
+    """Give what is still in the outbox."""
+    found = connection.execute(tables.named("SELECT substring(value FROM 1 FOR 36) FROM {rows}"), ())
+    return {bytes(value).decode() for (value,) in found}
