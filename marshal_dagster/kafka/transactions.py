@@ -7,7 +7,7 @@ network holds back of another has an older epoch, and can get into no later one.
 import contextlib
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self
@@ -122,6 +122,8 @@ class Transaction:
             "batch.size": 1_000_000,
             "queue.buffering.max.kbytes": 65_536,
             **connection.librdkafka(),
+            # The client takes no longer one.
+            "socket.timeout.ms": min(timeout_ms, round(connection.timeout_s * 1000)),
             "client.id": CLIENT_ID,
             "acks": "all",
             "enable.idempotence": True,
@@ -219,7 +221,8 @@ class Transaction:
         left = 1
         while left:
             try:
-                left = self._client.flush(_SLICE_S)
+                with _unwrapped():
+                    left = self._client.flush(_SLICE_S)
             except KafkaException as raised:
                 raise self._failure(error_in(raised)) from None
             self._check_refused()
@@ -231,7 +234,8 @@ class Transaction:
         deadline = time.monotonic() + max(self._connection.timeout_s, _SLICE_S)
         while True:
             try:
-                self._client.commit_transaction(_SLICE_S)
+                with _unwrapped():
+                    self._client.commit_transaction(_SLICE_S)
             except KafkaException as raised:
                 error = error_in(raised)
                 if error.retriable() and time.monotonic() < deadline:
@@ -250,10 +254,11 @@ class Transaction:
         deadline = time.monotonic() + self._connection.timeout_s
         while True:
             try:
-                self._client.init_transactions(_SLICE_S)
+                with _unwrapped():
+                    self._client.init_transactions(_SLICE_S)
             except KafkaException as raised:
                 error = error_in(raised)
-                with contextlib.suppress(KafkaException):  # the same, once more
+                with contextlib.suppress(KafkaException), _unwrapped():  # the same, once more
                     self._client.poll(0)
                 if not error.retriable() or time.monotonic() >= deadline:
                     raise self._failure(error) from None
@@ -263,11 +268,12 @@ class Transaction:
     def _abort(self) -> None:
         self._is_open = False
         deadline = time.monotonic() + _ABORT_WITHIN_S
-        with contextlib.suppress(KafkaException):
+        with contextlib.suppress(KafkaException), _unwrapped():
             self._client.purge()
         while time.monotonic() < deadline:
             try:
-                self._client.abort_transaction(_SLICE_S)
+                with _unwrapped():
+                    self._client.abort_transaction(_SLICE_S)
             except KafkaException as raised:
                 if not error_in(raised).retriable():
                     return
@@ -295,7 +301,8 @@ class Transaction:
 
     def _poll(self, timeout_s: float) -> None:
         try:
-            self._client.poll(timeout_s)
+            with _unwrapped():
+                self._client.poll(timeout_s)
         except KafkaException as raised:
             raise self._failure(error_in(raised)) from None
         self._check_refused()
@@ -339,6 +346,23 @@ class Transaction:
             )
         request = Request(doing, on_topic(self._topics[0], Right.WRITE), self._topics[0])
         return failure(request, error, self._log, max(self._took_s, self._connection.timeout_s))
+
+
+@contextlib.contextmanager
+def _unwrapped() -> Iterator[None]:
+    """Raise the client's fatal error as it is.
+
+    It is pending while further callbacks run in the same poll, and Python makes a SystemError of the first one.
+    """
+    try:
+        yield
+    except SystemError as error:
+        cause: BaseException | None = error
+        while isinstance(cause, SystemError):
+            cause = cause.__cause__
+        if not isinstance(cause, KafkaException):
+            raise
+        raise cause from None
 
 
 class Notes:

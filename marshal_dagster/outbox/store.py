@@ -20,7 +20,7 @@ _TAKE: Final[LiteralString] = """
                 + coalesce(pg_column_size(header_values), 0) AS size
             FROM {rows} AS r WHERE {free} ORDER BY id LIMIT %(limit)s
         ) AS first
-    ) AS summed WHERE before < %(limit_bytes)s ORDER BY id
+    ) AS summed WHERE before = 0 OR before + size <= %(limit_bytes)s ORDER BY id
     """
 _FREE_TOPICS: Final[LiteralString] = "topic <> ALL(%(topics)s::text[])"
 _FREE_ROWS: Final[LiteralString] = "id <> ALL(%(ids)s::bigint[])"

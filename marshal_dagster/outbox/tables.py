@@ -105,7 +105,7 @@ class OutboxTables:
         return f"marshal_{self.name}"
 
     def named(self, statement: LiteralString, **names: "Composable") -> "Composed":
-        """Put the tables' names, and `names`, into a statement."""
+        """Put the tables' names, and `names`, into a statement that is given parameters, if only none."""
         from psycopg import sql
 
         return sql.SQL(statement).format(
@@ -113,7 +113,7 @@ class OutboxTables:
             rows=identifier(self.schema, self.name),
             parked=identifier(self.schema, f"{self.name}_parked"),
             wake=identifier(self.schema, f"{self.name}_wake"),
-            channel=sql.Literal(self.channel),
+            channel=sql.Literal(self.channel.replace("%", "%%")),
             **names,
         )
 
@@ -134,9 +134,9 @@ class OutboxTables:
             standing = self.standing(connection, is_any_version=True)
             for statements in MIGRATIONS[standing.version :]:
                 for statement in statements:
-                    connection.execute(self.named(statement))
+                    connection.execute(self.named(statement), ())
             switch: LiteralString = "ENABLE" if notifies else "DISABLE"
-            connection.execute(self.named("ALTER TABLE {rows} " + switch + " TRIGGER marshal_wake"))
+            connection.execute(self.named("ALTER TABLE {rows} " + switch + " TRIGGER marshal_wake"), ())
             connection.execute(self.named("UPDATE {registry} SET version = %s WHERE name = %s"), (VERSION, self.name))
             return self.standing(connection)
 

@@ -26,6 +26,7 @@ ANSWER_WITHIN_S = 20.0
 SETTINGS = {
     "broker.heartbeat.interval.ms": "300",
     "broker.session.timeout.ms": "2000",
+    "group.min.session.timeout.ms": "2000",
     "log.initial.task.delay.ms": "300",
     "log.retention.check.interval.ms": "300",
     "log.segment.delete.delay.ms": "500",

@@ -1,0 +1,48 @@
+"""A member of an election in a process of its own: `python -m tests.election_child SERVERS TOPIC GROUP JOURNAL`.
+
+Into the journal go what it is told of terms, and each moment's answer to whether it leads. SIGTERM ends it in order.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Final
+
+from marshal_dagster.election.elector import Elector
+from marshal_dagster.election.rules import Event
+from marshal_dagster.kafka.connection import KafkaConnection
+
+LOOK_S: Final = 0.02
+
+
+def boot_ms() -> float:
+    """Milliseconds of a clock that all processes of a machine share, and that goes on while one is stopped."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) * 1_000
+
+
+def main() -> None:
+    """Stand until SIGTERM."""
+    servers, topic, group, journal = sys.argv[1:]
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    file = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(**line: object) -> None:
+        os.write(file, json.dumps(line).encode() + b"\n")
+
+    def listen(partition: int, event: Event) -> None:
+        write(at_ms=boot_ms(), event=type(event).__name__, partition=partition, told=event.term.fence)
+
+    with Elector(KafkaConnection(bootstrap_servers=servers), topic, group, listener=listen) as elector:
+        while not over.is_set():
+            at_ms, term = boot_ms(), elector.term()
+            write(at_ms=at_ms, fence=None if term is None else term.fence)
+            over.wait(LOOK_S)
+    write(at_ms=boot_ms(), event="Ended")
+
+
+if __name__ == "__main__":
+    main()

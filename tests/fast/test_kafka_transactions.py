@@ -1,0 +1,83 @@
+"""What transactions make of the client library: its settings, and its errors."""
+
+from typing import Any, ClassVar, cast
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from marshal_dagster.kafka import transactions
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.transactions import Fenced, Transaction
+
+
+class Client:
+    """A producer that does nothing but raise what it is told to."""
+
+    settings: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        Client.settings = settings
+        self.raises: BaseException | None = None
+
+    def flush(self, _: float) -> int:
+        """Raise it."""
+        if self.raises is not None:
+            raise self.raises
+        return 0
+
+    poll = commit_transaction = abort_transaction = flush
+
+    def purge(self) -> None:
+        """Do nothing."""
+
+
+@pytest.fixture(autouse=True)
+def client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let transactions have such a producer."""
+    monkeypatch.setattr(transactions, "Producer", Client)
+
+
+def transaction(connection_timeout_s: float = 10.0, timeout_s: float = 10.0) -> Transaction:
+    """Give one that is connected to nothing."""
+    connection = KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=connection_timeout_s)
+    return Transaction(
+        connection, "id", id_prefix="id", topics=["topic"], timeout_s=timeout_s, partitioner="murmur2_random"
+    )
+
+
+def behind(error: BaseException) -> SystemError:
+    """Give what Python makes of an error that is pending while two more callbacks run."""
+    wrapped = error
+    for _ in range(2):
+        after = SystemError("a callback returned a result with an exception set")
+        after.__cause__ = wrapped
+        wrapped = after
+    assert isinstance(wrapped, SystemError)
+    return wrapped
+
+
+@pytest.mark.parametrize("call", ["flush", "commit"])
+def test_a_fatal_error_that_comes_amid_callbacks_is_told_as_what_it_is(call: str) -> None:
+    """Fenced is fenced, however many records were on the way."""
+    one = transaction()
+    cast("Client", one._producer).raises = behind(
+        KafkaException(KafkaError(KafkaError._FENCED, "fenced by a newer one", fatal=True))
+    )
+    with pytest.raises(Fenced):
+        getattr(one, call)()
+
+
+def test_another_error_of_the_interpreter_is_left_alone() -> None:
+    """It is no error of Kafka's."""
+    one = transaction()
+    cast("Client", one._producer).raises = behind(ValueError("of a callback"))
+    with pytest.raises(SystemError, match="result with an exception set"):
+        one.flush()
+
+
+@pytest.mark.parametrize(("of_connection_s", "wanted_ms"), [(60.0, 10_000), (5.0, 5_000)])
+def test_no_request_waits_longer_than_its_transaction_lasts(of_connection_s: float, wanted_ms: int) -> None:
+    """The client would refuse such settings."""
+    transaction(of_connection_s)
+    assert Client.settings["transaction.timeout.ms"] == 10_000
+    assert Client.settings["socket.timeout.ms"] == wanted_ms

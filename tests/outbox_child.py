@@ -1,0 +1,60 @@
+"""A harvester that kills itself: `python -m tests.outbox_child STEP ORDERS`; the orders are a fault worker's."""
+
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from marshal_dagster.kafka.transactions import Transaction
+from marshal_dagster.outbox.ports import Row, Turn
+from marshal_dagster.outbox.store import PostgresStore
+from tests.outbox_faults.worker import Orders, harvester
+from tests.real.killing import die
+
+
+def before_commit() -> None:
+    """All of the batch is with the brokers, and its transaction is open."""
+
+    def commit(_: Transaction) -> None:
+        die()
+
+    setattr(Transaction, "commit", commit)  # noqa: B010 - mypy knows that it is a method
+
+
+def before_strike() -> None:
+    """A batch is committed in Kafka, and its rows are still in the database."""
+    turn = PostgresStore.turn
+
+    def dying_turn(store: PostgresStore, session: int, given: Turn) -> list[Row]:
+        if given.done:
+            die()
+        return turn(store, session, given)
+
+    setattr(PostgresStore, "turn", dying_turn)  # noqa: B010 - mypy knows that it is a method
+
+
+def after_strike() -> None:
+    """A batch is committed in Kafka, and its rows are struck."""
+    turn = PostgresStore.turn
+
+    def dying_turn(store: PostgresStore, session: int, given: Turn) -> list[Row]:
+        rows = turn(store, session, given)
+        if given.done:
+            die()
+        return rows
+
+    setattr(PostgresStore, "turn", dying_turn)  # noqa: B010 - mypy knows that it is a method
+
+
+STEPS: Final[dict[str, Callable[[], None]]] = {
+    each.__name__: each for each in (before_commit, before_strike, after_strike)
+}
+
+
+def main() -> None:
+    """Harvest, and die."""
+    STEPS[sys.argv[1]]()
+    harvester(Orders.model_validate_json(sys.argv[2])).run()
+
+
+if __name__ == "__main__":
+    main()

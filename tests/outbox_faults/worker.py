@@ -1,0 +1,107 @@
+"""A harvester in a process of its own: `python -m tests.outbox_faults.worker JSON`, which ends in order at SIGTERM."""
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from pydantic import BaseModel
+
+from marshal_dagster.election import elector
+from marshal_dagster.election.rules import Timing
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions
+from marshal_dagster.outbox.holds import Limits
+from marshal_dagster.outbox.tables import OutboxTables
+from marshal_dagster.postgres import Database
+
+LOOK_S: Final = 0.02
+
+logger = logging.getLogger(__name__)
+
+
+class Orders(BaseModel):
+    """What a harvester is to do; into `journal` it writes when it begins and ends to lead."""
+
+    bootstrap_servers: str
+    dsn: str
+    name: str
+    journal: Path
+    session_ms: int = 6_000
+    receive_deadline_ms: int = 5_000
+    transaction_timeout_s: float = 10.0
+    timeout_s: float = 10.0
+    max_in_flight_records: int = 1_000
+    max_attempts: int = 3
+
+
+def harvester(orders: Orders) -> Harvester:
+    """Make the harvester that the orders describe."""
+    # Shorter than brokers allow by default, for more takeovers in a run.
+    elector._SESSION_MS = orders.session_ms  # type: ignore[misc]
+    return Harvester(
+        OutboxTables(Database(orders.dsn), orders.name),
+        KafkaConnection(bootstrap_servers=orders.bootstrap_servers, timeout_s=orders.timeout_s),
+        HarvesterOptions(
+            limits=Limits(orders.max_in_flight_records, max_attempts=orders.max_attempts),
+            timing=Timing(receive_deadline_ms=orders.receive_deadline_ms),
+            transaction_timeout_s=orders.transaction_timeout_s,
+        ),
+    )
+
+
+def keep_journal(harvester: Harvester, path: Path, is_over: threading.Event) -> None:
+    """Write a line for each term that begins and ends, and one with the counts at the end."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+
+    def write(**line: object) -> None:
+        os.write(file, json.dumps({"pid": os.getpid(), **line}).encode() + b"\n")
+
+    write(fence=None)
+    last = None
+    while not is_over.is_set():
+        term = harvester.term
+        if term != last:
+            write(fence=None if term is None else term.fence)
+            last = term
+        time.sleep(LOOK_S)
+    write(fence=None)
+    os.close(file)
+
+
+def main() -> int:
+    """Harvest until SIGTERM, whatever cannot be reached at the beginning."""
+    orders = Orders.model_validate_json(sys.argv[1])
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(name)s %(message)s")
+    one = harvester(orders)
+    is_over, stopped = threading.Event(), threading.Event()
+
+    def stop(*_: object) -> None:
+        stopped.set()
+        one.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    journal = threading.Thread(target=keep_journal, args=(one, orders.journal, is_over))
+    journal.start()
+    try:
+        while not stopped.is_set():
+            try:
+                one.run()
+            except UnavailableError as error:
+                logger.info("not yet: %s", error)
+                stopped.wait(0.2)
+    finally:
+        is_over.set()
+        journal.join()
+    logger.info("ended: %s", one.counts)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

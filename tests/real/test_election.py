@@ -1,0 +1,285 @@
+"""Elections over a real Kafka, whose members are killed, stopped and ended in order."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
+from marshal_dagster.election.rules import Elected, Event, Resigned, Timing
+from marshal_dagster.errors import RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from tests.election_child import boot_ms
+from tests.real.conftest import MakeTopic
+from tests.real.secured_kafka import PLAIN_PASSWORD, PLAIN_USER, SecuredKafka, secured_kafka
+
+SESSION_S = 6.0
+FEW_S = 4.0
+"""What a takeover takes beside the session's time-out, on a busy machine."""
+WITHIN_S = 30.0
+
+
+@dataclass(slots=True)
+class Member:
+    """A member in a process of its own."""
+
+    process: subprocess.Popen[bytes]
+    journal: Path
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Give what it has written."""
+        return [json.loads(line) for line in self.journal.read_text().splitlines()] if self.journal.exists() else []
+
+    @property
+    def fence(self) -> int | None:
+        """The fence of the term in which it leads, as it believes."""
+        answers = [line for line in self.lines() if "fence" in line]
+        return answers[-1]["fence"] if answers else None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it stands."""
+        return bool(self.lines())
+
+    def leads(self) -> bool:
+        """Tell whether it believes that it leads."""
+        return self.fence is not None
+
+
+class Election:
+    """Members of one group."""
+
+    def __init__(self, servers: str, topic: str, folder: Path) -> None:
+        self.topic = topic
+        self.members: list[Member] = []
+        self._servers = servers
+        self._folder = folder
+
+    def start(self) -> Member:
+        """Start a member."""
+        journal = self._folder / f"journal{len(self.members)}"
+        given = [self._servers, self.topic, f"group-{self.topic}", str(journal)]
+        process = subprocess.Popen([sys.executable, "-m", "tests.election_child", *given])
+        self.members.append(Member(process, journal))
+        return self.members[-1]
+
+    def start_both(self) -> tuple[Member, Member]:
+        """Start two; give the one that leads, and the other."""
+        for _ in range(2):
+            self.start()
+        until(lambda: all(member.is_there for member in self.members))
+        until(lambda: any(member.leads() for member in self.members))
+        leader, other = sorted(self.members, key=Member.leads, reverse=True)
+        assert not other.leads()
+        return leader, other
+
+    def terms(self) -> list[tuple[int, float, float]]:
+        """Give each term: its fence, and the first and the last moment at which its leader believed in it."""
+        times: dict[int, list[float]] = {}
+        for member in self.members:
+            for line in member.lines():
+                if line.get("fence") is not None:
+                    times.setdefault(line["fence"], []).append(line["at_ms"])
+        return sorted((fence, min(at), max(at)) for fence, at in times.items())
+
+    def close(self) -> None:
+        """End all."""
+        for member in self.members:
+            if member.process.poll() is None:
+                member.process.kill()
+            member.process.wait()
+
+
+@pytest.fixture
+def election(kafka: str, topic: MakeTopic, tmp_path: Path) -> Iterator[Election]:
+    """An election of the test's own."""
+    election = Election(kafka, topic(1, LEADER_SETTINGS), tmp_path)
+    yield election
+    election.close()
+
+
+def until(condition: Callable[[], bool], within_s: float = WITHIN_S) -> float:
+    """Wait for something that is to come, and give the seconds that it took."""
+    began_s = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began_s < within_s
+        time.sleep(0.02)
+    return time.monotonic() - began_s
+
+
+def check_terms(election: Election, count: int) -> None:
+    """Terms follow each other, in the order of their fences, with no moment at which two lead."""
+    terms = election.terms()
+    assert len(terms) == count
+    for (_, _, last_ms), (_, first_ms, _) in pairwise(terms):
+        assert last_ms < first_ms
+
+
+def test_another_leads_when_the_leader_is_killed(election: Election) -> None:
+    """Within the session's time-out and a little."""
+    leader, other = election.start_both()
+    os.kill(leader.process.pid, signal.SIGKILL)
+    until(other.leads, SESSION_S + FEW_S)
+    check_terms(election, 2)
+
+
+def test_a_leader_that_ends_hands_over_at_once(election: Election) -> None:
+    """It says that it resigns, leaves the group, and the other leads, long before a session's time-out."""
+    leader, other = election.start_both()
+    leader.process.terminate()
+    until(other.leads, SESSION_S / 2)
+    assert leader.process.wait(WITHIN_S) == 0
+    events = [(line["event"], line.get("told")) for line in leader.lines() if "event" in line]
+    first, _ = [fence for fence, _, _ in election.terms()]
+    assert events == [("Elected", first), ("Resigned", first), ("Ended", None)]
+    check_terms(election, 2)
+
+
+def test_a_leader_that_was_stopped_does_not_believe_that_it_leads(election: Election) -> None:
+    """Another leads meanwhile; the first one, when it goes on, knows from its first moment that its term is over."""
+    leader, other = election.start_both()
+    fence = leader.fence
+    os.kill(leader.process.pid, signal.SIGSTOP)
+    until(other.leads, SESSION_S + FEW_S)
+    before = len(leader.lines())
+    continued_ms = boot_ms()
+    os.kill(leader.process.pid, signal.SIGCONT)
+    until(lambda: ("Resigned", fence) in [(line.get("event"), line.get("told")) for line in leader.lines()])
+    until(lambda: len(leader.lines()) > before + 20)
+    answers = [line for line in leader.lines() if "fence" in line and line["at_ms"] > continued_ms]
+    assert len(answers) > 10
+    assert {line["fence"] for line in answers} == {None}
+    assert other.leads()
+    check_terms(election, 2)
+
+
+def test_a_leader_that_hears_nothing_of_itself_steps_down(connection: KafkaConnection, topic: MakeTopic) -> None:
+    """By itself, by its own clock, and leads in a later term when its beats arrive again."""
+    name, events = topic(1, LEADER_SETTINGS), list[Event]()
+    timing = Timing(receive_deadline_ms=1_000)
+    with Elector(
+        connection, name, f"group-{name}", timing=timing, listener=lambda _, event: events.append(event)
+    ) as elector:
+        first = elector.wait_for_term(WITHIN_S)
+        assert first is not None
+        with Topics(connection) as topics:
+            # The broker takes no beat any more.
+            set_largest(connection, name, 1)
+            until(lambda: not elector.leads(first), WITHIN_S)
+            until(lambda: len(events) == 2)
+            assert topics.has_consumers(elector.group)
+        assert isinstance(events[1], Resigned)
+        assert events[1].reason == "heard no beat of its own of the last 1 s"
+        set_largest(connection, name, 10_000)
+        second = elector.wait_for_term(WITHIN_S)
+        assert second is not None
+        assert second.fence > first.fence
+        assert second.leader_id != first.leader_id
+    assert [type(event) for event in events] == [Elected, Resigned, Elected, Resigned]
+    assert elector.term() is None
+
+
+def set_largest(connection: KafkaConnection, topic: str, size: int) -> None:
+    """Let a topic take batches of so many bytes."""
+    from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its hints do not export what it offers
+        AdminClient,
+        AlterConfigOpType,
+        ConfigEntry,
+        ConfigResource,
+    )
+
+    entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient({"bootstrap.servers": connection.bootstrap_servers})
+    for done in admin.incremental_alter_configs([resource]).values():
+        done.result(WITHIN_S)
+
+
+def test_each_partition_has_a_leader_of_its_own(connection: KafkaConnection, topic: MakeTopic) -> None:
+    """One that gives a term up stands again, in a later term; the other partition's goes on."""
+    name = topic(2, LEADER_SETTINGS)
+    with Elector(connection, name, f"group-{name}") as elector:
+        terms = [elector.wait_for_term(WITHIN_S, partition) for partition in range(2)]
+        assert None not in terms
+        first, beside = terms
+        assert first is not None
+        assert beside is not None
+        elector.give_up(first, "told to")
+        assert not elector.leads(first)
+        until(lambda: elector.term() is not None)
+        later = elector.term()
+        assert later is not None
+        assert later.fence > first.fence
+        assert elector.leads(beside, 1)
+
+
+def test_a_topic_that_is_missing_is_told(connection: KafkaConnection) -> None:
+    """At once, in one line."""
+    with pytest.raises(TopicMissing, match="'no-such-topic'") as told, Elector(connection, "no-such-topic", "group"):
+        pass
+    assert "\n" not in str(told.value)
+
+
+def test_brokers_that_are_down_are_told() -> None:
+    """In one line, within the connection's time-out."""
+    connection = KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=1)
+    with pytest.raises(UnavailableError, match=r"127\.0\.0\.1:1") as told, Elector(connection, "topic", "group"):
+        pass
+    assert "\n" not in str(told.value)
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> Iterator[SecuredKafka]:
+    """A broker where whoever has a name needs rights."""
+    with secured_kafka(tmp_path) as secured:
+        yield secured
+
+
+def test_a_right_that_is_missing_is_told(secured: SecuredKafka) -> None:
+    """On the topic at once, on the group as soon as it shows; once granted, the member leads."""
+    topic, group = "leader", "group"
+    with Topics(KafkaConnection(bootstrap_servers=secured.servers["PLAINTEXT"])) as admin:
+        admin.create(topic, 1, 1)
+    connection = KafkaConnection(
+        bootstrap_servers=secured.servers["SASL_PLAINTEXT"],
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="PLAIN",
+        username=PLAIN_USER,
+        password=PLAIN_PASSWORD,  # type: ignore[arg-type]  # pydantic makes it a secret
+    )
+
+    def stand() -> Elector:
+        return Elector(connection, topic, group, timing=Timing(receive_deadline_ms=1_000))
+
+    for right in ("DESCRIBE", "READ", "WRITE"):
+        with pytest.raises(RightMissing, match=rf"grant this user .*{right}.* on topic 'leader'") as told, stand():
+            pass
+        assert "\n" not in str(told.value)
+        secured.grant(PLAIN_USER, right, "TOPIC", topic)
+    until(lambda: enters(stand()))
+    with stand() as elector:
+        until(lambda: elector.failure is not None)
+        assert "grant this user READ on group 'group'" in str(elector.failure)
+        assert "\n" not in str(elector.failure)
+        secured.grant(PLAIN_USER, "READ", "GROUP", group)
+        assert elector.wait_for_term(WITHIN_S) is not None
+        assert elector.failure is None
+
+
+def enters(elector: Elector) -> bool:
+    """Tell whether it can stand by now: rights get about in a moment."""
+    try:
+        with elector:
+            return True
+    except RightMissing:
+        return False

@@ -1,0 +1,601 @@
+"""The outbox on a real PostgreSQL and a real Kafka: its tables, rows written into it, and rows published from it."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import LiteralString
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy.orm import Session as OrmSession
+
+from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.outbox import tables as outbox_tables
+from marshal_dagster.outbox.looking import Backlog
+from marshal_dagster.outbox.ports import ID_HEADER, Deposed, Fenced, Row, Turn
+from marshal_dagster.outbox.stash import Outbox, OutboxRecord
+from marshal_dagster.outbox.store import PostgresStore
+from marshal_dagster.outbox.tables import OutboxTables
+from marshal_dagster.postgres import Database
+from tests.outbox_child import STEPS
+from tests.outbox_faults.worker import Orders
+from tests.outboxes import LONG_MS, Site, values
+from tests.real.conftest import MakeTopic
+
+WITHIN_S = 30
+MEGABYTE = 1_000_000
+
+
+@pytest.fixture
+def site(postgres: str, connection: KafkaConnection) -> Site:
+    """An outbox of the test's own."""
+    return Site(postgres, connection)
+
+
+@pytest.fixture
+def named(postgres: str) -> OutboxTables:
+    """Tables that are not made yet."""
+    return OutboxTables(Database(postgres), f"outbox_{time.monotonic_ns()}")
+
+
+@contextmanager
+def running(site: Site) -> Iterator[None]:
+    """Have a harvester lead and harvest."""
+    harvester = site.harvester()
+    thread = threading.Thread(target=harvester.run)
+    thread.start()
+    try:
+        until(lambda: harvester.term is not None and harvester.counts.sessions > 0)
+        yield
+    finally:
+        harvester.stop()
+        thread.join(WITHIN_S)
+        assert not thread.is_alive()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that is to come."""
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# Tables
+
+
+def test_tables_are_made_once(site: Site) -> None:
+    """Made again they stay the same outbox, with what is in it."""
+    site.stash(OutboxRecord("somewhere", "value"))
+    again = site.tables.create()
+    assert (again.uid, again.version) == (site.uid, outbox_tables.VERSION)
+    assert [row.value for row in site.rows()] == [b"value"]
+
+
+def test_two_that_make_the_tables_at_once_do_not_hinder_each_other(named: OutboxTables) -> None:
+    """Each finds them made."""
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda: found.append(named.create().uid)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WITHIN_S)
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "said"), [(1, "update it"), (-1, "`marshal-dagster outbox init` brings it to")], ids=["newer", "older"]
+)
+def test_another_version_is_told(site: Site, step: int, said: str) -> None:
+    """What is newer than this code, or not yet brought up to it, is not harvested."""
+    with psycopg.connect(site.dsn) as connection:
+        statement = site.tables.named("UPDATE {registry} SET version = version + %s WHERE name = %s")
+        connection.execute(statement, (step, site.name))
+    with site.session() as session, pytest.raises(ConfigurationError, match=said):
+        session.harvest.begin()
+    if step > 0:
+        with pytest.raises(ConfigurationError, match=said):
+            site.tables.create()
+
+
+def migrate(monkeypatch: pytest.MonkeyPatch, *steps: tuple[LiteralString, ...]) -> None:
+    """Let there be later versions."""
+    migrations = (*outbox_tables.MIGRATIONS, *steps)
+    monkeypatch.setattr(outbox_tables, "MIGRATIONS", migrations)
+    monkeypatch.setattr(outbox_tables, "VERSION", len(migrations))
+
+
+def test_tables_are_brought_to_a_later_version(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step that is missing is taken, once; what is in the outbox stays."""
+    site.stash(OutboxRecord("somewhere", "value"))
+    more: LiteralString = "ALTER TABLE {rows} ADD COLUMN more integer"
+    migrate(monkeypatch, (more,), ("ALTER TABLE {rows} RENAME COLUMN more TO yet_more",))
+    assert site.tables.create().version == outbox_tables.VERSION
+    assert site.tables.create().uid == site.uid
+    with psycopg.connect(site.dsn) as connection:
+        found = connection.execute(site.tables.named("SELECT value, yet_more FROM {rows}"), ()).fetchall()
+    assert found == [(b"value", None)]
+
+
+def test_a_version_is_reached_as_a_whole_or_not_at_all(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that fails leaves nothing of those before it."""
+    with monkeypatch.context() as patch:
+        migrate(patch, ("ALTER TABLE {rows} ADD COLUMN more integer",), ("ALTER TABLE {rows} DROP COLUMN nothing",))
+        with pytest.raises(ConfigurationError, match='column "nothing"'):
+            site.tables.create()
+    with psycopg.connect(site.dsn) as connection:
+        assert site.tables.standing(connection).version == outbox_tables.VERSION
+        with pytest.raises(psycopg.errors.UndefinedColumn):
+            connection.execute(site.tables.named("SELECT more FROM {rows}"), ())
+
+
+def test_outboxes_of_one_database_are_apart(postgres: str, connection: KafkaConnection, topic: MakeTopic) -> None:
+    """Each harvester takes what is in its own; a schema may have one of the same name."""
+    with psycopg.connect(postgres) as made:
+        made.execute("CREATE SCHEMA IF NOT EXISTS elsewhere")
+    sites = [Site(postgres, connection, "Ours 100%"), Site(postgres, connection, "theirs")]
+    sites.append(Site(postgres, connection, "theirs", schema="elsewhere"))
+    goal = topic()
+    for number, site in enumerate(sites):
+        site.stash(OutboxRecord(goal, str(number)))
+    assert len({site.uid for site in sites}) == 3
+    assert sites[2].harvest().published == 1
+    assert values(sites[2].read(goal)) == ["2"]
+    assert [len(site.rows()) for site in sites] == [1, 1, 0]
+    assert sites[0].harvest().published == 1
+    assert [len(site.rows()) for site in sites] == [0, 1, 0]
+
+
+def test_an_outbox_that_is_not_there_is_told(named: OutboxTables) -> None:
+    """The error says how it is made."""
+    with pytest.raises(ConfigurationError, match="`marshal-dagster outbox init` makes it"):
+        PostgresStore(named).begin()
+
+
+@pytest.mark.parametrize("notifies", [True, False])
+def test_rows_wake_the_harvester_where_they_notify(site: Site, notifies: bool) -> None:
+    """Else it looks by itself after a time."""
+    site.tables.create(notifies=notifies)
+    store = PostgresStore(site.tables)
+    store.begin()
+    began_s = time.monotonic()
+    waiting = threading.Thread(target=store.wait, args=(1.0,))
+    waiting.start()
+    site.stash(OutboxRecord("somewhere", "value"))
+    waiting.join(WITHIN_S)
+    assert (time.monotonic() - began_s < 0.9) is notifies
+    store.close()
+
+
+# Stash
+
+Way = Callable[[Site, Sequence[OutboxRecord], bool], None]
+
+
+def by_psycopg(site: Site, records: Sequence[OutboxRecord], commits: bool) -> None:
+    """Write over a synchronous connection."""
+    with psycopg.connect(site.dsn) as connection:
+        assert site.outbox.stash(connection, iter(records)) == len(records)
+        if not commits:
+            connection.rollback()
+
+
+def by_async_psycopg(site: Site, records: Sequence[OutboxRecord], commits: bool) -> None:
+    """Write over an asynchronous connection."""
+
+    async def write() -> None:
+        async with await psycopg.AsyncConnection.connect(site.dsn) as connection:
+            assert await site.outbox.stash_async(connection, records) == len(records)
+            if not commits:
+                await connection.rollback()
+
+    asyncio.run(write())
+
+
+def by_session(site: Site, records: Sequence[OutboxRecord], commits: bool) -> None:
+    """Write over a session of SQLAlchemy's."""
+    engine = sqlalchemy.create_engine(site.dsn.replace("postgresql://", "postgresql+psycopg://"))
+    with OrmSession(engine) as session:
+        assert site.outbox.stash_sqlalchemy(session, records) == len(records)
+        if commits:
+            session.commit()
+    engine.dispose()
+
+
+def by_sqlalchemy(site: Site, records: Sequence[OutboxRecord], commits: bool) -> None:
+    """Write over a connection of SQLAlchemy's."""
+    engine = sqlalchemy.create_engine(site.dsn.replace("postgresql://", "postgresql+psycopg://"))
+    with engine.connect() as connection:
+        assert site.outbox.stash_sqlalchemy(connection, records) == len(records)
+        if commits:
+            connection.commit()
+    engine.dispose()
+
+
+def by_async_session(site: Site, records: Sequence[OutboxRecord], commits: bool) -> None:
+    """Write over an asynchronous session of SQLAlchemy's."""
+    from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+
+    async def write() -> None:
+        engine = create_async_engine(site.dsn.replace("postgresql://", "postgresql+psycopg://"))
+        async with AsyncSession(engine) as session:
+            await session.run_sync(lambda session: site.outbox.stash_sqlalchemy(session, records))
+            if commits:
+                await session.commit()
+        await engine.dispose()
+
+    asyncio.run(write())
+
+
+WAYS: list[Way] = [by_psycopg, by_async_psycopg, by_session, by_sqlalchemy, by_async_session]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_rows_are_what_was_given(site: Site, way: Way) -> None:
+    """Text and bytes, nothing and emptiness, in the order given, over each kind of connection."""
+    records = [
+        OutboxRecord("topic.one", "täxt", "key"),
+        OutboxRecord("topic_two", b"\x00\xff", b"\x00key", {"one": "ü", "none": None, "bytes": b"\x00"}),
+        OutboxRecord("topic-3", None, "tombstone", [("same", "1"), ("same", None)]),
+        OutboxRecord("t", b"", ""),
+        OutboxRecord("t", "%s {braces} '; --", None),
+    ]
+    way(site, records, True)
+    assert [row[1:] for row in site.rows()] == [
+        ("topic.one", b"key", "täxt".encode(), None),
+        ("topic_two", b"\x00key", b"\x00\xff", [("one", "ü".encode()), ("none", None), ("bytes", b"\x00")]),
+        ("topic-3", b"tombstone", None, [("same", b"1"), ("same", None)]),
+        ("t", b"", b"", None),
+        ("t", None, b"%s {braces} '; --", None),
+    ]
+
+
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+def test_a_rollback_leaves_nothing(site: Site, way: Way) -> None:
+    """Rows are the caller's transaction's, over each kind of connection; many too."""
+    way(site, [OutboxRecord("t", str(number)) for number in range(2_500)], False)
+    assert site.rows() == []
+    way(site, [OutboxRecord("t", str(number)) for number in range(2_500)], True)
+    assert [row.value for row in site.rows()] == [str(number).encode() for number in range(2_500)]
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (OutboxRecord("t", "x" * 90, "y" * 8, {"h": "z" * 2}), "has 101 bytes; 100 are allowed"),
+        (OutboxRecord("no topic", "x"), "'no topic' is no name that Kafka allows"),
+        (OutboxRecord("", "x"), "is no name that Kafka allows"),
+        (OutboxRecord("..", "x"), "is no name that Kafka allows"),
+        (OutboxRecord("t" * 250, "x"), "is no name that Kafka allows"),
+        (OutboxRecord("t", "x", headers={ID_HEADER: "1"}), "is the harvester's own"),
+        (OutboxRecord("t", 7), "value: int; give bytes, text or None"),  # type: ignore[arg-type]
+    ],
+    ids=["large", "space", "empty", "dots", "long", "header", "number"],
+)
+def test_what_cannot_be_published_is_not_written(site: Site, record: OutboxRecord, said: str) -> None:
+    """The error says which record it is and why; nothing of its thousand is written."""
+    outbox = Outbox(site.name, max_bytes=100)
+    with psycopg.connect(site.dsn) as connection:
+        with pytest.raises(ConfigurationError, match=said):
+            outbox.stash(connection, [OutboxRecord("t", "good"), record])
+        assert outbox.stash(connection, [OutboxRecord("t", "x" * 100)]) == 1
+    assert [row.value for row in site.rows()] == [b"x" * 100]
+
+
+# Harvest
+
+
+def test_rows_are_published_in_order(site: Site, topic: MakeTopic) -> None:
+    """Keys keep their order and their partition; values, headers and ids arrive as they were, tombstones too."""
+    goal = topic(3)
+    records = [OutboxRecord(goal, f"{number}", f"k{number % 7}", {"n": str(number)}) for number in range(300)]
+    site.stash(*records, OutboxRecord(goal, None, "k0", {"none": None}))
+    ids = [row.id for row in site.rows()]
+    assert site.harvest(max_in_flight_records=37).published == 301
+    found = site.read(goal)
+    assert sorted(each.row for each in found) == ids
+    for number in range(7):
+        lane = [each for each in found if each.key == f"k{number}".encode()]
+        assert [each.row for each in lane] == ids[number:300:7] + ([ids[300]] if number == 0 else [])
+        assert len({each.partition for each in lane}) == 1
+    by_row = {each.row: each for each in found}
+    assert [by_row[one].value for one in ids] == [f"{number}".encode() for number in range(300)] + [None]
+    assert by_row[ids[8]].headers == [("n", b"8")]
+    assert by_row[ids[300]].headers == [("none", None)]
+    assert site.rows() == []
+
+
+def test_no_more_than_the_limit_is_in_flight(site: Site) -> None:
+    """A turn takes that many rows, and the next takes the rest."""
+    with site.session(max_in_flight_records=5) as session:
+        site.stash(*(OutboxRecord("nowhere", str(number)) for number in range(12)))
+        assert session.turns()[:1] == [5]
+    with site.session(max_in_flight_records=5) as session:
+        session.harvest.begin()
+        assert len(session.store.turn(2, Turn(limit=5, limit_bytes=MEGABYTE))) == 0
+
+
+def test_rows_that_are_rolled_back_are_not_published(site: Site, topic: MakeTopic) -> None:
+    """Nor are those that are not committed yet: they are when they are."""
+    goal = topic()
+    with psycopg.connect(site.dsn) as slow, psycopg.connect(site.dsn) as gone, site.session() as session:
+        site.outbox.stash(slow, [OutboxRecord(goal, "late", "k1")])
+        site.outbox.stash(gone, [OutboxRecord(goal, "never", "k2")])
+        site.stash(OutboxRecord(goal, "early", "k3"))
+        session.turns()
+        assert values(site.read(goal)) == ["early"]
+        gone.rollback()
+        slow.commit()
+        session.harvest.turn()
+        session.harvest.finish()
+    found = site.read(goal)
+    assert values(found) == ["early", "late"]
+    assert found[0].row > found[1].row
+    assert site.rows() == []
+
+
+def test_a_value_too_large_for_the_client_is_set_aside(site: Site, topic: MakeTopic) -> None:
+    """What comes after it in its lane waits until it is; the rest flows on."""
+    goal = topic()
+    site.stash(
+        OutboxRecord(goal, "x" * (MEGABYTE + 100_000), "k1"),
+        OutboxRecord(goal, "behind", "k1"),
+        OutboxRecord(goal, "beside", "k2"),
+    )
+    with site.session(max_attempts=3) as session:
+        session.harvest.begin()
+        session.harvest.turn()
+        assert values(site.read(goal)) == ["beside"]
+        session.harvest.turn()
+        session.harvest.turn()
+        assert values(site.read(goal)) == ["beside"]
+        for _ in range(3):
+            session.now_ms += LONG_MS
+            session.harvest.turn()
+        session.harvest.finish()
+        assert (session.counts.refused, session.counts.parked) == (3, 1)
+    assert values(site.read(goal)) == ["beside", "behind"]
+    (parked,) = site.parked()
+    assert (parked.topic, parked.key, parked.size) == (goal, b"k1", MEGABYTE + 100_000)
+    assert "too large" in parked.reason
+    assert "tried 3 times" in parked.reason
+    assert site.rows() == []
+
+
+def test_a_batch_too_large_for_its_topic_is_published_in_parts(site: Site, topic: MakeTopic) -> None:
+    """Where no row by itself is too large, nothing is set aside, and the order holds."""
+    goal = topic(1, {"max.message.bytes": "5000"})
+    site.stash(*(OutboxRecord(goal, f"{number:04}".ljust(1_000), f"k{number % 2}") for number in range(20)))
+    counts = site.harvest(max_attempts=1)
+    assert (counts.published, counts.parked, counts.refused) == (20, 0, 0)
+    assert [int(value) for value in values(site.read(goal))] == list(range(20))
+
+
+def test_a_row_too_large_for_its_topic_is_set_aside(site: Site, topic: MakeTopic) -> None:
+    """It is found among the others, which are published."""
+    goal = topic(1, {"max.message.bytes": "5000"})
+    sizes = [100, 100, 6_000, 100, 100, 100, 7_000]
+    site.stash(*(OutboxRecord(goal, f"{n}".ljust(size), "k") for n, size in enumerate(sizes)))
+    site.harvest(max_attempts=2)
+    assert [value.strip() for value in values(site.read(goal))] == ["0", "1", "3", "4", "5"]
+    assert [parked.size for parked in site.parked()] == [6_000, 7_000]
+
+
+def test_rows_of_a_missing_topic_are_set_aside_while_the_rest_flows(site: Site, topic: MakeTopic) -> None:
+    """They wait for it first; made later, they are published when they are put back."""
+    goal, missing = topic(), f"missing-{site.name}"
+    site.stash(OutboxRecord(missing, "first", "k"), OutboxRecord(goal, "flows"), OutboxRecord(missing, "second", "k"))
+    with site.session(max_attempts=3) as session:
+        session.harvest.begin()
+        session.harvest.turn()
+        assert values(site.read(goal)) == ["flows"]
+        assert site.parked() == []
+        for _ in range(3):
+            session.now_ms += LONG_MS
+            session.harvest.turn()
+        session.harvest.finish()
+        parked = site.parked()
+        assert [each.topic for each in parked] == [missing, missing]
+        assert missing in parked[0].reason
+        assert "tried 3 times" in parked[0].reason
+        with Topics(site.connection) as topics:
+            topics.create(missing, 1, 1)
+        backlog = Backlog(site.tables)
+        assert backlog.retry([parked[1].id, parked[1].id + 100]) == [parked[1].id]
+        assert backlog.retry(None) == [parked[0].id]
+        backlog.close()
+        session.now_ms += LONG_MS
+        session.harvest.turn()
+        session.harvest.finish()
+    assert values(site.read(missing)) == ["first", "second"]
+    assert site.status().parked == 0
+
+
+def test_rows_set_aside_can_be_dropped(site: Site) -> None:
+    """Those that are named, and no others."""
+    site.stash(*(OutboxRecord(f"missing-{site.name}", str(number)) for number in range(3)))
+    site.harvest(max_attempts=1)
+    ids = [parked.id for parked in site.parked()]
+    backlog = Backlog(site.tables)
+    assert backlog.drop([ids[0], ids[2] + 1]) == [ids[0]]
+    backlog.close()
+    assert [parked.id for parked in site.parked()] == ids[1:]
+
+
+def test_a_row_that_the_broker_refuses_is_set_aside(site: Site, topic: MakeTopic) -> None:
+    """A compacted topic takes no record without a key; the others are published."""
+    goal = topic(1, {"cleanup.policy": "compact"})
+    site.stash(OutboxRecord(goal, "1", "k"), OutboxRecord(goal, "2"), OutboxRecord(goal, "3", "k"))
+    site.harvest(max_attempts=2)
+    assert values(site.read(goal)) == ["1", "3"]
+    (parked,) = site.parked()
+    assert parked.key is None
+    assert "tried 2 times" in parked.reason
+
+
+def test_large_values_respect_the_limit_of_bytes(site: Site, topic: MakeTopic) -> None:
+    """Rows in flight have no more than that together; a row that has more by itself is in flight alone."""
+    large = {"message.max.bytes": str(12 * MEGABYTE)}
+    site.connection = site.connection.model_copy(update={"client_settings": large})
+    goal = topic(1, {"max.message.bytes": str(12 * MEGABYTE)})
+    sizes = [3, 3, 3, 10, 1, 1, 1]
+    site.stash(*(OutboxRecord(goal, bytes([n]) * (size * MEGABYTE - 100), "k") for n, size in enumerate(sizes)))
+    with site.session(max_in_flight_bytes=7 * MEGABYTE) as session:
+        assert session.turns()[:4] == [2, 1, 1, 3]
+    found = site.read(goal)
+    assert [(each.value or b"")[0] for each in found] == list(range(7))
+    assert [len(each.value or b"") for each in found] == [size * MEGABYTE - 100 for size in sizes]
+
+
+def test_the_status_tells_the_backlog(site: Site, topic: MakeTopic) -> None:
+    """How many rows wait and since when, how many are set aside, and who harvests."""
+    empty = site.status()
+    assert (empty.rows, empty.oldest_age_s, empty.parked, empty.led_since) == (0, None, 0, None)
+    site.stash(OutboxRecord(f"missing-{site.name}", "1"))
+    site.harvest(max_attempts=1)
+    site.stash(OutboxRecord(topic(), "2"), OutboxRecord(topic(), "3"))
+    status = site.status()
+    assert (status.rows, status.parked, status.standing.session) == (2, 1, 1)
+    assert 0 <= (status.oldest_age_s or -1) < WITHIN_S
+    assert status.led_since is not None
+    assert status.standing.leader
+
+
+# Harvesters
+
+
+def test_a_drain_ends(site: Site, topic: MakeTopic) -> None:
+    """When all is published or set aside; it says how much it has published."""
+    goal = topic()
+    records = [OutboxRecord(goal, str(number)) for number in range(50)]
+    site.stash(*records, OutboxRecord(f"missing-{site.name}", "x"))
+    began_s = time.monotonic()
+    assert site.harvester().drain() == 50
+    assert site.harvester().drain() == 0
+    assert time.monotonic() - began_s < WITHIN_S
+    assert len(values(site.read(goal))) == 50
+    assert (site.status().rows, site.status().parked) == (0, 1)
+
+
+def test_a_drain_ends_while_another_leads(site: Site, topic: MakeTopic) -> None:
+    """It waits for what that one publishes."""
+    goal = topic()
+    with running(site):
+        site.stash(*(OutboxRecord(goal, str(number)) for number in range(500)))
+        assert site.harvester().drain() == 0
+        assert len(site.read(goal)) == 500
+    assert site.status().standing.session == 1
+
+
+def test_a_harvester_that_cannot_reach_the_database_says_so(connection: KafkaConnection) -> None:
+    """At its beginning."""
+    site = object.__new__(Site)
+    site.tables, site.connection = OutboxTables(Database("postgresql://u:hush@127.0.0.1:1/x")), connection
+    with pytest.raises(UnavailableError, match="Postgres of outbox 'outbox'") as raised:
+        site.harvester().run()
+    assert "hush" not in str(raised.value)
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_harvester_is_killed_at_its_worst(site: Site, topic: MakeTopic, tmp_path: Path, step: str) -> None:
+    """Whether its batch was committed or not, the next session publishes what is left, and nothing again."""
+    goal = topic(2)
+    site.stash(*(OutboxRecord(goal, str(number), f"k{number % 3}") for number in range(20)))
+    orders = Orders(
+        bootstrap_servers=site.connection.bootstrap_servers,
+        dsn=site.dsn,
+        name=site.name,
+        journal=tmp_path / "journal",
+        max_in_flight_records=8,
+    )
+    child = subprocess.run(
+        [sys.executable, "-m", "tests.outbox_child", step, orders.model_dump_json()], timeout=WITHIN_S, check=False
+    )
+    assert child.returncode == -9
+    left = len(site.rows())
+    assert left == {"before_commit": 20, "before_strike": 20, "after_strike": 12}[step]
+    counts = site.harvest()
+    assert counts.published == (20 if step == "before_commit" else 12)
+    assert sorted(map(int, values(site.read(goal)))) == list(range(20))
+    assert len(site.read(goal, committed=False)) == (28 if step == "before_commit" else 20)
+    assert site.rows() == []
+
+
+def test_a_zombie_can_do_nothing(site: Site, topic: MakeTopic) -> None:
+    """Once a later session has begun: neither strike nor take rows, nor publish what it has taken."""
+    goal = topic()
+    site.stash(OutboxRecord(goal, "1", "k"), OutboxRecord(goal, "2", "k"))
+    with site.session() as old, site.session() as new:
+        old.harvest.begin()
+        taken = old.store.turn(1, Turn(limit=10, limit_bytes=MEGABYTE))
+        assert len(taken) == 2
+        new.harvest.begin()
+        for turn in (Turn(done=[row.id for row in taken]), Turn(limit=10)):
+            with pytest.raises(Deposed):
+                old.store.turn(1, turn)
+        with pytest.raises(Fenced):
+            old.publisher.publish(taken)
+        with pytest.raises(Deposed):
+            old.harvest.turn()
+        assert len(site.rows()) == 2
+        assert new.harvest.turn() == 2
+        new.harvest.finish()
+    assert values(site.read(goal)) == ["1", "2"]
+    assert site.rows() == []
+
+
+def test_a_fenced_publisher_says_so_whatever_it_has_sent(site: Site, topic: MakeTopic) -> None:
+    """With many records on the way, whose ends are told in the same poll as the client's fatal error."""
+    goal = topic(3)
+    site.stash(*(OutboxRecord(goal, "x" * 10_000, str(number)) for number in range(2_000)))
+    with site.session() as old, site.session() as new:
+        old.harvest.begin()
+        new.harvest.begin()
+        with pytest.raises(Fenced):
+            old.publisher.publish(site.rows())
+    assert site.read(goal) == []
+
+
+def test_a_patient_connection_may_wait_longer_than_a_transaction_lasts(site: Site, topic: MakeTopic) -> None:
+    """The time-outs of both need not be fitted to each other."""
+    goal = topic()
+    site.connection = site.connection.model_copy(update={"timeout_s": 60.0})
+    site.stash(OutboxRecord(goal, "value"))
+    assert site.harvest().published == 1
+    assert values(site.read(goal)) == ["value"]
+
+
+def test_a_zombie_that_begins_anew_at_kafka_is_stopped_by_the_database(
+    site: Site, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a refusal it publishes nothing more, though its producer is the newest then; the other session goes on."""
+    goal = topic()
+    site.stash(OutboxRecord(goal, "x" * 2 * MEGABYTE, "k1"), OutboxRecord(goal, "good", "k2"))
+    with site.session() as old, site.session(max_attempts=1) as new:
+        old.harvest.begin()
+        turn = old.store.turn
+
+        def overtaken(session: int, given: Turn) -> list[Row]:
+            rows = turn(session, given)
+            if given.limit:
+                new.harvest.begin()
+            return rows
+
+        monkeypatch.setattr(old.store, "turn", overtaken)
+        with pytest.raises(Deposed):
+            old.harvest.turn()
+        assert site.read(goal) == []
+        with pytest.raises(Fenced):
+            new.publisher.publish(site.rows()[1:])
+        new.turns()
+    assert values(site.read(goal)) == ["good"]
+    assert len(site.parked()) == 1

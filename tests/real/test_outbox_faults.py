@@ -1,0 +1,39 @@
+"""An outbox under faults on three real brokers and a real PostgreSQL: a few seeds with the worst of them.
+
+`make soak-outbox` runs 200.
+"""
+
+import pytest
+
+from tests.outbox_faults.__main__ import running_bed
+from tests.outbox_faults.scenario import LEADER, FaultKind, scenario
+
+SEEDS = (10, 65, 397)
+WORST = {
+    FaultKind.KILLED,
+    FaultKind.STOPPED,
+    FaultKind.BROKER_KILLED,
+    FaultKind.POSTGRES_RESTARTED,
+    FaultKind.POSTGRES_CRASHED,
+    FaultKind.KAFKA_CUT,
+    FaultKind.POSTGRES_CUT,
+}
+
+
+def test_the_seeds_have_the_worst_faults() -> None:
+    """The short form leaves none of them out; it is the leader that is killed and stopped."""
+    faults = [fault for seed in SEEDS for fault in scenario(seed).faults]
+    assert {fault.kind for fault in faults} >= WORST
+    of_harvesters = [fault for fault in faults if fault.kind in {FaultKind.KILLED, FaultKind.STOPPED}]
+    assert {fault.harvester for fault in of_harvesters} == {LEADER}
+
+
+@pytest.mark.timeout(300)
+def test_an_outbox_keeps_its_promises_under_faults() -> None:
+    """Nothing committed is lost, nothing else is published, nothing twice, and each key keeps its order."""
+    with running_bed() as bed:
+        rows = [bed.row(seed) for seed in SEEDS]
+    assert [(row.seed, row.violations) for row in rows if row.violations] == []
+    assert sum(row.lost + row.invented + row.repeated + row.out_of_order for row in rows) == 0
+    assert sum(row.takeovers for row in rows) > 0
+    assert min(row.rows for row in rows) > 100
