@@ -13,10 +13,12 @@ from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
 from marshal_dagster.election.rules import Term, Timing
 from marshal_dagster.errors import ConfigurationError, MarshalError, TopicMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.outbox.harvest import Counts, Harvest, Resigned
 from marshal_dagster.outbox.holds import Limits
 from marshal_dagster.outbox.looking import Backlog
+from marshal_dagster.outbox.measuring import measured
 from marshal_dagster.outbox.ports import Deposed, Fenced, Unsettled
 from marshal_dagster.outbox.publisher import NOTES_SETTINGS, KafkaPublisher
 from marshal_dagster.outbox.store import PostgresStore
@@ -30,6 +32,7 @@ _LOOK_S: Final = 0.5
 _SAFE_COPIES: Final = 3
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
+_LOOK_AT_ENDS_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +86,7 @@ class Harvester:
         """Connect to nothing yet."""
         self.counts = Counts()
         self.failure: MarshalError | None = None
-        """What the last attempt failed with, until one succeeds."""
+        """What the last attempt to harvest, or to reach both ends while it stands by, failed with."""
         self.term: Term | None = None
         """In which this harvester leads."""
         self._tables = tables
@@ -92,6 +95,18 @@ class Harvester:
         self._clock = clock or SystemClock()
         self._stop = threading.Event()
         self._alive_at_s = time.monotonic()
+        self._failing_from_s = 0.0
+        self._looked_at_s = time.monotonic()
+
+    @property
+    def name(self) -> str:
+        """The outbox's name."""
+        return self._tables.name
+
+    @property
+    def failing_s(self) -> float:
+        """For how many seconds `failure` has been there; 0 without one."""
+        return 0.0 if self.failure is None else time.monotonic() - self._failing_from_s
 
     @property
     def idle_s(self) -> float:
@@ -128,17 +143,32 @@ class Harvester:
         topics = OutboxTopics.of(standing.uid)
         group = f"marshal-outbox-{standing.uid}"
         elector = Elector(self._connection, topics.leader, group, timing=self._options.timing)
-        with self._telling_how_to_create(), elector:
+        with self._telling_how_to_create(), measured(self._tables, self.counts, lambda: self.term is not None), elector:
             while not self._stop.is_set() and not is_over():
                 self._alive_at_s = time.monotonic()
                 term = elector.wait_for_term(_LOOK_S)
                 if term is None:
+                    self._look_at_ends(elector)
                     continue
                 self.term = term
                 try:
                     self._lead(standing, elector, term, is_over)
                 finally:
                     self.term = None
+
+    def _look_at_ends(self, elector: Elector) -> None:
+        """Find out now and then whether this harvester could take over, while it stands by."""
+        if time.monotonic() - self._looked_at_s < _LOOK_AT_ENDS_S:
+            return
+        try:
+            self._look_up()
+            with Topics(self._connection) as topics:
+                topics.require(on_topic(elector.topic, Right.READ, Right.WRITE))
+        except MarshalError as error:
+            self._note(error)
+        else:
+            self._note(elector.failure)
+        self._looked_at_s = time.monotonic()
 
     @contextmanager
     def _telling_how_to_create(self) -> Iterator[None]:
@@ -181,6 +211,7 @@ class Harvester:
 
         try:
             while leads():
+                self._alive_at_s = time.monotonic()
                 harvest = self._harvest(store, publisher, leads)
                 try:
                     harvest.begin()
@@ -215,7 +246,9 @@ class Harvester:
             store.wait(self._options.poll_interval_s)
         harvest.finish()
 
-    def _note(self, error: MarshalError) -> None:
-        if str(error) != str(self.failure):
+    def _note(self, error: MarshalError | None) -> None:
+        if error is not None and str(error) != str(self.failure):
             logger.warning("outbox %r: %s", self._tables.name, error)
+        if self.failure is None:
+            self._failing_from_s = time.monotonic()
         self.failure = error
