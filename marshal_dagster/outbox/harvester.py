@@ -1,7 +1,6 @@
 """The harvester as a process has it: stands for leader, and harvests while it leads."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,6 +32,7 @@ _SAFE_COPIES: Final = 3
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
 _LOOK_AT_ENDS_S: Final = 10.0
+_STOPPED_WITHIN_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Harvester:
         self._connection = connection
         self._options = options or HarvesterOptions()
         self._clock = clock or SystemClock()
-        self._stop = threading.Event()
+        self._is_stopped = False
         self._alive_at_s = time.monotonic()
         self._failing_from_s = 0.0
         self._looked_at_s = time.monotonic()
@@ -115,7 +115,8 @@ class Harvester:
 
     def stop(self) -> None:
         """Have `run` and `drain` end after the batch that is under way."""
-        self._stop.set()
+        # No lock: a signal's handler may have interrupted who holds it.
+        self._is_stopped = True
 
     def run(self) -> None:
         """Stand for leader, and harvest while it leads, until it is stopped.
@@ -144,7 +145,7 @@ class Harvester:
         group = f"marshal-outbox-{standing.uid}"
         elector = Elector(self._connection, topics.leader, group, timing=self._options.timing)
         with self._telling_how_to_create(), measured(self._tables, self.counts, lambda: self.term is not None), elector:
-            while not self._stop.is_set() and not is_over():
+            while not self._is_stopped and not is_over():
                 self._alive_at_s = time.monotonic()
                 term = elector.wait_for_term(_LOOK_S)
                 if term is None:
@@ -207,7 +208,7 @@ class Harvester:
         pause_s = _FIRST_PAUSE_S
 
         def leads() -> bool:
-            return elector.leads(term) and not self._stop.is_set()
+            return elector.leads(term) and not self._is_stopped
 
         try:
             while leads():
@@ -222,14 +223,14 @@ class Harvester:
                     pass
                 except (Deposed, Fenced, Unsettled, UnavailableError) as error:
                     self._note(error)
-                    self._stop.wait(pause_s)
+                    self._pause(pause_s)
                     pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if self.failure else _FIRST_PAUSE_S
         except ConfigurationError:
             raise
         except MarshalError as error:
             self._note(error)
             elector.give_up(term, str(error))
-            self._stop.wait(_LONGEST_PAUSE_S)
+            self._pause(_LONGEST_PAUSE_S)
         finally:
             publisher.close()
             store.close()
@@ -245,6 +246,12 @@ class Harvester:
                 break
             store.wait(self._options.poll_interval_s)
         harvest.finish()
+
+    def _pause(self, seconds: float) -> None:
+        """Let time pass, or less of it when it is stopped."""
+        until_s = time.monotonic() + seconds
+        while not self._is_stopped and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, _STOPPED_WITHIN_S))
 
     def _note(self, error: MarshalError | None) -> None:
         if error is not None and str(error) != str(self.failure):

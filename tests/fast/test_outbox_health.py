@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import signal
 import socket
 import time
 from types import SimpleNamespace
@@ -224,3 +225,19 @@ def test_one_failure_is_one_warning(harvester: Harvester, caplog: pytest.LogCapt
     harvester._failing_from_s -= 7
     harvester._note(UnavailableError("away"))
     assert (caplog.text.count("away"), harvester.failing_s >= 7) == (1, True)
+
+
+def test_a_pause_ends_when_a_signal_stops_the_harvester(harvester: Harvester) -> None:
+    """The handler runs in the very thread that pauses."""
+    before = signal.signal(signal.SIGALRM, lambda *_: harvester.stop())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        began_s = time.monotonic()
+        harvester._pause(30)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began_s < 5
+    began_s = time.monotonic()
+    harvester._is_stopped = False
+    harvester._pause(0.2)
+    assert 0.2 <= time.monotonic() - began_s < 5
