@@ -119,11 +119,12 @@ def test_a_client_that_says_nothing_holds_up_nobody(harvester: Harvester) -> Non
 def test_an_address_in_use_is_an_error_that_names_it(harvester: Harvester) -> None:
     """Where another listens already; it is free again at the end."""
     with HealthServer(harvester) as first:
-        port = int(first.address.rpartition(":")[2])
+        port, kept = int(first.address.rpartition(":")[2]), first._server
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
             HealthServer(harvester, port=port).__enter__()
     with HealthServer(harvester, port=port) as second:
         assert ask(second.address)[0] == 200
+    assert kept is not None
 
 
 @pytest.mark.parametrize(
