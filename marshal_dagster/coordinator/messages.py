@@ -37,13 +37,13 @@ class Record(BaseModel):
 class Register(Record):
     """A member wants work; it also says what it has, which a new coordinator leaves with it.
 
-    `topics` are names, `pattern` a regular expression that topics match as a whole. `is_static`: a member of this name
+    `topics` are names; in `pattern` a `*` stands for any letters and a `?` for one. `is_static`: a member of this name
     that comes back within the session time-out takes its own place again.
     """
 
     kind: Literal["register"] = "register"
     topics: list[Topic] = []
-    pattern: Annotated[str, StringConstraints(max_length=1_000)] | None = None
+    pattern: Annotated[str, StringConstraints(max_length=249)] | None = None
     capacity: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     auto_commit: bool = False
     auto_offset_reset: Literal["smallest", "largest"] = "smallest"
@@ -137,12 +137,14 @@ def render(record: Word | Order) -> bytes:
 
 def parse_word(value: bytes | None) -> Word | None:
     """Read what a member wrote; None for anything else."""
-    return _parsed(_WORDS, value)
+    found: Word | None = _parsed(_WORDS, value)
+    return found
 
 
 def parse_order(value: bytes | None) -> Order | None:
     """Read what a coordinator wrote; None for anything else."""
-    return _parsed(_ORDERS, value)
+    found: Order | None = _parsed(_ORDERS, value)
+    return found
 
 
 def places_of(places: Places) -> frozenset[Place]:

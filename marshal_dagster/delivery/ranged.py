@@ -68,15 +68,17 @@ class RangeClaims:
         return self._ranges(claims, extents)
 
     def _claim_free(self, wanted: Sequence[int], *, ahead: int) -> list[RangeClaim]:
-        """Claim what is free of `wanted`; where all of it was refused, look anew, unless it then looks the same."""
+        """Claim what is free of `wanted`; where all of it was refused, look anew, past what then looks the same."""
         refused: dict[int, int] = {}
+        left = set(wanted)
         for _ in range(_MOST_TRIES):
-            chosen = self._choose(wanted, ahead=ahead)
-            starts = {number: start for number, (start, _) in chosen.items()}
-            claims = [] if starts == refused else self._claim(chosen)
-            if claims or not starts or starts == refused:
+            chosen = self._choose(sorted(left), ahead=ahead)
+            same = {number for number, (start, _) in chosen.items() if refused.get(number) == start}
+            claims = [] if same else self._claim(chosen)
+            if claims or not chosen:
                 return claims
-            refused = starts
+            left -= same
+            refused |= {number: start for number, (start, _) in chosen.items()}
         return []
 
     def _choose(self, wanted: Sequence[int], *, ahead: int) -> dict[int, Bounds]:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from marshal_dagster.coordination.claimer import Claim, Claimer
 from marshal_dagster.delivery.ground import Ground
@@ -14,6 +15,9 @@ from marshal_dagster.protocol.ranges import ClaimedRange, plan_ends
 from marshal_dagster.protocol.state import Key
 
 logger = logging.getLogger(__name__)
+
+_MOST_TRIES: Final = 16
+"""How often it is asked for others while each that looks free is refused."""
 
 
 class WholeClaims:
@@ -87,8 +91,7 @@ class WholeClaims:
             if request.entire_topic:
                 claims = self.claimer.claim_entire_topic(chosen, is_dead=is_dead)
             else:
-                limit = None if is_first else request.max_claims
-                claims = self.claimer.claim(chosen, max_claims=limit, is_dead=is_dead)
+                claims = self._claim_some(chosen, None if is_first else request.max_claims)
         except GroupPaused:
             return []
         worn = [claim.partition for claim in claims if self._is_worn_out(claim)]
@@ -100,6 +103,15 @@ class WholeClaims:
             self.claimer.release()
             return []
         return kept
+
+    def _claim_some(self, chosen: Sequence[int], most: int | None) -> list[Claim]:
+        """Claim at most so many; where all that were asked for were refused, go on with the next."""
+        rounds = 1 if most is None else min(_MOST_TRIES, -(-len(chosen) // most))
+        for _ in range(rounds):
+            claims = self.claimer.claim(chosen, max_claims=most, is_dead=self._ground.is_dead)
+            if claims:
+                return claims
+        return []
 
     def _is_worn_out(self, claim: Claim) -> bool:
         return claim.plan_attempts > self._request.max_attempts and not self._request.one_more_attempt

@@ -140,6 +140,16 @@ class Topics:
             replication=min((len(each.replicas) for each in described.partitions), default=0),
         )
 
+    def partition_counts(self) -> dict[str, int]:
+        """Look up how many partitions each topic has that this user may see, Kafka's own left out.
+
+        Raises:
+            UnavailableError: no answer in time.
+        """
+        request = Request("list the topics", Needed((Right.DESCRIBE,)))
+        listed = self._ask(request, lambda client, left_s: client.list_topics(timeout=left_s))
+        return {name: len(each.partitions) for name, each in listed.topics.items() if not name.startswith("__")}
+
     def rights(self, topic: str) -> frozenset[Right] | None:
         """Look up what this user may do with a topic; None: the brokers do not tell. Raises as `describe`."""
         return authorized(self._with_rights(topic))

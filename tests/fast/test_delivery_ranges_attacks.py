@@ -190,6 +190,20 @@ def test_what_is_refused_and_looks_the_same_is_left(scene: Scene) -> None:
     assert len(asked) == 1
 
 
+def test_what_is_refused_is_passed_over(scene: Scene) -> None:
+    """A member whose clock is fast, and that takes few offsets at a time, works on what is free: seed 238439."""
+    scene.work(scene.delivery(ranges=True), ranges=TEN)
+    scene.data.append(0, 20)
+    scene.data.append(1, 5)
+    fast = scene.delivery(ranges=True)
+    fast.clock = ManualClock(scene.clock.wall_ms() + 3 * HI_MS)
+    with ranged_batch(scene, partitions=(0,), max_records=20) as owner:
+        batch = scene.work(fast, ranges=TEN, max_records=5)
+        scene.process(owner)
+
+    assert [one.partition for one in batch.all_ranges] == [1]
+
+
 def test_a_whole_plan_that_is_left_alone_is_told_as_such(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
     """It was tried too often: a person has to know which it is and what to do, as of a range."""
     scene.work(scene.delivery(ranges=True), ranges=TEN, partitions=(0,))

@@ -19,6 +19,7 @@ from marshal_dagster.protocol.messages import (
     Settings,
 )
 from marshal_dagster.protocol.positions import StartPolicy
+from marshal_dagster.testing import ManualClock
 from tests.delivering import GROUP, HI_MS, TOPIC, Scene
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
 
@@ -669,6 +670,22 @@ def test_the_most_claims_take_the_largest_lags(scene: Scene) -> None:
 
     assert spans(first.all_ranges) == {1: (0, 10), 2: (0, 6)}
     assert spans(second.all_ranges) == {0: (0, 2)}
+
+
+def test_what_is_refused_is_passed_over(scene: Scene) -> None:
+    """A member whose clock is fast, and that takes few partitions at a time, works on what is free."""
+    scene.data.make()
+    for partition, messages in enumerate((2, 10, 6)):
+        scene.data.append(partition, messages)
+    scene.work(scene.delivery(), max_records=1)
+    fast = scene.delivery()
+    fast.clock = ManualClock(scene.clock.wall_ms() + 3 * HI_MS)
+    with scene.batch(scene.delivery(), max_claims=1) as owner:
+        batch = scene.work(fast, max_claims=1)
+        scene.process(owner)
+
+    assert [one.partition for one in owner.all_ranges] == [1]
+    assert [one.partition for one in batch.all_ranges] == [2]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,461 @@
+"""How a coordinator leads one group: who is in it, who lives, and who is to work on what. Pure: no clock, no Kafka.
+
+Times are milliseconds of a clock that never jumps. Words of members come in, orders go out; what a wrong, late or
+second coordinator orders can cost balance, never safety, which is the claims' in the coordination log.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+from typing import Final, Literal
+
+from marshal_dagster.coordinator.assignment import Assignment, Board, Place, Strategy, Subscriber, moves
+from marshal_dagster.coordinator.messages import (
+    Leave,
+    Order,
+    Ping,
+    Pong,
+    Register,
+    Registered,
+    Started,
+    StartFetcher,
+    StopFetcher,
+    Stopped,
+    Word,
+    by_topic,
+    places_of,
+)
+from marshal_dagster.errors import ConfigurationError
+
+ALL: Final = "*"
+"""Whom a ping is for."""
+
+Refusal = Literal["duplicate_id", "session_timeout_too_short", "bad_pattern", "unknown_member"]
+
+_ROUNDS_KEPT: Final = 32
+_LONG: Final = 30
+"""How many times the usual pause follows a rebalance that was given up."""
+_IS_PATTERN: Final = re.compile(r"[A-Za-z0-9._*?-]+").fullmatch
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """How a coordinator leads its groups; times in milliseconds."""
+
+    strategy: Strategy
+    min_session_ms: int = 1_000
+    max_failed_pings: int = 1
+    rebalance_backoff_ms: float = 1_000.0
+    max_rebalance_retries: int = 4
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigurationError` for values that cannot be."""
+        for name in ("min_session_ms", "max_failed_pings", "rebalance_backoff_ms", "max_rebalance_retries"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"{name}: {getattr(self, name)}; give 0 or more")
+
+
+class Happening(Enum):
+    """What people want to hear of a group."""
+
+    JOINED = "joined"
+    LEFT = "left"
+    FAILED = "failed"
+    REBALANCED = "rebalanced"
+    REBALANCE_RETRIED = "rebalance retried"
+    REBALANCE_GIVEN_UP = "rebalance given up"
+    SUPERSEDED = "superseded"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened in a group: to which members, or how many partitions changed hands."""
+
+    happening: Happening
+    members: tuple[str, ...] = ()
+    moved: int = 0
+
+
+@dataclass(slots=True)
+class _Member:
+    """A member as the coordinator sees it."""
+
+    registration: Register
+    places: frozenset[Place]
+    """What it has been told to work on, and has not said that it stopped."""
+    is_told: bool
+    """Whether it has said that it works on just that."""
+    unanswered_ms: float | None = None
+    """When the oldest ping was sent that it has not answered."""
+
+    @property
+    def session_ms(self) -> int:
+        return self.registration.session_timeout_ms
+
+    @property
+    def tenure(self) -> str:
+        return self.registration.tenure
+
+
+@dataclass(slots=True)
+class _Rebalance:
+    """A rebalance under way: first those stop who give something up, then all start whose share has changed."""
+
+    target: Mapping[str, frozenset[Place]]
+    stopping: dict[str, frozenset[Place]]
+    moved: int
+    changed: frozenset[str]
+    """Whose share is not what it was, or is told to a member for the first time."""
+    starting: set[str] = field(default_factory=set)
+    deadlines_ms: dict[str, float] = field(default_factory=dict)
+    has_begun_to_start: bool = False
+
+
+class GroupCoordinator:
+    """Leads one group, for one term; for one thread.
+
+    Every method that is given something returns the orders to send; `events` collects what happened.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        epoch: int,
+        rules: Rules,
+        now_ms: float,
+        *,
+        kept: Iterable[StartFetcher] = (),
+        recovery_ms: float = 0.0,
+    ) -> None:
+        """Lead from `now_ms` on. `kept` are the shares that the coordinator before has told members of.
+
+        These members have `recovery_ms` to register again; until all have, or it is over, nothing is moved.
+        """
+        self.group, self.epoch = group, epoch
+        self.events: list[Event] = []
+        self._rules = rules
+        self._members: dict[str, _Member] = {}
+        self._owner: Assignment = {}
+        """Who has what, the other way round."""
+        self._kept = {each.member: each for each in kept}
+        self._recovers_until_ms = now_ms + recovery_ms
+        self._generation = max((each.generation for each in self._kept.values()), default=0)
+        self._topics: Mapping[str, int] = {}
+        self._weights: Mapping[Place, float] = MappingProxyType({})
+        self._round = 0
+        self._sent_ms: dict[int, float] = {}
+        self._next_ping_ms = now_ms
+        self._is_due = False
+        self._not_before_ms = now_ms
+        self._retries = 0
+        self._rebalance: _Rebalance | None = None
+
+    # What is known
+
+    @property
+    def members(self) -> list[str]:
+        """The members, by id."""
+        return sorted(self._members)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing is under way and nothing is due."""
+        return self._rebalance is None and not self._is_due
+
+    def assignment(self) -> dict[str, frozenset[Place]]:
+        """Give what each member works on, as far as it is known."""
+        return {name: member.places for name, member in self._members.items()}
+
+    # What comes in
+
+    def hear(self, word: Word, now_ms: float) -> list[Order]:
+        """Take a member's word."""
+        if word.epoch > self.epoch:
+            self._tell(Happening.SUPERSEDED)
+            return []
+        if isinstance(word, Register):
+            return self._register(word, now_ms)
+        member = self._members.get(word.member)
+        if member is None or member.tenure != word.tenure:
+            is_known = isinstance(word, Pong)
+            return [self._answer(word.member, word.tenure, "unknown_member")] if is_known else []
+        if isinstance(word, Leave):
+            self._remove([word.member], Happening.LEFT, now_ms)
+            return self._go_on(now_ms)
+        if word.epoch < self.epoch:
+            return []
+        match word:
+            case Pong():
+                later = [sent_ms for number, sent_ms in self._sent_ms.items() if number > word.round]
+                member.unanswered_ms = min(later, default=None)
+                return []
+            case Stopped():
+                return self._stopped(word, now_ms)
+            case Started():
+                return self._started(word, now_ms)
+
+    def topics_are(self, topics: Mapping[str, int], now_ms: float) -> list[Order]:
+        """Take how many partitions each topic has."""
+        if topics != self._topics:
+            self._topics = dict(topics)
+            self._is_due = True
+        return self._go_on(now_ms)
+
+    def weights_are(self, weights: Mapping[Place, float]) -> None:
+        """Take what partitions weigh, such as their lag; it counts from the next rebalance on."""
+        self._weights = weights
+
+    def tick(self, now_ms: float) -> list[Order]:
+        """Let time pass."""
+        orders: list[Order] = []
+        self._fail_silent(now_ms)
+        if (self._members or self._kept) and now_ms >= self._next_ping_ms:
+            orders.append(self._ping(now_ms))
+        return [*orders, *self._go_on(now_ms)]
+
+    # Members
+
+    def _register(self, word: Register, now_ms: float) -> list[Order]:
+        error = self._why_not(word)
+        if error is not None:
+            return [self._answer(word.member, word.tenure, error)]
+        before = self._members.get(word.member)
+        kept = self._kept.pop(word.member, None)
+        places = self._places_of(word, before, kept)
+        is_told = places == places_of(word.holds)
+        self._members[word.member] = _Member(word, before.places if before else frozenset(), is_told)
+        self._has(word.member, places)
+        is_same = before is not None and _interests(before.registration) == _interests(word)
+        if before is None:
+            self._tell(Happening.JOINED, word.member)
+        if not is_same or not is_told or before is None or before.tenure != word.tenure:
+            self._is_due = True
+            self._retries = 0
+            if before is not None:
+                self._fail_rebalance(now_ms)
+        return [self._answer(word.member, word.tenure, None), *self._go_on(now_ms)]
+
+    def _why_not(self, word: Register) -> Refusal | None:
+        if word.session_timeout_ms < self._rules.min_session_ms:
+            return "session_timeout_too_short"
+        if word.pattern is not None and not _IS_PATTERN(word.pattern):
+            return "bad_pattern"
+        before = self._members.get(word.member)
+        is_other = before is not None and before.tenure != word.tenure
+        if is_other and before is not None and not (word.is_static and before.registration.is_static):
+            return "duplicate_id"
+        return None
+
+    def _places_of(self, word: Register, before: _Member | None, kept: StartFetcher | None) -> frozenset[Place]:
+        """Give what a member that registers has: what it says, of which nobody else has anything.
+
+        One of a fixed name that has come back has what it had.
+        """
+        told = places_of(word.holds)
+        if word.is_static and not told:
+            had = before.places if before is not None else frozenset[Place]()
+            told = places_of(kept.places) if kept is not None else had
+        return frozenset(place for place in told if self._owner.get(place, word.member) == word.member)
+
+    def _fail_silent(self, now_ms: float) -> None:
+        dead = [name for name, member in self._members.items() if self._is_dead(member, now_ms)]
+        if dead:
+            self._remove(dead, Happening.FAILED, now_ms)
+
+    def _is_dead(self, member: _Member, now_ms: float) -> bool:
+        """Tell whether a member has failed more pings than it may: each counts as failed after 2/3 of its session."""
+        if member.unanswered_ms is None:
+            return False
+        thirds = 2 + self._rules.max_failed_pings
+        return now_ms - member.unanswered_ms >= member.session_ms * thirds / 3
+
+    def _remove(self, names: Iterable[str], happening: Happening, now_ms: float) -> None:
+        for name in names:
+            self._has(name, frozenset())
+            del self._members[name]
+            self._tell(happening, name)
+        self._fail_rebalance(now_ms)
+        self._is_due = True
+        self._retries = 0
+
+    def _ping(self, now_ms: float) -> Order:
+        self._round += 1
+        self._sent_ms[self._round] = now_ms
+        self._sent_ms.pop(self._round - _ROUNDS_KEPT, None)
+        for member in self._members.values():
+            if member.unanswered_ms is None:
+                member.unanswered_ms = now_ms
+        sessions_ms = [member.session_ms for member in self._members.values()]
+        self._next_ping_ms = now_ms + min(sessions_ms, default=self._rules.min_session_ms) / 3
+        unanswered = [each.unanswered_ms for each in self._members.values() if each.unanswered_ms is not None]
+        oldest_ms = min(unanswered, default=now_ms)
+        retry = sum(oldest_ms <= sent_ms < now_ms for sent_ms in self._sent_ms.values())
+        return Ping(group=self.group, member=ALL, epoch=self.epoch, round=self._round, retry=retry)
+
+    # Rebalance
+
+    def _go_on(self, now_ms: float) -> list[Order]:
+        """Do what is due of a rebalance."""
+        rebalance = self._rebalance
+        if rebalance is not None:
+            late = [name for name, deadline_ms in rebalance.deadlines_ms.items() if now_ms >= deadline_ms]
+            if not late:
+                return []
+            self._retry(late, now_ms)
+        if not self._is_due or now_ms < self._not_before_ms or self._is_recovering(now_ms):
+            return []
+        return self._begin(now_ms)
+
+    def _is_recovering(self, now_ms: float) -> bool:
+        return bool(self._kept) and now_ms < self._recovers_until_ms
+
+    def _begin(self, now_ms: float) -> list[Order]:
+        """Work out who is to have what; tell those to stop who give something up."""
+        self._is_due = False
+        self._kept = {}
+        before: Assignment = dict(self._owner)
+        target = self._target(before)
+        after = {place: name for name, places in target.items() for place in places}
+        changed = moves(before, after)
+        shares = frozenset(
+            name for name, member in self._members.items() if member.places != target[name] or not member.is_told
+        )
+        if not shares:
+            self._retries = 0
+            return []
+        self._generation += 1
+        stopping = {name: lost for name, member in self._members.items() if (lost := member.places - target[name])}
+        self._rebalance = _Rebalance(target, stopping, len(changed), shares)
+        self._rebalance.deadlines_ms = {name: now_ms + self._members[name].session_ms * 2 / 3 for name in stopping}
+        if not stopping:
+            return self._start_all(now_ms)
+        return [
+            StopFetcher(
+                group=self.group,
+                member=name,
+                epoch=self.epoch,
+                tenure=self._members[name].tenure,
+                generation=self._generation,
+                places=by_topic(places),
+            )
+            for name, places in stopping.items()
+        ]
+
+    def _stopped(self, word: Stopped, now_ms: float) -> list[Order]:
+        rebalance = self._rebalance
+        if rebalance is None or rebalance.has_begun_to_start or word.generation != self._generation:
+            return []
+        lost = rebalance.stopping.pop(word.member, frozenset())
+        rebalance.deadlines_ms.pop(word.member, None)
+        self._has(word.member, self._members[word.member].places - lost)
+        return [] if rebalance.stopping else self._start_all(now_ms)
+
+    def _start_all(self, now_ms: float) -> list[Order]:
+        rebalance = self._rebalance
+        assert rebalance is not None  # noqa: S101 - it calls this
+        rebalance.has_begun_to_start = True
+        rebalance.starting = set(rebalance.changed)
+        rebalance.deadlines_ms = {name: now_ms + self._members[name].session_ms * 2 / 3 for name in rebalance.starting}
+        for name in rebalance.starting:
+            self._has(name, rebalance.target[name])
+            self._members[name].is_told = False
+        orders: list[Order] = [self._start(name) for name in sorted(rebalance.starting)]
+        self._end_if_done()
+        return orders
+
+    def _started(self, word: Started, now_ms: float) -> list[Order]:
+        rebalance = self._rebalance
+        if rebalance is None or word.generation != self._generation:
+            return []
+        if word.member in rebalance.starting:
+            rebalance.starting.remove(word.member)
+            self._members[word.member].is_told = True
+        rebalance.deadlines_ms.pop(word.member, None)
+        self._end_if_done()
+        return self._go_on(now_ms)
+
+    def _end_if_done(self) -> None:
+        rebalance = self._rebalance
+        if rebalance is not None and rebalance.has_begun_to_start and not rebalance.starting:
+            if rebalance.moved:
+                self.events.append(Event(Happening.REBALANCED, moved=rebalance.moved))
+            self._rebalance = None
+            self._retries = 0
+
+    def _retry(self, late: Iterable[str], now_ms: float) -> None:
+        """Give this attempt up, and try again later; much later, and told of, when that has been done often enough."""
+        self._rebalance = None
+        self._retries += 1
+        self._is_due = True
+        if self._retries > self._rules.max_rebalance_retries:
+            self._tell(Happening.REBALANCE_GIVEN_UP, *sorted(late))
+            self._retries = 0
+            self._not_before_ms = now_ms + _LONG * self._rules.rebalance_backoff_ms
+            return
+        self._tell(Happening.REBALANCE_RETRIED, *sorted(late))
+        self._not_before_ms = now_ms + self._rules.rebalance_backoff_ms
+
+    def _fail_rebalance(self, now_ms: float) -> None:
+        """Give up what is under way, as a member has gone: it is worked out anew at once."""
+        if self._rebalance is not None:
+            self._rebalance = None
+            self._is_due = True
+            self._not_before_ms = now_ms
+
+    # Who has what
+
+    def _has(self, name: str, places: frozenset[Place]) -> None:
+        """Note what a member has from now on."""
+        member = self._members[name]
+        for place in member.places - places:
+            if self._owner.get(place) == name:
+                del self._owner[place]
+        self._owner |= dict.fromkeys(places - member.places, name)
+        member.places = places
+
+    def _target(self, before: Assignment) -> dict[str, frozenset[Place]]:
+        subscribers = [
+            Subscriber(name, frozenset(self._wanted(member.registration)), member.registration.capacity)
+            for name, member in self._members.items()
+        ]
+        wanted = {topic for each in subscribers for topic in each.topics}
+        places = {
+            (topic, number): self._weights.get((topic, number), 1.0)
+            for topic in wanted
+            for number in range(self._topics.get(topic, 0))
+        }
+        found = self._rules.strategy(Board(places, subscribers, before))
+        shares: dict[str, set[Place]] = {name: set() for name in self._members}
+        for place, name in found.items():
+            shares[name].add(place)
+        return {name: frozenset(share) for name, share in shares.items()}
+
+    def _wanted(self, registration: Register) -> Iterable[str]:
+        pattern = registration.pattern
+        matching = [] if pattern is None else [topic for topic in self._topics if fnmatchcase(topic, pattern)]
+        return [*registration.topics, *matching]
+
+    def _start(self, name: str) -> StartFetcher:
+        member = self._members[name]
+        return StartFetcher(
+            group=self.group,
+            member=name,
+            epoch=self.epoch,
+            tenure=member.tenure,
+            generation=self._generation,
+            places=by_topic(member.places),
+        )
+
+    def _answer(self, member: str, tenure: str, error: Refusal | None) -> Registered:
+        return Registered(group=self.group, member=member, epoch=self.epoch, tenure=tenure, error=error)
+
+    def _tell(self, happening: Happening, *members: str) -> None:
+        self.events.append(Event(happening, members))
+
+
+def _interests(registration: Register) -> tuple[object, ...]:
+    """Give what of a registration an assignment depends on."""
+    return frozenset(registration.topics), registration.pattern, registration.capacity

@@ -1,0 +1,186 @@
+"""The coordinator's topics: who writes what where, read from a position on and written without waiting."""
+
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from marshal_dagster.coordinator.messages import Order, Word, render
+from marshal_dagster.election.elector import LEADER_SETTINGS
+from marshal_dagster.errors import TopicMissing, UnavailableError
+from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.clients import let_go
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+
+logger = logging.getLogger(__name__)
+
+CLIENT_ID: Final = "marshal-dagster-coordinator"
+DEFAULT_TOPIC: Final = "__marshal_coordinator"
+DEFAULT_PARTITIONS: Final = 8
+_SAFE_COPIES: Final = 3
+_BATCH: Final = 10_000
+_DELIVERY_MS: Final = 5_000
+_WORDS_SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.bytes": "16777216"}
+_ORDERS_SETTINGS: Final = {
+    "cleanup.policy": "compact",
+    "segment.bytes": "1048576",
+    "min.cleanable.dirty.ratio": "0.1",
+    "unclean.leader.election.enable": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorTopics:
+    """The topics by their common name: what members write, what coordinators write, and the election's."""
+
+    words: str = DEFAULT_TOPIC
+
+    @property
+    def orders(self) -> str:
+        """What coordinators write; compacted, so that each member's share stays."""
+        return f"{self.words}_orders"
+
+    @property
+    def leader(self) -> str:
+        """By which a coordinator is elected for each partition."""
+        return f"{self.words}_leader"
+
+    def create(self, connection: KafkaConnection, partitions: int = DEFAULT_PARTITIONS) -> None:
+        """Make what is missing, each with as many partitions as coordinators can share the groups of.
+
+        Raises `RightMissing`, `UnavailableError`, `ConfigurationError`.
+        """
+        with Topics(connection) as topics:
+            copies = min(_SAFE_COPIES, topics.broker_count())
+            safe = {"min.insync.replicas": "2"} if copies >= _SAFE_COPIES else {}
+            topics.create(self.words, partitions, copies, {**_WORDS_SETTINGS, **safe})
+            topics.create(self.orders, partitions, copies, {**_ORDERS_SETTINGS, **safe})
+            topics.create(self.leader, partitions, copies, {**LEADER_SETTINGS, **safe})
+
+    def partitions(self, connection: KafkaConnection) -> int:
+        """Give how many partitions they have. Raises `TopicMissing`, `UnavailableError`."""
+        try:
+            with Topics(connection) as topics:
+                return len(topics.describe(self.words).partitions)
+        except TopicMissing as error:
+            raise TopicMissing(f"{error}; `CoordinatorTopics.create` makes the coordinator's topics") from None
+
+
+def partition_of(group: str, partitions: int) -> int:
+    """Give the partition that a group's records are in."""
+    digest = hashlib.md5(group.encode(), usedforsecurity=False).digest()
+    return int.from_bytes(digest[:8], "little") % partitions
+
+
+class Reader:
+    """Reads values of partitions as they come; for one thread."""
+
+    def __init__(self, connection: KafkaConnection, topic: str) -> None:
+        """Connect in the background; nothing is read yet."""
+        self._topic = topic
+        self._connection = connection
+        self._consumer: Consumer
+        self._consumer, self._log = clients.consumer(connection, client_id=CLIENT_ID, fetch_wait_ms=20)
+
+    def follow(self, starts: Mapping[int, int | None]) -> None:
+        """Read these partitions from these offsets on, None for the end, and no others."""
+        self._consumer.assign(
+            [TopicPartition(self._topic, number, OFFSET_END if at is None else at) for number, at in starts.items()]
+        )
+
+    def read(self, timeout_s: float) -> Iterator[tuple[int, int, bytes | None, bytes | None]]:
+        """Give what has come, as partition, offset, key and value, within `timeout_s` seconds."""
+        first = self._consumer.consume(1, timeout_s)
+        messages: list[Any] = [*first, *self._consumer.consume(_BATCH, 0)] if first else []
+        for message in messages:
+            error = message.error()
+            if error is None:
+                yield message.partition(), message.offset(), message.key(), message.value()
+            elif error.code() != KafkaError._PARTITION_EOF and error.code() not in clients.HARMLESS_TO_A_READER:  # noqa: SLF001
+                logger.debug("reading %r: %s", self._topic, error)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        let_go(self._consumer, self._log)
+
+
+class Writer:
+    """Writes records without waiting for them: what gets lost is asked for again; may be shared by threads."""
+
+    def __init__(self, connection: KafkaConnection, topics: CoordinatorTopics, partitions: int) -> None:
+        """Connect in the background."""
+        self._topics = topics
+        self._partitions = partitions
+        self._producer: Producer
+        self._producer, self._log = clients.producer(connection, delivery_timeout_ms=_DELIVERY_MS, client_id=CLIENT_ID)
+
+    def say(self, word: Word) -> None:
+        """Write a member's word."""
+        self._write(self._topics.words, word.group, word.member.encode(), render(word))
+
+    def order(self, order: Order) -> None:
+        """Write a coordinator's order."""
+        self._write(self._topics.orders, order.group, order_key(order.group, order.member, order.kind), render(order))
+
+    def forget(self, group: str, member: str) -> None:
+        """Strike what a member was told to work on."""
+        self._write(self._topics.orders, group, order_key(group, member, "start"), None)
+
+    def poll(self) -> None:
+        """Let the client work on what has been answered. Raises `UnavailableError` when it is of no more use."""
+        self._producer.poll(0)
+        if self._log.fatal:
+            raise UnavailableError(f"coordinator's topics: {self._log.fatal}")
+
+    def close(self) -> None:
+        """Send what waits, as far as that goes soon, and let go."""
+        self._producer.flush(1.0)
+        let_go(self._producer, self._log)
+
+    def _write(self, topic: str, group: str, key: bytes, value: bytes | None) -> None:
+        try:
+            self._producer.produce(topic, value, key, partition_of(group, self._partitions))
+        except (BufferError, KafkaException) as error:
+            logger.debug("writing to %r: %s", topic, error)
+
+
+def order_key(group: str, member: str, kind: str) -> bytes:
+    """Give the key under which an order replaces the one before."""
+    return f"{group}/{member}/{kind}".encode()
+
+
+def read_all(connection: KafkaConnection, topic: str, partition: int) -> tuple[dict[bytes, bytes], int]:
+    """Read a partition up to its present end; give the newest value of each key, and the end.
+
+    Raises `UnavailableError`, `TopicMissing`.
+    """
+    with Topics(connection) as topics:
+        at = topics.offsets(topic, [partition], committed_only=False)[partition]
+    found: dict[bytes, bytes] = {}
+    reader = Reader(connection, topic)
+    try:
+        reader.follow({partition: at.start})
+        if at.start < at.end:
+            _read_up_to(reader, at.end, found, connection.timeout_s)
+    finally:
+        reader.close()
+    return found, at.end
+
+
+def _read_up_to(reader: Reader, end: int, found: dict[bytes, bytes], timeout_s: float) -> None:
+    quiet_s, position = 0.0, 0
+    while position < end:
+        came = list(reader.read(0.1))
+        quiet_s = 0.0 if came else quiet_s + 0.1
+        if quiet_s > timeout_s:
+            raise UnavailableError(f"the coordinator's orders were not read up to {end} within {timeout_s:g} s")
+        for _, offset, key, value in came:
+            position = max(position, offset + 1)
+            if value is None:
+                found.pop(key or b"", None)
+            else:
+                found[key or b""] = value

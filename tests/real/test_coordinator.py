@@ -1,0 +1,146 @@
+"""Coordinators and members on a real broker."""
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from marshal_dagster.coordinator.assignment import Place
+from marshal_dagster.coordinator.client import CoordinatedMember
+from marshal_dagster.coordinator.member import Standing
+from marshal_dagster.coordinator.service import Coordinator
+from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from tests.real.conftest import MakeTopic
+
+SESSION_MS = 3_000
+
+
+@pytest.fixture
+def topics_of(connection: KafkaConnection) -> CoordinatorTopics:
+    """A coordinator's topics that no other test has."""
+    topics = CoordinatorTopics(f"coordinator-{uuid.uuid4().hex[:8]}")
+    topics.create(connection, 2)
+    return topics
+
+
+@dataclass
+class Member:
+    """A member and what it has been told."""
+
+    client: CoordinatedMember
+    works_on: set[Place] = field(default_factory=set)
+    stopped: list[Place] = field(default_factory=list)
+
+
+@contextmanager
+def coordinator(connection: KafkaConnection, topics: CoordinatorTopics) -> Iterator[Coordinator]:
+    """Run a coordinator in a thread."""
+    service = Coordinator(connection, topics)
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    try:
+        yield service
+    finally:
+        service.stop()
+        thread.join(30)
+
+
+@contextmanager
+def member(connection: KafkaConnection, topics: CoordinatorTopics, name: str, wanted: str) -> Iterator[Member]:
+    """Run a member that takes one topic."""
+    works_on: set[Place] = set()
+    stopped: list[Place] = []
+
+    def stop(places: frozenset[Place]) -> None:
+        works_on.difference_update(places)
+        stopped.extend(places)
+
+    client = CoordinatedMember(
+        connection,
+        "etl",
+        name,
+        start=works_on.update,
+        stop=stop,
+        topics=topics,
+        topics_wanted=[wanted],
+        session_timeout_ms=SESSION_MS,
+    )
+    with client:
+        yield Member(client, works_on, stopped)
+
+
+def wait_until(condition: Callable[[], bool], within_s: float) -> None:
+    """Wait until something is so. Raises `AssertionError` when it is not in time."""
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not so within {within_s} s"
+        time.sleep(0.05)
+
+
+def even(members: list[Member], partitions: int) -> Callable[[], bool]:
+    """Tell whether the members share the partitions, with at most one between them."""
+
+    def look() -> bool:
+        counts = [len(each.works_on) for each in members]
+        places = {place for each in members for place in each.works_on}
+        return len(places) == sum(counts) == partitions and max(counts) - min(counts) <= 1
+
+    return look
+
+
+def test_members_come_and_go_and_the_coordinator_is_replaced(
+    connection: KafkaConnection, topics_of: CoordinatorTopics, topic: MakeTopic, topics: Topics
+) -> None:
+    """What need not move goes on; a second coordinator takes over without a rebalance; partitions are added."""
+    wanted = topic(12)
+    with ExitStack() as stack:
+        first = ExitStack()
+        first.enter_context(coordinator(connection, topics_of))
+        members = [stack.enter_context(member(connection, topics_of, f"m{number}", wanted)) for number in range(2)]
+        wait_until(even(members, 12), 60)
+        for each in members:
+            each.stopped.clear()
+
+        members.append(stack.enter_context(member(connection, topics_of, "m2", wanted)))
+        wait_until(even(members, 12), 30)
+        assert sorted(len(each.stopped) for each in members) == [0, 2, 2]
+
+        stack.enter_context(coordinator(connection, topics_of))
+        first.close()
+        for each in members:
+            each.stopped.clear()
+        with member(connection, topics_of, "m3", wanted) as late:
+            wait_until(even([*members, late], 12), 60)
+            assert all(len(each.stopped) <= 1 for each in members)
+        wait_until(even(members, 12), 30)
+        topics.grow(wanted, 15)
+        wait_until(even(members, 15), 30)
+
+
+def test_a_second_of_the_same_name_is_refused(
+    connection: KafkaConnection, topics_of: CoordinatorTopics, topic: MakeTopic
+) -> None:
+    """It is told why, and gets nothing; the first goes on."""
+    wanted = topic(2)
+    with coordinator(connection, topics_of), member(connection, topics_of, "m", wanted) as first:
+        wait_until(even([first], 2), 60)
+        with member(connection, topics_of, "m", wanted) as second:
+            wait_until(lambda: second.client.standing is Standing.REFUSED, 30)
+            assert second.client.error == "duplicate_id"
+        assert even([first], 2)()
+
+
+def test_what_is_missing_or_wrong_is_told(connection: KafkaConnection) -> None:
+    """Topics that are not there, and fields that no record could carry."""
+    nowhere = CoordinatorTopics("not-made")
+    with pytest.raises(TopicMissing, match="makes the coordinator's topics"):
+        Coordinator(connection, nowhere).run()
+    with pytest.raises(ConfigurationError, match="registration of member 'a/b'"):
+        CoordinatedMember(connection, "etl", "a/b", start=print, stop=print)
