@@ -62,6 +62,15 @@ if TYPE_CHECKING:
         build_set_position_job,
     )
     from marshal_dagster.ops import ClaimedBatchConfig, DrainedBatches, build_claimed_batch_op
+    from marshal_dagster.outbox.events import OutgoingEvents
+    from marshal_dagster.outbox.harvester import Harvester
+    from marshal_dagster.outbox.stash import Outbox, OutboxRecord
+    from marshal_dagster.outbox_jobs import (
+        OutboxResource,
+        build_outbox_backlog_sensor,
+        build_outbox_check,
+        build_outbox_drain_job,
+    )
     from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
     from marshal_dagster.protocol.positions import StartPolicy
     from marshal_dagster.protocol.ranges import ClaimedRange
@@ -128,6 +137,7 @@ __all__ = [
     "GivenUp",
     "GivenUpPartition",
     "GroupPaused",
+    "Harvester",
     "IdleReason",
     "KafkaConnection",
     "KafkaConnectionConfig",
@@ -139,6 +149,10 @@ __all__ = [
     "NotCommitted",
     "NothingToClaim",
     "Nulls",
+    "Outbox",
+    "OutboxRecord",
+    "OutboxResource",
+    "OutgoingEvents",
     "PartitionReport",
     "PauseConfig",
     "PlanRejected",
@@ -177,6 +191,9 @@ __all__ = [
     "build_dead_run_sensors",
     "build_given_up_check",
     "build_lag_sensor",
+    "build_outbox_backlog_sensor",
+    "build_outbox_check",
+    "build_outbox_drain_job",
     "build_pause_job",
     "build_reprocess_job",
     "build_reprocess_range_job",
@@ -228,6 +245,15 @@ _ELSEWHERE: Final = {
         "build_resume_job",
         "build_revoke_job",
         "build_set_position_job",
+    ),
+    "outbox.events": ("OutgoingEvents",),
+    "outbox.harvester": ("Harvester",),
+    "outbox.stash": ("Outbox", "OutboxRecord"),
+    "outbox_jobs": (
+        "OutboxResource",
+        "build_outbox_backlog_sensor",
+        "build_outbox_check",
+        "build_outbox_drain_job",
     ),
     "ops": ("ClaimedBatchConfig", "DrainedBatches", "build_claimed_batch_op"),
     "protocol.messages": ("DeliveryMode", "RuleSet", "Settings"),

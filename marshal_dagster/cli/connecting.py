@@ -26,6 +26,13 @@ READING: Final = (Right.READ,)
 WRITING: Final = (Right.READ, Right.WRITE)
 
 
+def is_kafka_named(options: ConnectionOptions, environment: Mapping[str, str] | None = None) -> bool:
+    """Tell whether command line or environment name a Kafka at all."""
+    environment = os.environ if environment is None else environment
+    is_given = options.file is not None or options.bootstrap_servers is not None
+    return is_given or bool(environment.get(_SERVERS, "").strip())
+
+
 def connection_of(options: ConnectionOptions, environment: Mapping[str, str] | None = None) -> KafkaConnection:
     """Build the connection that command line, file and environment describe together.
 
@@ -35,7 +42,7 @@ def connection_of(options: ConnectionOptions, environment: Mapping[str, str] | N
     _check_options(options)
     if options.file is not None:
         connection = KafkaConnection.from_file(options.file)
-    elif options.bootstrap_servers is None and not environment.get(_SERVERS, "").strip():
+    elif not is_kafka_named(options, environment):
         raise ConfigurationError(
             f"no Kafka is named: give --bootstrap-servers HOST:PORT or --connection FILE, or set {_SERVERS} "
             "(`marshal-dagster kafka up` starts one on this machine)"

@@ -28,8 +28,9 @@ class ExitCode(IntEnum):
 
 
 HELP: Final = (
-    "Exit codes: 0 done; 1 something is wrong, or was refused; 2 wrong usage or settings; 3 Kafka cannot be reached or "
-    "started; 4 malformed input; 5 the topic does not exist; 6 a right is missing; 130 interrupted."
+    "Exit codes: 0 done; 1 something is wrong, or was refused; 2 wrong usage or settings; 3 Kafka, or an outbox's "
+    "database, cannot be reached or started; 4 malformed input; 5 the topic does not exist; 6 a right is missing; "
+    "130 interrupted."
 )
 """The exit codes as the end of a command's help."""
 

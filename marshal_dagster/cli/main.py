@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.main import get_command
 
-from marshal_dagster.cli import operating, output
+from marshal_dagster.cli import operating, outboxes, output
 from marshal_dagster.cli.exits import HELP, ExitCode, code_of
 from marshal_dagster.cli.options import (
     DEFAULT_COORDINATION_TOPIC,
@@ -42,6 +42,7 @@ kafka_app = command_group("A real Kafka for this machine: started, looked at and
 topic_app = command_group("The coordination topic: created and checked.")
 app.add_typer(operating.app)
 app.add_typer(topic_app, name="topic")
+app.add_typer(outboxes.app, name="outbox")
 app.add_typer(kafka_app, name="kafka")
 
 Directory = Annotated[

@@ -1,32 +1,38 @@
 """What the parts below warn of, told to the person who acts: that a group stays paused, say, or why nobody answered."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from marshal_dagster.cli import output
 
 
 class _Notes(logging.Handler):
-    """Writes each warning and error in one line to stderr, once."""
+    """Writes each warning and error in one line to stderr, once or each time."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, each_time: bool) -> None:
         super().__init__(logging.WARNING)
+        self._each_time = each_time
         self._told: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if message not in self._told:
+        if self._each_time or message not in self._told:
             self._told.add(message)
             output.note(message)
 
 
 @contextmanager
-def telling_warnings() -> Iterator[None]:
-    """Tell what the coordination log and those that write it warn of while the block runs."""
-    source, notes = logging.getLogger("marshal_dagster.coordination"), _Notes()
-    source.addHandler(notes)
+def telling_warnings(parts: Sequence[str] = ("coordination",), *, each_time: bool = False) -> Iterator[None]:
+    """Tell what parts of the library warn of while the block runs.
+
+    By default that is the coordination log and those that write it.
+    """
+    sources, notes = [logging.getLogger(f"marshal_dagster.{part}") for part in parts], _Notes(each_time=each_time)
+    for source in sources:
+        source.addHandler(notes)
     try:
         yield
     finally:
-        source.removeHandler(notes)
+        for source in sources:
+            source.removeHandler(notes)

@@ -1,7 +1,6 @@
 """The harvester as a process has it: stands for leader, and harvests while it leads."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,10 +12,12 @@ from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
 from marshal_dagster.election.rules import Term, Timing
 from marshal_dagster.errors import ConfigurationError, MarshalError, TopicMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.outbox.harvest import Counts, Harvest, Resigned
 from marshal_dagster.outbox.holds import Limits
 from marshal_dagster.outbox.looking import Backlog
+from marshal_dagster.outbox.measuring import measured
 from marshal_dagster.outbox.ports import Deposed, Fenced, Unsettled
 from marshal_dagster.outbox.publisher import NOTES_SETTINGS, KafkaPublisher
 from marshal_dagster.outbox.store import PostgresStore
@@ -30,6 +31,8 @@ _LOOK_S: Final = 0.5
 _SAFE_COPIES: Final = 3
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
+_LOOK_AT_ENDS_S: Final = 10.0
+_STOPPED_WITHIN_S: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +86,27 @@ class Harvester:
         """Connect to nothing yet."""
         self.counts = Counts()
         self.failure: MarshalError | None = None
-        """What the last attempt failed with, until one succeeds."""
+        """What the last attempt to harvest, or to reach both ends while it stands by, failed with."""
         self.term: Term | None = None
         """In which this harvester leads."""
         self._tables = tables
         self._connection = connection
         self._options = options or HarvesterOptions()
         self._clock = clock or SystemClock()
-        self._stop = threading.Event()
+        self._is_stopped = False
         self._alive_at_s = time.monotonic()
+        self._failing_from_s = 0.0
+        self._looked_at_s = time.monotonic()
+
+    @property
+    def name(self) -> str:
+        """The outbox's name."""
+        return self._tables.name
+
+    @property
+    def failing_s(self) -> float:
+        """For how many seconds `failure` has been there; 0 without one."""
+        return 0.0 if self.failure is None else time.monotonic() - self._failing_from_s
 
     @property
     def idle_s(self) -> float:
@@ -100,7 +115,8 @@ class Harvester:
 
     def stop(self) -> None:
         """Have `run` and `drain` end after the batch that is under way."""
-        self._stop.set()
+        # No lock: a signal's handler may have interrupted who holds it.
+        self._is_stopped = True
 
     def run(self) -> None:
         """Stand for leader, and harvest while it leads, until it is stopped.
@@ -126,17 +142,32 @@ class Harvester:
 
     def _stand(self, standing: Standing, is_over: Callable[[], bool]) -> None:
         elector = self._elector(standing)
-        with self._telling_how_to_create(), elector:
-            while not self._stop.is_set() and not is_over():
+        with self._telling_how_to_create(), measured(self._tables, self.counts, lambda: self.term is not None), elector:
+            while not self._is_stopped and not is_over():
                 self._alive_at_s = time.monotonic()
                 term = elector.wait_for_term(_LOOK_S)
                 if term is None:
+                    self._look_at_ends(elector)
                     continue
                 self.term = term
                 try:
                     self._lead(standing, elector, term, is_over)
                 finally:
                     self.term = None
+
+    def _look_at_ends(self, elector: Elector) -> None:
+        """Find out now and then whether this harvester could take over, while it stands by."""
+        if time.monotonic() - self._looked_at_s < _LOOK_AT_ENDS_S:
+            return
+        try:
+            self._look_up()
+            with Topics(self._connection) as topics:
+                topics.require(on_topic(elector.topic, Right.READ, Right.WRITE))
+        except MarshalError as error:
+            self._note(error)
+        else:
+            self._note(elector.failure)
+        self._looked_at_s = time.monotonic()
 
     @contextmanager
     def _telling_how_to_create(self) -> Iterator[None]:
@@ -179,10 +210,11 @@ class Harvester:
         pause_s = _FIRST_PAUSE_S
 
         def leads() -> bool:
-            return elector.leads(term) and not self._stop.is_set()
+            return elector.leads(term) and not self._is_stopped
 
         try:
             while leads():
+                self._alive_at_s = time.monotonic()
                 harvest = self._harvest(store, publisher, leads)
                 try:
                     harvest.begin()
@@ -194,13 +226,13 @@ class Harvester:
                 except (Deposed, Fenced, Unsettled, UnavailableError) as error:
                     pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if self.failure else _FIRST_PAUSE_S
                     self._note(error)
-                    self._stop.wait(pause_s)
+                    self._pause(pause_s)
         except ConfigurationError:
             raise
         except MarshalError as error:
             self._note(error)
             elector.give_up(term, str(error))
-            self._stop.wait(_LONGEST_PAUSE_S)
+            self._pause(_LONGEST_PAUSE_S)
         finally:
             publisher.close()
             store.close()
@@ -217,7 +249,15 @@ class Harvester:
             store.wait(self._options.poll_interval_s)
         harvest.finish()
 
-    def _note(self, error: MarshalError) -> None:
-        if str(error) != str(self.failure):
+    def _pause(self, seconds: float) -> None:
+        """Let time pass, or less of it when it is stopped."""
+        until_s = time.monotonic() + seconds
+        while not self._is_stopped and (left_s := until_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, _STOPPED_WITHIN_S))
+
+    def _note(self, error: MarshalError | None) -> None:
+        if error is not None and str(error) != str(self.failure):
             logger.warning("outbox %r: %s", self._tables.name, error)
+        if self.failure is None:
+            self._failing_from_s = time.monotonic()
         self.failure = error

@@ -84,15 +84,15 @@ class Backlog:
             found = connection.execute(statement, (last,)).fetchone()
         return found is not None and not found[0]
 
-    def parked(self, limit: int = 100) -> list[ParkedRow]:
-        """Give rows that are set aside, the oldest first."""
+    def parked(self, limit: int = 100, ids: Sequence[int] | None = None) -> list[ParkedRow]:
+        """Give rows that are set aside, of these ids or any, the oldest first."""
         with self._asking() as connection:
             found = connection.execute(
                 self._tables.named(
                     "SELECT id, topic, key, coalesce(octet_length(value), 0), reason, parked_at FROM {parked} "
-                    "ORDER BY id LIMIT %s"
+                    "WHERE id = ANY(%s) OR %s ORDER BY id LIMIT %s"
                 ),
-                (limit,),
+                (list(ids or ()), ids is None, limit),
             )
             return [ParkedRow(*row) for row in found]
 

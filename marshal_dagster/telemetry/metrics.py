@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 if TYPE_CHECKING:
-    from opentelemetry.metrics import Counter, Histogram, MeterProvider, _Gauge
+    from opentelemetry.metrics import Counter, Histogram, Meter, MeterProvider, _Gauge
 
 FLUSH_TIMEOUT_S: Final = 5.0
 """How long the end of an op waits for its metrics to be handed over."""
@@ -28,10 +28,12 @@ _LEASE_BOUNDS_S: Final = (0.0, 0.1, 0.25, 0.5, 1, 2.5, 5, 7.5, 10, 15, 20, 30, 6
 
 logger = logging.getLogger(__name__)
 
+Instruments = TypeVar("Instruments")
+
 
 @dataclass(frozen=True, slots=True)
 class Metrics:
-    """The instruments. Every measurement has the attributes `group` and `topic`."""
+    """The instruments of claims and batches. Every measurement has the attributes `group` and `topic`."""
 
     claims: "Counter"
     commits: "Counter"
@@ -46,7 +48,7 @@ class Metrics:
     @classmethod
     def of(cls, provider: "MeterProvider") -> "Metrics":
         """Make them."""
-        meter = provider.get_meter("marshal_dagster", version("marshal-dagster"))
+        meter = _meter(provider)
         return cls(
             claims=meter.create_counter(
                 "marshal.claims", "{claim}", "Partitions or ranges asked for, by what came of it, and claims lost."
@@ -76,17 +78,41 @@ class Metrics:
         )
 
 
-def metrics() -> Metrics | None:
-    """Give the instruments, or None where OpenTelemetry is not in use in this process. Never raises."""
-    if not _is_in_use():
-        return None
-    try:
-        from opentelemetry.metrics import get_meter_provider
+@dataclass(frozen=True, slots=True)
+class OutboxMetrics:
+    """The instruments of an outbox's harvester. Every measurement has the attribute `outbox`, its name."""
 
-        return _of(get_meter_provider())
-    except Exception as error:  # noqa: BLE001 - whatever it is, batches go on without metrics
-        _tell_off(type(error).__name__)
-        return None
+    published: "Counter"
+    parked: "Counter"
+    refused: "Counter"
+    sessions: "Counter"
+    backlog: "_Gauge"
+    backlog_age: "_Gauge"
+
+    @classmethod
+    def of(cls, provider: "MeterProvider") -> "OutboxMetrics":
+        """Make them."""
+        meter = _meter(provider)
+        return cls(
+            published=meter.create_counter("marshal.outbox.published", "{row}", "Rows published."),
+            parked=meter.create_counter("marshal.outbox.parked", "{row}", "Rows set aside."),
+            refused=meter.create_counter(
+                "marshal.outbox.refused", "{refusal}", "Refusals of rows and topics, each before another try."
+            ),
+            sessions=meter.create_counter("marshal.outbox.sessions", "{session}", "Sessions of harvesting begun."),
+            backlog=meter.create_gauge("marshal.outbox.backlog", "{row}", "Rows that wait, as the leader sees them."),
+            backlog_age=meter.create_gauge("marshal.outbox.backlog.age", "s", "For how long the oldest of them waits."),
+        )
+
+
+def metrics() -> Metrics | None:
+    """Give the instruments of claims, or None where OpenTelemetry is not in use in this process. Never raises."""
+    return _made(Metrics.of)
+
+
+def outbox_metrics() -> OutboxMetrics | None:
+    """Give the instruments of an outbox, or None as `metrics`. Never raises."""
+    return _made(OutboxMetrics.of)
 
 
 def record_lag(group: str, topic: str, lag: int) -> None:
@@ -124,15 +150,32 @@ def _is_in_use() -> bool:
     return _API in sys.modules or bool(os.environ.get(_PROVIDER_NAMED))
 
 
-@lru_cache(maxsize=1)
-def _of(provider: "MeterProvider") -> Metrics:
-    return Metrics.of(provider)
+def _made(make: "Callable[[MeterProvider], Instruments]") -> Instruments | None:
+    if not _is_in_use():
+        return None
+    try:
+        from opentelemetry.metrics import get_meter_provider
+
+        found: Instruments = _of(make, get_meter_provider())
+    except Exception as error:  # noqa: BLE001 - whatever it is, work goes on without metrics
+        _tell_off(type(error).__name__)
+        return None
+    return found
+
+
+@lru_cache(maxsize=2)  # of one provider, both kinds
+def _of(make: "Callable[[MeterProvider], Instruments]", provider: "MeterProvider") -> Instruments:
+    return make(provider)
+
+
+def _meter(provider: "MeterProvider") -> "Meter":
+    return provider.get_meter("marshal_dagster", version("marshal-dagster"))
 
 
 @lru_cache(maxsize=1)
 def _tell_off(why: str) -> None:
     """Say once why there are no metrics."""
-    logger.warning("OpenTelemetry is in use here, but there are no metrics of claims: %s", why)
+    logger.warning("OpenTelemetry is in use here, but there are no metrics of marshal-dagster: %s", why)
 
 
 def _quietly(force: Callable[..., Any], timeout_s: float) -> None:

@@ -326,7 +326,7 @@ def test_what_opentelemetry_raises_stops_no_run(
     assert stand.run(max_records=12).success
     assert stand.run().success
 
-    assert caplog.text.count("there are no metrics of claims: TypeError") == 1
+    assert caplog.text.count("there are no metrics of marshal-dagster: TypeError") == 1
     assert "could not be handed over: ConnectionError" in caplog.text
     assert SECRET not in caplog.text
 

@@ -1,0 +1,168 @@
+"""`outbox harvest` and `outbox drain`: a harvester as a process of its own."""
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Final
+
+from marshal_dagster.cli import output
+from marshal_dagster.cli.connecting import connection_of
+from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.outbox import Place
+from marshal_dagster.cli.telling import telling_warnings
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions
+from marshal_dagster.outbox.health import HealthServer, address_of
+from marshal_dagster.outbox.holds import Limits
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_LOOK_S: Final = 0.1
+_WARNS: Final = ("outbox", "election")
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """How a harvester works, as the command line says it."""
+
+    max_in_flight: int = 1_000
+    max_attempts: int = 5
+    poll_interval_s: float = 0.1
+    transaction_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class HarvestRequest:
+    """Which outbox, and how."""
+
+    place: Place
+    connection: ConnectionOptions
+    bounds: Bounds
+    as_json: bool = False
+
+    def harvester(self) -> Harvester:
+        """Make it; nothing is connected to yet. Raises `ConfigurationError`."""
+        bounds = self.bounds
+        options = HarvesterOptions(
+            limits=Limits(max_in_flight_records=bounds.max_in_flight, max_attempts=bounds.max_attempts),
+            poll_interval_s=bounds.poll_interval_s,
+            transaction_timeout_s=bounds.transaction_timeout_s,
+        )
+        return Harvester(self.place.tables(), connection_of(self.connection), options)
+
+
+def harvest(request: HarvestRequest, health: str | None) -> ExitCode:
+    """Harvest until a signal says to hand over, and tell each change of role. Raises `MarshalError`."""
+    harvester = request.harvester()
+    server = _server(harvester, health)
+    teller = _Teller(harvester, as_json=request.as_json)
+    with telling_warnings(_WARNS, each_time=True), server as listening:
+        teller.started(None if listening is None else listening.address)
+        _attend(harvester, harvester.run, teller.look)
+        teller.stopped()
+    return ExitCode.OK
+
+
+def drain(request: HarvestRequest) -> ExitCode:
+    """Publish what is there, and tell how much that was. Raises `MarshalError`."""
+    harvester = request.harvester()
+    with telling_warnings(_WARNS):
+        was_stopped = _attend(harvester, harvester.drain, lambda: None)
+    counts = harvester.counts
+    if request.as_json:
+        output.write_json({"published": counts.published, "parked": counts.parked, "complete": not was_stopped})
+    else:
+        output.show(f"{counts.published} rows published here, {counts.parked} set aside")
+    if was_stopped:
+        output.note("it was stopped before all rows were published")
+        return ExitCode.INTERRUPTED
+    if counts.parked:
+        output.note("`marshal-dagster outbox parked` says why rows were set aside")
+    return ExitCode.PROBLEMS if counts.parked else ExitCode.OK
+
+
+class _Teller:
+    """Tells what becomes of a harvester: people on stderr, programs in lines of JSON on stdout."""
+
+    def __init__(self, harvester: Harvester, *, as_json: bool) -> None:
+        self._harvester = harvester
+        self._as_json = as_json
+        self._role = ""
+
+    def started(self, address: str | None) -> None:
+        answers = "" if address is None else f"; http://{address}/health says how it is"
+        self._tell("started", f"outbox {self._harvester.name!r}: the harvester has started{answers}", health=address)
+
+    def look(self) -> None:
+        role = "standby" if self._harvester.term is None else "leader"
+        if role != self._role:
+            self._role = role
+            does = "harvests" if role == "leader" else "stands by"
+            self._tell(role, f"outbox {self._harvester.name!r}: this process {does}")
+
+    def stopped(self) -> None:
+        counts = self._harvester.counts
+        done = {"published": counts.published, "parked": counts.parked, "sessions": counts.sessions}
+        said = f"{counts.published} rows published here, {counts.parked} set aside"
+        self._tell("stopped", f"outbox {self._harvester.name!r}: handed over; {said}", **done)
+
+    def _tell(self, event: str, text: str, **more: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
+        if not self._as_json:
+            output.note(text)
+            return
+        output.write_json({"event": event, "time_ms": time.time_ns() // 1_000_000, **more})
+        output.flush()
+
+
+def _server(harvester: Harvester, given: str | None) -> AbstractContextManager[HealthServer | None]:
+    if given is None:
+        return nullcontext()
+    try:
+        host, port = address_of(given)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--health: {error}") from None
+    return HealthServer(harvester, host, port)
+
+
+def _attend(harvester: Harvester, work: Callable[[], object], look: Callable[[], None]) -> bool:
+    """Have a thread work until it is done, or a signal stops it; tell whether one did. Raises what the work does.
+
+    The handler only notes the signal: what it would call may be in the midst of the same lock. A second signal ends the
+    process as it otherwise would.
+    """
+    raised: list[BaseException] = []
+
+    def carry_out() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+            raised.append(error)
+
+    thread = threading.Thread(target=carry_out, name="harvester", daemon=True)
+    try:
+        with _noted_signals() as came:
+            thread.start()
+            while thread.is_alive() and not came:
+                look()
+                thread.join(_LOOK_S)
+    finally:
+        harvester.stop()
+        thread.join()
+    if raised:
+        raise raised[0]
+    return bool(came)
+
+
+@contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """Give a list into which the signals come that would end this process; as before at the block's end."""
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _SIGNALS}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,86 @@
+"""Metrics of a harvester, taken by a thread of their own where OpenTelemetry is in use."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final
+
+from marshal_dagster.errors import MarshalError
+from marshal_dagster.outbox.harvest import Counts
+from marshal_dagster.outbox.looking import Backlog
+from marshal_dagster.outbox.tables import OutboxTables
+from marshal_dagster.telemetry.metrics import OutboxMetrics, flush, outbox_metrics
+
+logger = logging.getLogger(__name__)
+
+COUNT_EACH_S: Final = 1.0
+LOOK_EACH_S: Final = 10.0
+"""How often the leader has the database count what waits, at most."""
+_CLOSE_WITHIN_S: Final = 5.0
+_COUNTED: Final = ("published", "parked", "refused", "sessions")
+
+
+@contextmanager
+def measured(tables: OutboxTables, counts: Counts, leads: Callable[[], bool]) -> Iterator[None]:
+    """Measure while the block runs what `counts` says, and the backlog while `leads`; hand it over at the end.
+
+    Does nothing where OpenTelemetry is not in use. Never raises by itself.
+    """
+    found = outbox_metrics()
+    if found is None:
+        yield
+        return
+    measuring = _Measuring(found, tables, counts, leads)
+    over = threading.Event()
+    thread = threading.Thread(target=measuring.run, args=(over,), name="metrics of an outbox", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_CLOSE_WITHIN_S)
+        flush()
+
+
+class _Measuring:
+    """What was counted so far, and when the backlog was looked at."""
+
+    def __init__(self, metrics: OutboxMetrics, tables: OutboxTables, counts: Counts, leads: Callable[[], bool]) -> None:
+        self._metrics, self._counts, self._leads = metrics, counts, leads
+        self._whose = {"outbox": tables.name}
+        self._backlog = Backlog(tables)
+        self._told = replace(counts)
+        self._looked_s: float | None = None
+
+    def run(self, over: threading.Event) -> None:
+        try:
+            while not over.wait(COUNT_EACH_S):
+                self._count()
+                self._look()
+            self._count()
+        finally:
+            self._backlog.close()
+
+    def _count(self) -> None:
+        now = replace(self._counts)
+        for name in _COUNTED:
+            more = getattr(now, name) - getattr(self._told, name)
+            if more:
+                getattr(self._metrics, name).add(more, self._whose)
+        self._told = now
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        if not self._leads() or (self._looked_s is not None and now_s - self._looked_s < LOOK_EACH_S):
+            return
+        self._looked_s = now_s
+        try:
+            status = self._backlog.status()
+        except MarshalError as error:
+            logger.debug("the backlog cannot be measured: %s", error)
+            return
+        self._metrics.backlog.set(status.rows, self._whose)
+        self._metrics.backlog_age.set(status.oldest_age_s or 0.0, self._whose)

@@ -1,0 +1,435 @@
+"""`outbox ...` as its user calls it, with stand-ins for the database, Kafka and the harvester."""
+
+import json
+import logging
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from marshal_dagster.cli import harvest, outbox
+from marshal_dagster.election.rules import Term
+from marshal_dagster.errors import MarshalError, TopicMissing, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.outbox.harvest import Counts
+from marshal_dagster.outbox.harvester import HarvesterOptions, OutboxTopics
+from marshal_dagster.outbox.holds import Limits
+from marshal_dagster.outbox.looking import OutboxStatus, ParkedRow
+from marshal_dagster.outbox.tables import OutboxTables, Standing
+from tests.cli import Answer, call
+
+SECRET = "canary-0c4e"
+DSN = f"postgresql://user:{SECRET}@127.0.0.1:1/db"
+UID = "0123456789abcdef"
+AT = datetime(2026, 1, 31, 18, 0, 0, 250_000, UTC)
+BROKERS = ("-b", "127.0.0.1:1")
+
+
+@dataclass(slots=True)
+class Box:
+    """What stands for the database: rows that wait and rows that are set aside, and what was asked for."""
+
+    rows: int = 0
+    aside: list[ParkedRow] = field(default_factory=list)
+    asked: list[Any] = field(default_factory=list)
+    leader: str | None = "host"
+
+    def backlog(self, tables: OutboxTables) -> "Box":
+        """Stand for `Backlog`."""
+        self.asked.append((tables.schema, tables.name))
+        return self
+
+    def close(self) -> None:
+        """Have it noted that the connection was closed."""
+        self.asked.append("closed")
+
+    def status(self) -> OutboxStatus:
+        """Give how it stands."""
+        since, session = (None, 0) if self.leader is None else (AT, 3)
+        age_s = 90.0 if self.rows else None
+        return OutboxStatus(Standing("outbox", UID, 1, session, self.leader), self.rows, age_s, len(self.aside), since)
+
+    def parked(self, limit: int = 100, ids: Sequence[int] | None = None) -> list[ParkedRow]:
+        """Give what is set aside."""
+        return [row for row in self.aside if ids is None or row.id in ids][:limit]
+
+    def retry(self, ids: Sequence[int] | None) -> list[int]:
+        """Take rows out."""
+        gone = [row.id for row in self.aside if ids is None or row.id in ids]
+        self.aside = [row for row in self.aside if row.id not in gone]
+        return gone
+
+    drop = retry
+
+
+def row(number: int, key: bytes | None = b"k") -> ParkedRow:
+    """A row that is set aside."""
+    return ParkedRow(number, "orders", key, 12, f"too large \x1b[31m{number}", AT)
+
+
+@pytest.fixture
+def box(monkeypatch: pytest.MonkeyPatch) -> Box:
+    """An outbox with two rows set aside, named by the variable."""
+    box = Box(aside=[row(7), row(9, b"\xf6")])
+    monkeypatch.setattr(outbox, "Backlog", box.backlog)
+    monkeypatch.setenv("MARSHAL_OUTBOX_DSN", DSN)
+    monkeypatch.delenv("MARSHAL_BOOTSTRAP_SERVERS", raising=False)
+    return box
+
+
+def act(capsys: pytest.CaptureFixture[str], *arguments: str) -> Answer:
+    """Carry out `outbox ...`; the password is nowhere in what it says."""
+    answer = call(capsys, "outbox", *arguments)
+    assert SECRET not in answer.out + answer.err
+    return answer
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, agreed: bool) -> None:
+    """Have a person say yes or no."""
+    monkeypatch.setattr("typer.confirm", lambda *_, **__: agreed)
+
+
+# Which database
+
+
+def test_without_a_database_it_says_which_variable_names_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, exit code 2, and the way that does not show a password to other users first."""
+    monkeypatch.delenv("MARSHAL_OUTBOX_DSN", raising=False)
+    answer = act(capsys, "status")
+    assert answer.code == 2
+    assert answer.error.startswith("marshal-dagster: no database is named: set MARSHAL_OUTBOX_DSN=")
+
+
+def test_a_wrong_connection_string_is_not_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is wrong with it."""
+    monkeypatch.setenv("MARSHAL_OUTBOX_DSN", f"password {SECRET}")
+    answer = act(capsys, "status")
+    assert (answer.code, "not a PostgreSQL connection string" in answer.error) == (2, True)
+
+
+@pytest.mark.parametrize("arguments", [["--debug"], []])
+def test_a_database_that_is_away_is_told_without_its_password(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    """With exit code 3, with `--debug` too."""
+    monkeypatch.setattr("logging.basicConfig", lambda **_: None)
+    answer = act(capsys, "status", "--dsn", DSN, *arguments)
+    assert (answer.code, "Postgres of outbox 'outbox'" in answer.err) == (3, True)
+
+
+def test_without_psycopg_it_says_what_to_install(
+    box: Box, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line, exit code 2."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    answer = act(capsys, "status")
+    assert (answer.code, "pip install 'marshal-dagster[postgres]'" in answer.error) == (2, True)
+    assert box.asked == []
+
+
+# init
+
+
+@dataclass(slots=True)
+class Made:
+    """What `init` has made."""
+
+    notifies: list[bool] = field(default_factory=list)
+    topics: list[tuple[str, str, int | None]] = field(default_factory=list)
+
+
+@pytest.fixture
+def made(box: Box, monkeypatch: pytest.MonkeyPatch) -> Made:
+    """What stands for the tables and the topics."""
+    del box
+    made = Made()
+
+    def create_tables(tables: OutboxTables, *, notifies: bool) -> Standing:
+        made.notifies.append(notifies)
+        return Standing(tables.name, UID, 1, 0, None)
+
+    def create_topics(topics: OutboxTopics, connection: KafkaConnection, replication: int | None) -> None:
+        made.topics.append((topics.notes, connection.bootstrap_servers, replication))
+
+    monkeypatch.setattr(OutboxTables, "create", create_tables)
+    monkeypatch.setattr(OutboxTopics, "create", create_topics)
+    return made
+
+
+def test_init_makes_tables_and_topics(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the schema named; with so many replicas; told by name."""
+    answer = act(capsys, "init", "--name", "b", "--schema", "s", "--no-notify", "--replication", "2", *BROKERS)
+    notes = f"__marshal_outbox_{UID}_notes"
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.splitlines() == [
+        f"Outbox s.b (version 1, uid {UID}): the harvester looks for its rows",
+        f"Topics __marshal_outbox_{UID}_leader and {notes} on 127.0.0.1:1",
+    ]
+    assert (made.notifies, made.topics) == ([False], [(notes, "127.0.0.1:1", 2)])
+
+
+def test_init_without_a_kafka_makes_the_tables_alone(made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    """And says so; in JSON there are no topics."""
+    answer = act(capsys, "init")
+    assert (answer.code, "no Kafka is named" in answer.error) == (0, True)
+    told = act(capsys, "init", "--json")
+    assert (told.err, told.json["topics"], told.json["notifies"]) == ("", None, True)
+    assert (made.notifies, made.topics) == ([True, True], [])
+
+
+# status, parked, retry, drop
+
+
+def test_status_is_for_people_and_programs(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows that wait, the oldest's age, rows set aside, the last harvester."""
+    box.rows = 2
+    answer = act(capsys, "status", "--schema", "s", "--name", "b")
+    assert (answer.code, answer.err) == (0, "")
+    assert [line.split(maxsplit=1)[1].strip() for line in answer.out.splitlines()[1:]] == [
+        "2 rows, the oldest for 1 min 30 s",
+        "aside  2 rows; `marshal-dagster outbox parked` says why",
+        "session 3, begun by host at 2026-01-31 18:00:00.250Z",
+    ]
+    assert box.asked == [("s", "b"), "closed"]
+    assert act(capsys, "status", "--json").json == {
+        "outbox": "outbox",
+        "schema": "public",
+        "uid": UID,
+        "version": 1,
+        "rows": 2,
+        "oldest_age_s": 90.0,
+        "parked": 2,
+        "session": 3,
+        "leader": "host",
+        "led_since": "2026-01-31T18:00:00.250000+00:00",
+    }
+
+
+def test_an_outbox_that_nobody_harvested_says_so(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
+    """With nothing in it."""
+    box.leader, box.aside = None, []
+    out = act(capsys, "status").out
+    assert ("waiting    0 rows\n" in out, "set aside  0 rows\n" in out, "harvested  never\n" in out) == (True,) * 3
+
+
+def test_parked_rows_are_listed(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the reason, without what a terminal would act upon; it is told when there are more."""
+    answer = act(capsys, "parked")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.splitlines()[1] == r" 7  orders  k        12  2026-01-31 18:00:00.250Z  too large \x1b[31m7"
+    assert act(capsys, "parked", "-n", "1").error == "1 more; --limit shows them"
+    told = act(capsys, "parked", "-n", "1", "--json").json
+    assert (told["parked"], [each["id"] for each in told["rows"]]) == (2, [7])
+    assert act(capsys, "parked", "--json").json["rows"][1]["key"] == "\\xf6"
+    box.aside = []
+    assert act(capsys, "parked").out == "Nothing is set aside\n"
+
+
+def test_rows_are_put_back(box: Box, capsys: pytest.CaptureFixture[str]) -> None:
+    """By id, or all; one that is not there is named, with exit code 1."""
+    some = act(capsys, "retry", "9", "8")
+    assert (some.code, some.out, [each.id for each in box.aside]) == (1, "1 row put back, to be published\n", [7])
+    assert some.error.startswith("not set aside: 8;")
+    rest = act(capsys, "retry", "--all", "--json")
+    assert (rest.code, rest.json, box.aside) == (0, {"retried": [7], "missing": []}, [])
+    assert act(capsys, "retry", "--all").out == "0 rows put back, to be published\n"
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_a_person_agrees_to_what_is_dropped(
+    box: Box, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, agreed: bool
+) -> None:
+    """Having seen it; without agreement nothing is deleted."""
+    answers(monkeypatch, agreed)
+    answer = act(capsys, "drop", "7")
+    assert "too large" in answer.out
+    assert "9" not in [line.split()[0] for line in answer.out.splitlines()]
+    assert (answer.code, [each.id for each in box.aside]) == ((0, [9]) if agreed else (1, [7, 9]))
+
+
+def test_drop_asks_nobody_with_yes(
+    box: Box, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With JSON that is needed; what is not there is named, and nobody is asked about it."""
+    answers(monkeypatch, agreed=False)
+    assert (act(capsys, "drop", "7", "--json").code, len(box.aside)) == (2, 2)
+    done = act(capsys, "drop", "7", "8", "--yes", "--json")
+    assert (done.code, done.json, [each.id for each in box.aside]) == (1, {"dropped": [7], "missing": [8]}, [9])
+    none = act(capsys, "drop", "7")
+    assert (none.code, none.out, none.error.startswith("not set aside: 7;")) == (1, "", True)
+
+
+# harvest and drain
+
+
+@dataclass(slots=True)
+class Worker:
+    """What stands for a harvester: it works as it is told, until it is stopped."""
+
+    work: Any = None
+    name: str = "outbox"
+    counts: Counts = field(default_factory=Counts)
+    failure: MarshalError | None = None
+    term: Term | None = None
+    idle_s: float = 0.0
+    failing_s: float = 0.0
+    options: HarvesterOptions | None = None
+    stopped: threading.Event = field(default_factory=threading.Event)
+
+    def made(self, _tables: OutboxTables, _connection: KafkaConnection, options: HarvesterOptions) -> "Worker":
+        """Stand for `Harvester`."""
+        self.options = options
+        return self
+
+    def run(self) -> int:
+        """Work."""
+        self.work()
+        return self.counts.published
+
+    drain = run
+
+    def stop(self) -> None:
+        """Have it end."""
+        self.stopped.set()
+
+
+@pytest.fixture
+def worker(box: Box, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """A harvester that ends at once, unless a test says otherwise."""
+    del box
+    worker = Worker(work=lambda: None)
+    monkeypatch.setattr(harvest, "Harvester", worker.made)
+    return worker
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_has_the_harvester_hand_over(
+    worker: Worker, capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    """It is stopped, waited for, and the exit code is 0; signals mean afterwards what they meant before."""
+    before = signal.getsignal(number)
+
+    def work() -> None:
+        worker.term = Term(1, "id")
+        worker.counts.published, worker.counts.sessions = 5, 1
+        os.kill(os.getpid(), number)
+        assert worker.stopped.wait(10)
+        worker.counts.parked = 2
+
+    worker.work = work
+    answer = act(capsys, "harvest", *BROKERS)
+    assert (answer.code, answer.out) == (0, "")
+    assert answer.err.splitlines()[-1] == "outbox 'outbox': handed over; 5 rows published here, 2 set aside"
+    assert signal.getsignal(number) is before
+
+
+def test_changes_of_role_are_lines_of_json(
+    worker: Worker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It starts, stands by, leads, stands by again, and ends."""
+    looked = threading.Event()
+    look = harvest._Teller.look
+
+    def note(teller: Any) -> None:  # noqa: ANN401 - private
+        look(teller)
+        looked.set()
+
+    def work() -> None:
+        for term in (Term(1, "id"), None):
+            looked.clear()
+            assert looked.wait(10)
+            worker.term = term
+        looked.clear()
+        assert looked.wait(10)
+
+    monkeypatch.setattr(harvest._Teller, "look", note)
+    worker.work = work
+    answer = act(capsys, "harvest", "--json", *BROKERS)
+    assert (answer.code, answer.err) == (0, "")
+    assert [each["event"] for each in answer.lines] == ["started", "standby", "leader", "standby", "stopped"]
+    assert {key: answer.lines[-1][key] for key in ("published", "parked", "sessions")} == {
+        "published": 0,
+        "parked": 0,
+        "sessions": 0,
+    }
+
+
+@pytest.mark.parametrize("command", ["harvest", "drain"])
+@pytest.mark.parametrize(("error", "code"), [(TopicMissing("gone"), 5), (UnavailableError("away"), 3)])
+def test_what_it_fails_with_is_told(
+    worker: Worker, capsys: pytest.CaptureFixture[str], command: str, error: MarshalError, code: int
+) -> None:
+    """In one line, with its exit code."""
+
+    def work() -> None:
+        raise error
+
+    worker.work = work
+    answer = act(capsys, command, *BROKERS)
+    assert (answer.code, answer.err.splitlines()[-1]) == (code, f"marshal-dagster: {error}")
+
+
+def test_what_the_harvester_warns_of_is_told_each_time(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
+    """On stderr; a service runs for long, and the same can be the case again."""
+
+    def work() -> None:
+        for part in harvest._WARNS * 2:
+            logging.getLogger(f"marshal_dagster.{part}").warning("away")
+
+    worker.work = work
+    assert act(capsys, "harvest", *BROKERS).err.splitlines().count("away") == 4
+
+
+def test_options_reach_the_harvester(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each bound by its option, in its unit."""
+    given = ["--max-in-flight", "50", "--max-attempts", "3", "--poll-interval", "0.5", "--transaction-timeout", "20"]
+    assert act(capsys, "harvest", *given, *BROKERS).code == 0
+    assert worker.options == HarvesterOptions(
+        limits=Limits(max_in_flight_records=50, max_attempts=3), poll_interval_s=0.5, transaction_timeout_s=20
+    )
+    assert act(capsys, "drain", *BROKERS).code == 0
+    assert worker.options == HarvesterOptions()
+
+
+def test_health_is_off_unless_asked_for(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its address is told; one that cannot be is an error that names the option."""
+    assert act(capsys, "harvest", "--json", *BROKERS).lines[0]["health"] is None
+    assert act(capsys, "harvest", "--json", "--health", "0", *BROKERS).lines[0]["health"].startswith("127.0.0.1:")
+    wrong = act(capsys, "harvest", "--health", "here", *BROKERS)
+    assert (wrong.code, "--health: 'here' is no address" in wrong.error) == (2, True)
+    del worker
+
+
+@pytest.mark.parametrize(("parked", "code"), [(0, 0), (2, 1)])
+def test_drain_tells_what_was_published(
+    worker: Worker, capsys: pytest.CaptureFixture[str], parked: int, code: int
+) -> None:
+    """The exit code is 1 when rows were set aside."""
+    worker.counts = Counts(published=3, parked=parked)
+    answer = act(capsys, "drain", *BROKERS)
+    assert (answer.code, answer.out) == (code, f"3 rows published here, {parked} set aside\n")
+    assert ("outbox parked" in answer.err) == bool(parked)
+    told = act(capsys, "drain", "--json", *BROKERS)
+    assert json.loads(told.out) == {"published": 3, "parked": parked, "complete": True}
+
+
+def test_a_drain_that_is_interrupted_says_so(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
+    """It ends what is under way, and the exit code is that of an interrupt."""
+
+    def work() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert worker.stopped.wait(10)
+
+    worker.work = work
+    answer = act(capsys, "drain", "--json", *BROKERS)
+    assert (answer.code, answer.json["complete"]) == (130, False)
+    assert answer.error == "it was stopped before all rows were published"

@@ -1,0 +1,244 @@
+"""How a harvester says how it is: over HTTP, and by its own knowledge of both ends."""
+
+import http.client
+import json
+import signal
+import socket
+import time
+from types import SimpleNamespace
+from typing import Any, Self
+
+import pytest
+
+from marshal_dagster.election.rules import Term
+from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.outbox import harvester as harvester_module
+from marshal_dagster.outbox import health
+from marshal_dagster.outbox.harvester import Harvester
+from marshal_dagster.outbox.health import HealthServer, address_of, health_of
+from marshal_dagster.outbox.tables import OutboxTables
+from marshal_dagster.postgres import Database
+
+KAFKA = KafkaConnection(bootstrap_servers="127.0.0.1:1")
+
+
+@pytest.fixture
+def harvester() -> Harvester:
+    """One that has not begun."""
+    return Harvester(OutboxTables(Database("postgresql://127.0.0.1:1/db")), KAFKA)
+
+
+def ask(address: str, path: str = "/health", method: str = "GET") -> tuple[int, Any]:
+    """Ask, and give status and answer."""
+    connection = http.client.HTTPConnection(address, timeout=5)
+    try:
+        connection.request(method, path)
+        answer = connection.getresponse()
+        assert answer.getheader("Server") == "marshal-dagster "
+        body = answer.read()
+        return answer.status, json.loads(body) if answer.getheader("Content-Type") == "application/json" else body
+    finally:
+        connection.close()
+
+
+# The endpoint
+
+
+def test_a_harvester_that_works_is_healthy(harvester: Harvester) -> None:
+    """Status 200, its role, and what it has done."""
+    harvester.counts.published, harvester.counts.parked, harvester.counts.sessions = 5, 2, 1
+    with HealthServer(harvester) as server:
+        status, told = ask(server.address)
+        harvester.term = Term(1, "id")
+        assert ask(server.address, "/health?verbose")[1]["role"] == "leader"
+    assert told.pop("idle_s") < 5
+    assert (status, told) == (
+        200,
+        {
+            "healthy": True,
+            "outbox": "outbox",
+            "role": "standby",
+            "failure": None,
+            "failing_s": 0.0,
+            "published": 5,
+            "parked": 2,
+            "sessions": 1,
+        },
+    )
+
+
+def test_a_harvester_that_hangs_is_not(harvester: Harvester) -> None:
+    """Status 503 once its thread has done nothing for longer than any wait of its own takes."""
+    harvester._alive_at_s = time.monotonic() - health.IDLE_AFTER_S + 5
+    with HealthServer(harvester) as server:
+        assert ask(server.address)[0] == 200
+        harvester._alive_at_s -= 10
+        assert ask(server.address)[0] == 503
+
+
+def test_a_harvester_that_fails_is_given_time(harvester: Harvester) -> None:
+    """Status 503 once it has failed for longer than is said, whatever with, until it succeeds."""
+    with HealthServer(harvester, failing_after_s=30) as server:
+        harvester._note(UnavailableError("away"))
+        harvester._failing_from_s -= 20
+        status, told = ask(server.address)
+        assert (status, told["failure"]) == (200, "away")
+        harvester._note(UnavailableError("still away"))
+        harvester._failing_from_s -= 20
+        assert ask(server.address)[0] == 503
+        harvester._note(None)
+        assert (ask(server.address)[0], harvester.failing_s) == (200, 0.0)
+
+
+@pytest.mark.parametrize("path", ["/", "/healthz", "/health/", "/../health"])
+def test_all_else_is_not_found(harvester: Harvester, path: str) -> None:
+    """Status 404."""
+    with HealthServer(harvester) as server:
+        assert ask(server.address, path)[0] == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+def test_it_can_only_be_asked(harvester: Harvester, method: str) -> None:
+    """Other methods are not implemented."""
+    with HealthServer(harvester) as server:
+        assert ask(server.address, method=method)[0] == 501
+
+
+def test_a_client_that_says_nothing_holds_up_nobody(harvester: Harvester) -> None:
+    """Neither another client nor the end."""
+    with HealthServer(harvester) as server:
+        host, port = server.address.split(":")
+        with socket.create_connection((host, int(port))):
+            assert ask(server.address)[0] == 200
+            began_s = time.monotonic()
+            server.__exit__(None, None, None)
+            assert time.monotonic() - began_s < 3
+
+
+def test_an_address_in_use_is_an_error_that_names_it(harvester: Harvester) -> None:
+    """Where another listens already; it is free again at the end."""
+    with HealthServer(harvester) as first:
+        port, kept = int(first.address.rpartition(":")[2]), first._server
+        with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
+            HealthServer(harvester, port=port).__enter__()
+    with HealthServer(harvester, port=port) as second:
+        assert ask(second.address)[0] == 200
+    assert kept is not None
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("8080", ("127.0.0.1", 8080)),
+        (":8080", ("127.0.0.1", 8080)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),  # noqa: S104 - where it is asked for
+        ("[::1]:80", ("::1", 80)),
+        ("host:0", ("host", 0)),
+    ],
+)
+def test_an_address_without_a_host_is_loopback(given: str, address: tuple[str, int]) -> None:
+    """All others are as they were given."""
+    assert address_of(given) == address
+
+
+@pytest.mark.parametrize("given", ["", "host", "host:", "host:x", "host:65536", "host:-1", "host:²"])
+def test_what_is_no_address_is_refused(given: str) -> None:
+    """With what to give instead."""
+    with pytest.raises(ConfigurationError, match="give HOST:PORT"):
+        address_of(given)
+
+
+# What it knows
+
+
+class Ends:
+    """What stands for both ends: each can be away."""
+
+    def __init__(self) -> None:
+        """Both answer."""
+        self.database: MarshalError | None = None
+        self.kafka: MarshalError | None = None
+        self.asked = 0
+
+    def look_up(self) -> None:
+        """Look at the tables."""
+        self.asked += 1
+        if self.database is not None:
+            raise self.database
+
+    def topics(self, _: KafkaConnection) -> Self:
+        """Stand for `Topics`."""
+        return self
+
+    def __enter__(self) -> Self:
+        """Give itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close nothing."""
+
+    def require(self, _: object) -> None:
+        """Look at the leader topic."""
+        if self.kafka is not None:
+            raise self.kafka
+
+
+@pytest.fixture
+def ends(harvester: Harvester, monkeypatch: pytest.MonkeyPatch) -> Ends:
+    """Both ends of the harvester."""
+    ends = Ends()
+    monkeypatch.setattr(harvester, "_look_up", ends.look_up)
+    monkeypatch.setattr(harvester_module, "Topics", ends.topics)
+    monkeypatch.setattr(harvester_module, "_LOOK_AT_ENDS_S", 0.0)
+    return ends
+
+
+def test_a_standby_knows_whether_it_could_take_over(harvester: Harvester, ends: Ends) -> None:
+    """Not while the database or Kafka is away, or it may not stand; when all are back it has no failure."""
+    elector: Any = SimpleNamespace(topic="t", failure=None)
+    for name in ("database", "kafka"):
+        setattr(ends, name, UnavailableError(f"{name} is away"))
+        harvester._look_at_ends(elector)
+        assert str(harvester.failure) == f"{name} is away"
+        setattr(ends, name, None)
+    elector.failure = MarshalError("may not stand")
+    harvester._look_at_ends(elector)
+    assert health_of(harvester)["failure"] == "may not stand"
+    elector.failure = None
+    harvester._look_at_ends(elector)
+    assert harvester.failure is None
+
+
+def test_a_standby_looks_now_and_then(harvester: Harvester, ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at each turn of its loop."""
+    monkeypatch.setattr(harvester_module, "_LOOK_AT_ENDS_S", 10.0)
+    elector: Any = SimpleNamespace(topic="t", failure=None)
+    harvester._looked_at_s -= 11
+    for _ in range(3):
+        harvester._look_at_ends(elector)
+    assert ends.asked == 1
+
+
+def test_one_failure_is_one_warning(harvester: Harvester, caplog: pytest.LogCaptureFixture) -> None:
+    """However often it comes; and how long it lasts counts from the first."""
+    harvester._note(UnavailableError("away"))
+    harvester._failing_from_s -= 7
+    harvester._note(UnavailableError("away"))
+    assert (caplog.text.count("away"), harvester.failing_s >= 7) == (1, True)
+
+
+def test_a_pause_ends_when_a_signal_stops_the_harvester(harvester: Harvester) -> None:
+    """The handler runs in the very thread that pauses."""
+    before = signal.signal(signal.SIGALRM, lambda *_: harvester.stop())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        began_s = time.monotonic()
+        harvester._pause(30)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - began_s < 5
+    began_s = time.monotonic()
+    harvester._is_stopped = False
+    harvester._pause(0.2)
+    assert 0.2 <= time.monotonic() - began_s < 5

@@ -1,0 +1,164 @@
+"""Metrics of a harvester, read back through OpenTelemetry's SDK."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from opentelemetry import metrics as api
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.outbox import measuring
+from marshal_dagster.outbox.harvest import Counts
+from marshal_dagster.outbox.looking import OutboxStatus
+from marshal_dagster.outbox.measuring import measured
+from marshal_dagster.outbox.tables import OutboxTables, Standing
+from marshal_dagster.postgres import Database
+from marshal_dagster.telemetry import metrics
+
+TABLES = OutboxTables(Database("postgresql://127.0.0.1:1/db"), "billing")
+
+
+class Meters:
+    """What was measured; and when it was handed over."""
+
+    def __init__(self) -> None:
+        """Measure nothing yet."""
+        self.reader = InMemoryMetricReader()
+        self.provider = MeterProvider([self.reader])
+        self.flushes = 0
+        self.provider.force_flush = self._flush  # type: ignore[method-assign]
+        self._found: dict[str, Any] = {}
+
+    def _flush(self, timeout_millis: float = 0.0) -> bool:
+        del timeout_millis
+        self.flushes += 1
+        return True
+
+    def values(self) -> dict[str, Any]:
+        """Give the newest value of each instrument; each has the outbox's name and no other attribute."""
+        data = self.reader.get_metrics_data()
+        for resource in data.resource_metrics if data is not None else ():
+            for metric in resource.scope_metrics[0].metrics:
+                (point,) = metric.data.data_points
+                assert dict(point.attributes or {}) == {"outbox": "billing"}
+                self._found[metric.name.removeprefix("marshal.outbox.")] = getattr(point, "value", None)
+        return self._found
+
+
+class StandInBacklog:
+    """A backlog that counts who asks; `fails` has it be away."""
+
+    asked = 0
+    closed = 0
+    fails = False
+
+    def __init__(self, tables: OutboxTables) -> None:
+        """Belong to the outbox."""
+        assert tables is TABLES
+
+    def status(self) -> OutboxStatus:
+        """Give how it stands."""
+        type(self).asked += 1
+        if self.fails:
+            raise UnavailableError("away")
+        return OutboxStatus(Standing("billing", "u", 1, 1, "h"), 12, 3.5, 1, None)
+
+    def close(self) -> None:
+        """Note it."""
+        type(self).closed += 1
+
+
+@pytest.fixture
+def backlog(monkeypatch: pytest.MonkeyPatch) -> type[StandInBacklog]:
+    """What stands for the backlog of a database."""
+    backlog = type("OwnBacklog", (StandInBacklog,), {})
+    monkeypatch.setattr(measuring, "Backlog", backlog)
+    monkeypatch.setattr(measuring, "COUNT_EACH_S", 0.01)
+    return backlog
+
+
+@pytest.fixture
+def meters(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meters]:
+    """OpenTelemetry in use, with a provider of its own."""
+    meters = Meters()
+    monkeypatch.setattr(api, "get_meter_provider", lambda: meters.provider)
+    yield meters
+    meters.provider.shutdown()
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_what_a_harvester_does_is_counted(meters: Meters, backlog: type[StandInBacklog]) -> None:
+    """From the block's beginning to its end, once; what was before is not, and it is handed over."""
+    counts = Counts(published=100, sessions=1)
+    with measured(TABLES, counts, lambda: False):
+        counts.published += 5
+        counts.sessions += 1
+        _await(lambda: meters.values().get("published") == 5)
+        counts.published += 2
+        counts.parked += 3
+        counts.refused += 4
+    assert meters.values() == {"published": 7, "parked": 3, "refused": 4, "sessions": 1}
+    assert (meters.flushes, backlog.asked, backlog.closed) == (1, 0, 1)
+
+
+def test_the_leader_measures_the_backlog_now_and_then(
+    meters: Meters, backlog: type[StandInBacklog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and age; who does not lead asks the database nothing, who leads not at each turn."""
+    leads, turns = [False], [0]
+
+    def asked_whether_it_leads() -> bool:
+        turns[0] += 1
+        return leads[0]
+
+    with measured(TABLES, Counts(), asked_whether_it_leads):
+        _await(lambda: turns[0] > 3)
+        assert backlog.asked == 0
+        leads[0] = True
+        _await(lambda: backlog.asked > 0)
+        _await(lambda: turns[0] > 10)
+        assert backlog.asked == 1
+        assert meters.values() == {"backlog": 12, "backlog.age": 3.5}
+        monkeypatch.setattr(measuring, "LOOK_EACH_S", 0.01)
+        _await(lambda: backlog.asked > 1)
+
+
+def test_a_database_that_is_away_stops_no_counting(
+    meters: Meters, backlog: type[StandInBacklog], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The backlog is not measured then, and the harvester goes on; nothing is warned of a second time."""
+    backlog.fails = True
+    counts = Counts()
+    with measured(TABLES, counts, lambda: True):
+        _await(lambda: backlog.asked > 0)
+        counts.published = 4
+        _await(lambda: meters.values().get("published") == 4)
+    assert [each.levelname for each in caplog.records if each.levelno > 10] == []
+
+
+def test_without_opentelemetry_nothing_is_measured(
+    backlog: type[StandInBacklog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread, no connection, no flush."""
+    monkeypatch.setattr(metrics, "_is_in_use", lambda: False)
+    monkeypatch.setattr(measuring, "flush", lambda: pytest.fail("flushed"))
+    with measured(TABLES, Counts(), lambda: True):
+        time.sleep(0.05)
+    assert (backlog.asked, backlog.closed) == (0, 0)
+
+
+def test_both_kinds_of_metrics_have_instruments_of_their_own(meters: Meters) -> None:
+    """Those of claims and those of an outbox, each made once."""
+    claims, outbox = metrics.metrics(), metrics.outbox_metrics()
+    assert (type(claims), type(outbox)) == (metrics.Metrics, metrics.OutboxMetrics)
+    assert (metrics.metrics(), metrics.outbox_metrics()) == (claims, outbox)
+    assert meters.values() == {}

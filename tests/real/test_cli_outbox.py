@@ -1,0 +1,233 @@
+"""`outbox ...` on a real Kafka and a real Postgres, as a user calls it: each command is a process of its own."""
+
+import json
+import queue
+import signal
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import psycopg
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from marshal_dagster import Outbox, OutboxRecord
+from tests.cli import COMMAND, REPOSITORY, Answer, environ, start
+from tests.real.conftest import MakeTopic
+from tests.sink_outputs import own_schema
+
+WITHIN_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """An outbox in a schema of its own, and a topic for its rows."""
+
+    dsn: str
+    kafka: str
+    schema: str
+    topic: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What names the database and the cluster."""
+        return {"MARSHAL_OUTBOX_DSN": self.dsn, "MARSHAL_BOOTSTRAP_SERVERS": self.kafka}
+
+    def call(self, *arguments: str, given: str = "") -> Answer:
+        """Carry out `outbox ...`."""
+        command, *rest = arguments
+        return start("outbox", command, "--schema", self.schema, *rest, given=given, environment=self.environment)
+
+    def stash(self, *records: OutboxRecord) -> None:
+        """Write records, and commit them."""
+        with psycopg.connect(self.dsn) as connection:
+            Outbox(schema=self.schema).stash(connection, records)
+
+    def read(self, count: int) -> list[tuple[bytes | None, bytes | None]]:
+        """Read that many committed records, keys and values, of the topic's only partition."""
+        settings = {"bootstrap.servers": self.kafka, "group.id": "none", "isolation.level": "read_committed"}
+        consumer = Consumer(settings)
+        consumer.assign([TopicPartition(self.topic, 0, 0)])
+        deadline = time.monotonic() + WITHIN_S
+        read: list[tuple[bytes | None, bytes | None]] = []
+        while len(read) < count and time.monotonic() < deadline:
+            read += [(each.key(), each.value()) for each in consumer.consume(100, 0.5) if each.error() is None]
+        consumer.close()
+        return read
+
+
+@pytest.fixture
+def stand(postgres: str, kafka: str, topic: MakeTopic) -> Stand:
+    """An outbox that `outbox init` has made."""
+    stand = Stand(postgres, kafka, own_schema(), topic(1))
+    with psycopg.connect(postgres) as connection:
+        connection.execute(f"CREATE SCHEMA {stand.schema}".encode())
+    made = stand.call("init", "--json")
+    assert (made.code, made.json["schema"], made.json["notifies"]) == (0, stand.schema, True)
+    assert made.json["topics"]["notes"] == f"__marshal_outbox_{made.json['uid']}_notes"
+    return stand
+
+
+@dataclass(slots=True)
+class Harvesting:
+    """`outbox harvest` as a process."""
+
+    process: subprocess.Popen[str]
+    events: "queue.Queue[dict[str, Any]]" = field(default_factory=queue.Queue)
+    seen: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Take in what it says."""
+        threading.Thread(target=self._take, daemon=True).start()
+
+    def _take(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.events.put(json.loads(line))
+
+    def await_event(self, name: str) -> dict[str, Any]:
+        """Give the next event of this name."""
+        deadline = time.monotonic() + WITHIN_S
+        while True:
+            event = self.events.get(timeout=max(0.0, deadline - time.monotonic()))
+            self.seen.append(event["event"])
+            if event["event"] == name:
+                return event
+
+    @classmethod
+    @contextmanager
+    def begun(cls, stand: Stand) -> Iterator[Self]:
+        """Start one; it is killed at the end if it still runs."""
+        command = [*COMMAND, "outbox", "harvest", "--schema", stand.schema, "--health", "0", "--json"]
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environ(stand.environment),
+            cwd=REPOSITORY,
+        ) as process:
+            try:
+                yield cls(process)
+            finally:
+                process.kill()
+
+
+def health(address: str) -> tuple[int, dict[str, Any]]:
+    """Ask a harvester how it is."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/health", timeout=5) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_rows_are_published_looked_at_and_looked_after(stand: Stand) -> None:
+    """Init, status, drain, parked, retry and drop, from rows that wait to rows that are read, and none that is left."""
+    again = stand.call("init", "--no-notify")
+    assert (again.code, again.err, "the harvester looks for its rows" in again.out) == (0, "", True)
+    missing = f"{stand.topic}-missing"
+    stand.stash(OutboxRecord(stand.topic, "first", key="k"), OutboxRecord(stand.topic, None, key="k"))
+    stand.stash(OutboxRecord(missing, "lost", key="ö".encode("latin-1")), OutboxRecord(missing, "left"))
+    before = stand.call("status", "--json").json
+    assert (before["rows"], before["parked"], before["session"], before["leader"]) == (4, 0, 0, None)
+    assert 0 < before["oldest_age_s"] < WITHIN_S
+
+    drained = stand.call("drain", "--max-attempts", "1", "--json")
+    assert (drained.code, drained.json) == (1, {"published": 2, "parked": 2, "complete": True})
+    assert stand.read(2) == [(b"k", b"first"), (b"k", None)]
+    listed = stand.call("parked", "--json").json
+    assert (listed["parked"], [(row["id"], row["topic"], row["key"]) for row in listed["rows"]]) == (
+        2,
+        [(3, missing, "\\xf6"), (4, missing, None)],
+    )
+    assert f"topic '{missing}'" in listed["rows"][0]["reason"]
+    table = stand.call("parked", "--limit", "1")
+    assert (table.code, table.error) == (0, "1 more; --limit shows them")
+    assert table.out.splitlines()[1].split()[:4] == ["3", missing, "\\xf6", "4"]
+
+    with psycopg.connect(stand.dsn) as connection:
+        connection.execute(f"SET search_path = {stand.schema}".encode())
+        connection.execute("UPDATE outbox_parked SET topic = %s WHERE id = 3", (stand.topic,))
+    retried = stand.call("retry", "3", "99")
+    assert (retried.code, retried.out) == (1, "1 row put back, to be published\n")
+    assert "not set aside: 99" in retried.error
+    assert stand.call("drain").out == "1 rows published here, 0 set aside\n"
+    assert stand.read(3)[2] == (b"\xf6", b"lost")
+
+    kept = stand.call("drop", "4", given="n\n")
+    assert (kept.code, missing in kept.out, "nothing was deleted" in kept.err) == (1, True, True)
+    assert stand.call("drop", "4", given="y\n").code == 0
+    assert stand.call("parked").out == "Nothing is set aside\n"
+    after = stand.call("status")
+    assert (after.code, after.err) == (0, "")
+    assert [line.split()[:3] for line in after.out.splitlines()[1:]] == [
+        ["waiting", "0", "rows"],
+        ["set", "aside", "0"],
+        ["harvested", "session", "2,"],
+    ]
+
+
+def test_of_two_harvesters_the_other_takes_over(stand: Stand) -> None:
+    """At SIGTERM the one that leads hands over and ends with 0; each says over HTTP how it is."""
+    with Harvesting.begun(stand) as first, Harvesting.begun(stand) as second:
+        addresses = [each.await_event("started")["health"] for each in (first, second)]
+        leader, standby = _told_apart(first, second, addresses)
+        by_role = {told["role"]: (status, told) for status, told in map(health, addresses)}
+        assert {role: status for role, (status, _) in by_role.items()} == {"leader": 200, "standby": 200}
+        assert {told["failure"] for _, told in by_role.values()} == {None}
+        stand.stash(OutboxRecord(stand.topic, "first", key="k"))
+        assert stand.read(1) == [(b"k", b"first")]
+
+        leader.process.send_signal(signal.SIGTERM)
+        began_s = time.monotonic()
+        told = leader.await_event("stopped")
+        assert (leader.process.wait(WITHIN_S), told["published"], told["sessions"]) == (0, 1, 1)
+        handed_over_s = time.monotonic() - began_s
+        standby.await_event("leader")
+        taken_over_s = time.monotonic() - began_s
+        assert (handed_over_s < 3, taken_over_s < 5) == (True, True), (handed_over_s, taken_over_s)
+        stand.stash(OutboxRecord(stand.topic, "second", key="k"))
+        assert stand.read(2)[1] == (b"k", b"second")
+
+        standby.process.send_signal(signal.SIGINT)
+        assert standby.process.wait(WITHIN_S) == 0
+        assert [each.process.stderr.read() for each in (first, second) if each.process.stderr] == ["", ""]
+    assert stand.call("status", "--json").json["session"] == 2
+
+
+def _told_apart(first: Harvesting, second: Harvesting, addresses: Sequence[str]) -> tuple[Harvesting, Harvesting]:
+    """Wait until one leads; give that one first."""
+    _await(lambda: "leader" in {health(address)[1]["role"] for address in addresses})
+    is_first = health(addresses[0])[1]["role"] == "leader"
+    return (first, second) if is_first else (second, first)
+
+
+def _await(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_what_is_missing_is_one_line(stand: Stand) -> None:
+    """Topics that were not made, an outbox that is not there, a database that does not answer: each has its code."""
+    without = start(
+        "outbox", "init", "--schema", stand.schema, "--name", "two", environment={"MARSHAL_OUTBOX_DSN": stand.dsn}
+    )
+    assert (without.code, "no Kafka is named, so its topics were not made" in without.error) == (0, True)
+    harvested = stand.call("harvest", "--name", "two")
+    assert harvested.code == 5
+    assert "`marshal-dagster outbox init` makes the topics" in harvested.err.splitlines()[-1]
+    none = stand.call("status", "--name", "three")
+    assert (none.code, "`marshal-dagster outbox init` makes it" in none.error) == (2, True)
+    secret = "canary-77aa"
+    away = start("outbox", "status", environment={"MARSHAL_OUTBOX_DSN": f"postgresql://u:{secret}@127.0.0.1:1/d"})
+    assert (away.code, secret in away.err) == (3, False)
+    assert "Postgres of outbox 'outbox'" in away.error

@@ -1,0 +1,94 @@
+"""What docs/outbox.md has a database's owner run: the rights are enough for each role, and ids are moved on."""
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from psycopg.conninfo import make_conninfo
+
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.outbox.events import OutgoingEvents
+from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions, OutboxTopics
+from marshal_dagster.outbox.holds import Limits
+from marshal_dagster.outbox.looking import Backlog
+from marshal_dagster.outbox.stash import Outbox, OutboxRecord
+from marshal_dagster.outbox.tables import OutboxTables
+from marshal_dagster.postgres import Database
+from tests.real.conftest import MakeTopic
+from tests.sink_outputs import own_schema
+
+PAGE = (Path(__file__).parents[2] / "docs" / "outbox.md").read_text()
+BLOCKS = re.findall(r"^```sql\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+ROLES = ("outbox_writer", "outbox_harvester", "outbox_operator")
+
+
+def block(start: str) -> str:
+    """Give the block of SQL that begins so."""
+    (found,) = [each for each in BLOCKS if each.startswith(start)]
+    return str(found)
+
+
+@pytest.fixture
+def schema(postgres: str, connection: KafkaConnection) -> Iterator[str]:
+    """A schema with an outbox, and the roles with the rights that the page gives them."""
+    schema = own_schema()
+    with psycopg.connect(postgres, autocommit=True) as owner:
+        owner.execute(f"CREATE SCHEMA {schema}".encode())
+        standing = OutboxTables(Database(postgres), schema=schema).create()
+        OutboxTopics.of(standing.uid).create(connection)
+        for role in ROLES:
+            owner.execute(f"CREATE ROLE {role} LOGIN".encode())
+        owner.execute(f"SET search_path = {schema}".encode())
+        owner.execute(block("GRANT").replace("public", schema).encode())
+        yield schema
+        owner.execute(f"DROP OWNED BY {', '.join(ROLES)}".encode())
+        owner.execute(f"DROP ROLE {', '.join(ROLES)}".encode())
+
+
+def test_each_role_can_do_its_work(postgres: str, connection: KafkaConnection, schema: str, topic: MakeTopic) -> None:
+    """Rows are written, published, set aside, put back and dropped; a writer cannot read what others wrote."""
+    wanted = topic()
+    writer, harvester, operator = (make_conninfo(postgres, user=role) for role in ROLES)
+    with psycopg.connect(writer) as writing:
+        Outbox(schema=schema).stash(writing, [OutboxRecord(wanted, "a", key="k"), OutboxRecord(f"{wanted}-no", "b")])
+        OutgoingEvents(wanted, schema=schema).check(writing, ())
+    with psycopg.connect(writer) as reading, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        reading.execute(f"SELECT FROM {schema}.outbox".encode())
+
+    tables = OutboxTables(Database(harvester), schema=schema)
+    assert Harvester(tables, connection, HarvesterOptions(limits=Limits(max_attempts=1))).drain() == 1
+    with closing(Backlog(tables)) as measuring:
+        assert (measuring.status().rows, measuring.status().parked) == (0, 1)
+
+    with closing(Backlog(OutboxTables(Database(operator), schema=schema))) as backlog:
+        (row,) = backlog.parked()
+        assert backlog.status().rows == 0
+        assert backlog.retry([row.id]) == [row.id]
+        assert backlog.status().rows == 1
+        assert backlog.drop([row.id]) == []
+
+
+def test_ids_are_moved_on(postgres: str, schema: str) -> None:
+    """Behind the statement for a restored database the next row's id is beyond all that can have been given."""
+    move = block("SELECT setval").replace("public", schema)
+    with psycopg.connect(postgres) as owner:
+        Outbox(schema=schema).stash(owner, [OutboxRecord("t", "a"), OutboxRecord("t", "b")])
+        owner.execute(move.encode())
+        Outbox(schema=schema).stash(owner, [OutboxRecord("t", "c")])
+        owner.commit()
+        owner.execute(f"SET search_path = {schema}".encode())
+        found = owner.execute("SELECT id FROM outbox ORDER BY id").fetchall()
+    assert [number for (number,) in found] == [1, 2, 1_000_000_003]
+
+
+def test_the_page_shows_the_settings_that_the_table_has(postgres: str, schema: str) -> None:
+    """Of autovacuum."""
+    shown = dict(re.findall(r"(autovacuum_\w+) = (\d+)", block("ALTER TABLE")))
+    with psycopg.connect(postgres) as owner:
+        found = owner.execute("SELECT reloptions FROM pg_class WHERE oid = %s::regclass", (f"{schema}.outbox",))
+        (options,) = found.fetchone() or ([],)
+    assert shown
+    assert shown.items() <= dict(each.split("=") for each in options).items()
