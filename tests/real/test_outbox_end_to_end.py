@@ -38,13 +38,12 @@ from marshal_dagster.outbox.looking import Backlog, OutboxStatus
 from marshal_dagster.outbox.ports import ID_HEADER
 from marshal_dagster.outbox.tables import OutboxTables
 from marshal_dagster.postgres import Database
-from tests.real.outbox_harvester import IN_FLIGHT
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "outbox"
 ROOT = EXAMPLE.parents[1]
 
 FLIGHTS, BATCH, PARTITIONS = 12_000, 3_000, 4
-WAIT_S = 150.0
+WAIT_S = 240.0
 MOST_RUNS = 5
 SECOND, LAST = 1, 3
 """Batches before whose events are written the test can make a run wait; the first is 0."""
@@ -60,6 +59,10 @@ HOLD = f"""
 HELD = """
     SELECT pid FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
     WHERE d.datname = current_database() AND locktype = 'advisory' AND mode = 'ShareLock' AND NOT granted
+    """
+STRIKING = """
+    SELECT pid FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'DELETE FROM%'
     """
 END_HELD = f"SELECT pg_terminate_backend(held.pid) FROM ({HELD}) AS held"  # noqa: S608 - all of it stands here
 
@@ -102,6 +105,7 @@ class Circle:
 
     folder: Path
     cluster: KafkaCluster
+    dsn: str
     asking: "psycopg.Connection[tuple[Any, ...]]"
     backlog: Backlog
     instance: dg.DagsterInstance
@@ -160,28 +164,18 @@ class Circle:
         until(goes_on, what)
 
     @contextmanager
-    def stopped_at_work(self) -> Iterator[psutil.Process]:
-        """Stop the harvester that leads between two rows that it publishes; within the block much is left to do."""
-        before, leader = 0, None
+    def caught_at_work(self) -> Iterator[psutil.Process]:
+        """Within the block the harvester that leads has published a batch, and cannot strike it in the database."""
+        with psycopg.connect(self.dsn) as locking:
 
-        def is_at_work() -> bool:
-            nonlocal before, leader
-            status = self.status()
-            before, is_less = status.rows, 0 < status.rows < before
-            if not is_less:
-                return False
-            leader = psutil.Process(int(str(status.standing.leader).rpartition(":")[2]))
-            leader.suspend()
-            if self.status().rows > 10 * IN_FLIGHT:
-                return True
-            leader.resume()
-            return False
+            def has_work() -> bool:
+                locking.rollback()
+                locking.execute("LOCK TABLE outbox IN SHARE MODE")
+                return self.status().rows > 0
 
-        until(is_at_work, "a harvester is stopped at work", pause_s=0.01)
-        assert leader is not None
-        yield leader
-        if leader.is_running() and leader.status() == psutil.STATUS_STOPPED:
-            leader.resume()
+            until(has_work, "there is a backlog")
+            until(lambda: self.ask(STRIKING), "the harvester has published a batch")
+            yield psutil.Process(int(str(self.status().standing.leader).rpartition(":")[2]))
 
     def notes_leader(self) -> int:
         """Give the broker that every transaction of the harvester's goes through."""
@@ -263,7 +257,7 @@ def circle(module: tuple[KafkaCluster, str, ModuleType], tmp_path: Path) -> Iter
         psycopg.connect(dsn, autocommit=True) as asking,
         closing(Backlog(OutboxTables(Database(dsn)))) as backlog,
     ):
-        made = Circle(tmp_path, cluster, asking, backlog, instance, delays.defs)
+        made = Circle(tmp_path, cluster, dsn, asking, backlog, instance, delays.defs)
         asking.execute(HOLD.encode())
         yield made
         made.stop()
@@ -275,31 +269,30 @@ def break_it(circle: Circle) -> None:
     harvesters = [circle.start(f"harvester-{each}", "-m", "tests.real.outbox_harvester") for each in range(2)]
     first = circle.start_run()
 
-    with circle.stopped_at_work() as leader:
+    with circle.caught_at_work() as leader:
         leader.kill()
         circle.tell(f"killed the harvester that led; {circle.status().rows} rows of its backlog are left")
     until(lambda: circle.ask(HELD), "the run has moved the rows of its second batch")
-    with circle.stopped_at_work() as leader:
-        broker = circle.notes_leader()
-        circle.cluster.kill(broker)
-        circle.tell(f"killed broker {broker}; {circle.status().rows} rows of the next harvester's backlog are left")
-    assert circle.ask(HELD)
     circle.tell(f"killed the run within its second transaction: {kill_tree(first.pid)} processes")
     circle.ask(END_HELD)
     assert circle.rows() == BATCH
     circle.instance.report_run_failed(circle.instance.get_runs(limit=1)[0])
 
+    with circle.caught_at_work():
+        broker = circle.notes_leader()
+        circle.cluster.kill(broker)
+        circle.tell(f"killed broker {broker}; {circle.status().rows} rows of the next harvester's backlog are left")
     circle.start_run()
     circle.ask(f"SELECT pg_advisory_unlock({SECOND})")
     circle.work_until(lambda: circle.rows() > BATCH, "a batch is taken with a broker down")
     circle.tell(f"{circle.rows()} rows were written with the broker down")
-    circle.cluster.start(broker)
-    circle.tell(f"the broker is back; {circle.status().rows} rows wait")
-
     (other,) = (each for each in harvesters if each.poll() is None)
     other.terminate()
     assert other.wait(WAIT_S) == 0
+    circle.tell(f"the other harvester was asked to end; {circle.status().rows} rows wait")
     circle.ask(f"SELECT pg_advisory_unlock({LAST})")
+    circle.cluster.start(broker)
+    circle.tell("the broker is back")
     circle.work_until(lambda: circle.runs[-1].poll() == 0 and circle.rows() == FLIGHTS, "all flights are taken")
     circle.tell(f"all flights are taken, by {len(circle.runs)} runs, and {circle.status().rows} rows wait")
 
