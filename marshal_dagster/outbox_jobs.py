@@ -79,7 +79,7 @@ class OutboxResource(ConfigurableResource):  # type: ignore[type-arg] # it is it
         """Name the outbox's tables; nothing is connected to. Raises `ConfigurationError`."""
         from marshal_dagster.outbox.tables import OutboxTables
 
-        return OutboxTables(Database(self.dsn), self.outbox, self.database_schema)
+        return OutboxTables(Database(self._dsn()), self.outbox, self.database_schema)
 
     def harvester(self) -> "Harvester":
         """Make a harvester, which connects when it runs. Raises `ConfigurationError`."""
@@ -95,6 +95,16 @@ class OutboxResource(ConfigurableResource):  # type: ignore[type-arg] # it is it
 
         with closing(Backlog(self.tables())) as backlog:
             return backlog.status()
+
+    def _dsn(self) -> str:
+        """Give the connection string, also outside of a run, where Dagster has not put it in an `EnvVar`'s place."""
+        dsn = self.__dict__["dsn"]
+        if not isinstance(dsn, EnvVar):
+            return str(dsn)
+        found = dsn.get_value()
+        if not found:
+            raise ConfigurationError(f"OutboxResource: dsn: the environment has no variable {dsn.env_var_name}")
+        return found
 
     @classmethod
     def of(cls, resources: object, key: str) -> Self:

@@ -1,5 +1,6 @@
 """The harvest's end in PostgreSQL."""
 
+import os
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -43,9 +44,9 @@ class PostgresStore:
     """
 
     def __init__(self, tables: OutboxTables, leader: str | None = None) -> None:
-        """Connect to nothing yet; `leader` is a name for people."""
+        """Connect to nothing yet; `leader` is a name for people, by default this host's and this process's."""
         self._tables = tables
-        self._leader = leader or socket.gethostname()
+        self._leader = leader or f"{socket.gethostname()}:{os.getpid()}"
         self._connection: Connection | None = None
 
     def begin(self) -> int:

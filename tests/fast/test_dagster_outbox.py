@@ -158,6 +158,15 @@ def test_a_password_in_the_code_is_refused() -> None:
         assert "hunter2" not in str(raised.value) + repr(OutboxResource(connection=KAFKA, dsn=dsn))
 
 
+def test_a_script_can_use_what_names_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of a run the variable is looked up when it is needed; a missing one is named."""
+    outbox = OutboxResource(connection=KAFKA, dsn=EnvVar("OUTBOX_DSN"))
+    with pytest.raises(ConfigurationError, match="no variable OUTBOX_DSN"):
+        outbox.tables()
+    monkeypatch.setenv("OUTBOX_DSN", "postgresql://me:hunter2@localhost/db")
+    assert outbox.tables().database.has_password
+
+
 def test_another_resource_in_its_place_is_told() -> None:
     """The key names something else."""
     sensor = build_outbox_backlog_sensor(DRAIN)

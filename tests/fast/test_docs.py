@@ -62,6 +62,14 @@ def test_the_page_of_sinks_shows_the_example() -> None:
     assert sorted(blocks[1:]) == sorted(path.read_text() for path in example.glob("*.py"))
 
 
+def test_the_page_of_the_outbox_shows_the_example() -> None:
+    """The code location and the consumer stand in the page as they are."""
+    page = (DOCS / "outbox-example.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    example = Path(__file__).parents[2] / "examples" / "outbox"
+    assert blocks == [(example / name).read_text() for name in ("delays.py", "consumer.py")]
+
+
 def test_each_public_name_is_in_the_reference_once() -> None:
     """The pages of `docs/api` name all of them, and nothing of that level that is none."""
     pages = "\n".join(path.read_text() for path in (DOCS / "api").glob("*.md"))

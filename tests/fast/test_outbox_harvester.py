@@ -26,14 +26,9 @@ class Scene:
         """What the harvester failed with last, at each turn."""
         self.harvester = SceneHarvester(self)
         self._sessions = iter(sessions)
-        self._stopped = False
-
-    def is_set(self) -> bool:
-        """As the event by which it is stopped."""
-        return self._stopped
 
     def wait(self, pause_s: float) -> None:
-        """As the event, and as the store: keep how long, or let the session fail."""
+        """Keep how long a pause is."""
         self.pauses_s.append(pause_s)
 
     def __enter__(self) -> Self:
@@ -54,7 +49,6 @@ class Scene:
     def give_up(self, _: Term, reason: str) -> None:
         """Be given up, and stop all."""
         self.given_up.append(reason)
-        self._stopped = True
 
     def begin(self) -> int:
         """Begin a session, which fails at once or goes well for a turn and then fails."""
@@ -106,7 +100,11 @@ class SceneHarvester(Harvester):
         tables = OutboxTables(Database("host=nowhere"))
         super().__init__(tables, KafkaConnection(bootstrap_servers="nowhere:1"))
         self._scene = scene
-        self._stop = cast("Any", scene)
+
+    def _pause(self, seconds: float) -> None:
+        self._scene.wait(seconds)
+        if self._scene.given_up:
+            self.stop()
 
     def _look_up(self) -> Standing:
         return Standing("outbox", "uid", VERSION, 0, None)

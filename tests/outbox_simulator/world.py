@@ -26,7 +26,7 @@ from tests.outbox_simulator.database import NO_RIGHT, Database, Stored, Tables
 from tests.outbox_simulator.group import TIMING, Group, SimulatedElector
 from tests.outbox_simulator.network import Network, Side
 from tests.outbox_simulator.scenario import TOPICS, Event, EventKind, Scenario, Writing
-from tests.simulator.scheduling import Process, Scheduler, SimulatedEvent, Task
+from tests.simulator.scheduling import Process, Scheduler, Task
 
 T = TypeVar("T")
 
@@ -87,7 +87,6 @@ class SimulatedHarvester(Harvester):
             TRANSACTION_TIMEOUT_S,
         )
         super().__init__(cast("Any", Tables(world, process)), _CONNECTION, options, world.clock(process))
-        self._stop = cast("Any", SimulatedEvent(world.scheduler))
         self._world = world
         self._process = process
 
@@ -97,6 +96,12 @@ class SimulatedHarvester(Harvester):
     def _elector(self, standing: Standing) -> Elector:
         del standing
         return SimulatedElector(self._world, self._process)
+
+    def _pause(self, seconds: float) -> None:
+        self._world.scheduler.sleep(seconds * 1_000)
+
+    def _look_at_ends(self, elector: Elector) -> None:
+        """Do nothing: it only tells people."""
 
     def _ends(self, standing: Standing) -> tuple[PostgresStore, KafkaPublisher]:
         store = PostgresStore(self._tables, self._process.name)

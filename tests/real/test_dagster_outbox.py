@@ -1,5 +1,7 @@
 """The job that drains an outbox, on a real Postgres and a real Kafka."""
 
+import os
+import socket
 from collections.abc import Iterator
 
 import psycopg
@@ -50,6 +52,7 @@ def test_a_run_publishes_what_is_there_and_ends(
     told = drain.execute_in_process(instance=instance, resources={"outbox": outbox})
     assert _metadata(told)["published"] == 2_500
     assert _metadata(told)["rows waiting"] == 0
+    assert outbox.status().standing.leader == f"{socket.gethostname()}:{os.getpid()}"
 
     again = drain.execute_in_process(instance=instance, resources={"outbox": outbox})
     assert _metadata(again)["published"] == 0

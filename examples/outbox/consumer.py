@@ -1,0 +1,56 @@
+"""Reads topic `delays` into a table of SQLite, each event once, until it is interrupted.
+
+An event is known by its header `marshal-outbox-id`. The table has that as its key, so an event that comes again only
+counts as one more delivery: after a crash of this consumer, whose offsets are committed behind the table's transaction.
+"""
+
+import os
+import signal
+import sqlite3
+from contextlib import closing
+
+from confluent_kafka import Consumer, Message
+
+TABLE = """
+    CREATE TABLE IF NOT EXISTS delays (
+        place INTEGER PRIMARY KEY, id TEXT UNIQUE, carrier TEXT, event TEXT, deliveries INT DEFAULT 1
+    )
+"""
+ONCE = """
+    INSERT INTO delays (id, carrier, event) VALUES (CAST(? AS TEXT), CAST(? AS TEXT), CAST(? AS TEXT))
+    ON CONFLICT (id) DO UPDATE SET deliveries = deliveries + 1
+"""
+SETTINGS = {
+    "bootstrap.servers": os.environ["MARSHAL_BOOTSTRAP_SERVERS"],
+    "group.id": "delays-reader",
+    "auto.offset.reset": "earliest",
+    "enable.auto.commit": False,
+    "isolation.level": "read_committed",  # librdkafka's default; clients in Java must set it
+}
+
+
+def row(message: Message) -> tuple[object, object, object]:
+    """Give an event's id, key and value, all in bytes."""
+    return dict(message.headers() or [])["marshal-outbox-id"], message.key(), message.value()
+
+
+def read(consumer: Consumer, table: sqlite3.Connection) -> None:
+    """Go on reading; each batch of events is one transaction."""
+    while True:
+        messages = [each for each in consumer.consume(500, timeout=1.0) if each.error() is None]
+        if not messages:
+            continue
+        with table:
+            table.executemany(ONCE, map(row, messages))
+        consumer.commit()
+
+
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+reader = Consumer(SETTINGS)
+reader.subscribe(["delays"])
+with closing(sqlite3.connect(os.environ.get("DELAYS_FILE", "delays.db"))) as database:
+    database.execute(TABLE)
+    try:
+        read(reader, database)
+    except KeyboardInterrupt:
+        reader.close()

@@ -1,0 +1,53 @@
+"""The example's code location (docs/outbox-example.md): each flight's delay, as a row in PostgreSQL and as an event."""
+
+import os
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+import marshal_dagster as marshal
+from marshal_dagster.outbox.events import OutgoingEvents
+from marshal_dagster.outbox_jobs import (
+    OutboxResource,
+    build_outbox_backlog_sensor,
+    build_outbox_check,
+    build_outbox_drain_job,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+KAFKA = marshal.KafkaConnectionConfig.from_environment()
+DSN = os.environ["DELAYS_DSN"]
+SPARK = {"spark.master": os.environ.get("DELAYS_SPARK_MASTER", "local[*]")}
+
+events = OutgoingEvents("delays", key="carrier")
+sink = marshal.PostgresSink(DSN, "flight_delays", companion=events)
+
+
+@marshal.marshal_asset(
+    topic="flights", sink=sink, spark_config=SPARK, max_records=int(os.environ.get("DELAYS_MAX_RECORDS", "20000"))
+)
+def flight_delays(_: dg.AssetExecutionContext, __: marshal.ClaimedBatch, frame: "DataFrame") -> "DataFrame":
+    """How many minutes late each flight arrived; null for one that never did."""
+    parsed = "from_json(string(value), 'carrier STRING, flight INT, arr_delay DOUBLE')"
+    return frame.selectExpr("partition", "offset", f"{parsed} AS parsed").select("partition", "offset", "parsed.*")
+
+
+work = marshal.build_claimed_batch_job(flight_delays)
+redo = marshal.build_reprocess_job(flight_delays)
+drain = build_outbox_drain_job()
+defs = dg.Definitions(
+    assets=[flight_delays],
+    asset_checks=[build_outbox_check(flight_delays)],
+    jobs=[work, redo, drain],
+    sensors=[
+        marshal.build_stale_claim_sensor(redo, group="delays", default_status=dg.DefaultSensorStatus.RUNNING),
+        build_outbox_backlog_sensor(drain, default_status=dg.DefaultSensorStatus.RUNNING),
+    ],
+    resources={
+        "claimer": marshal.ClaimerResource(connection=KAFKA, group="delays", delivery="effectively_once"),
+        "rationalizer": marshal.RationalizerResource(connection=KAFKA),
+        "outbox": OutboxResource(connection=KAFKA, dsn=dg.EnvVar("DELAYS_DSN")),
+    },
+)

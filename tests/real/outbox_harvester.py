@@ -1,0 +1,30 @@
+"""A harvester as a process of its own, which ends in order when it is asked to.
+
+Its batches are small, so that a backlog takes it seconds.
+"""
+
+import os
+import signal
+
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions
+from marshal_dagster.outbox.holds import Limits
+from marshal_dagster.outbox.tables import OutboxTables
+from marshal_dagster.postgres import Database
+
+IN_FLIGHT = 20
+
+
+def main() -> None:
+    """Harvest the outbox of the database that the environment names."""
+    harvester = Harvester(
+        OutboxTables(Database(os.environ["DELAYS_DSN"])),
+        KafkaConnection(bootstrap_servers=os.environ["MARSHAL_BOOTSTRAP_SERVERS"]),
+        HarvesterOptions(limits=Limits(max_in_flight_records=IN_FLIGHT)),
+    )
+    signal.signal(signal.SIGTERM, lambda *_: harvester.stop())
+    harvester.run()
+
+
+if __name__ == "__main__":
+    main()
