@@ -1,6 +1,6 @@
 """The harvester's loop: session after session while it leads, with pauses after what fails."""
 
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import pytest
 

@@ -182,11 +182,12 @@ class Database:
             self._world.chance.shuffle(found)
         taken, size = [], 0
         for row in found[: wanted["limit"]]:
-            if size >= wanted["limit_bytes"]:
+            width = len(row.key or b"") + len(row.value)
+            if size and size + width > wanted["limit_bytes"]:
                 break
-            size += len(row.key or b"") + len(row.value)
+            size += width
             taken.append((*row, None, None))
-        if "< %(limit_bytes)s ORDER BY id" not in statement:
+        if "<= %(limit_bytes)s ORDER BY id" not in statement:
             self._world.chance.shuffle(taken)
         if taken:
             self._world.judge.took(transaction.process)

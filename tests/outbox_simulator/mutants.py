@@ -31,7 +31,7 @@ MUTANTS: Final = (
     ),
     Mutant("a turn is not committed", STORE, "for each in rows]\n        connection.commit()", "for each in rows]"),
     Mutant("rows are taken in any order", STORE, "WHERE {free} ORDER BY id LIMIT", "WHERE {free} LIMIT"),
-    Mutant("rows come in any order", STORE, "< %(limit_bytes)s ORDER BY id", "< %(limit_bytes)s"),
+    Mutant("rows come in any order", STORE, "<= %(limit_bytes)s ORDER BY id", "<= %(limit_bytes)s"),
     Mutant("lanes that are held are taken", STORE, "        if lanes:\n", "        if False:\n"),
     Mutant("topics that are held are taken", STORE, "        if turn.held_topics:\n", "        if False:\n"),
     Mutant(
@@ -164,7 +164,7 @@ MUTANTS: Final = (
     Mutant(
         "a session goes on after what is not settled",
         HARVESTER,
-        "            while leads():\n                harvest = self._harvest(store, publisher, leads)\n",
+        "            while leads():\n                self._alive_at_s = time.monotonic()\n                harvest = self._harvest(store, publisher, leads)\n",
         "            harvest = self._harvest(store, publisher, leads); harvest.begin()\n            while leads():\n",
         ((HARVESTER, "                    harvest.begin()\n", "                    publisher.begin()\n"),),
     ),
