@@ -1,4 +1,4 @@
-"""`outbox ...` on a real Kafka and a real Postgres, as a user calls it: each command is a process of its own."""
+"""`outbox ...` on a real Kafka and a real Postgres; what publishes or asks is a process of its own."""
 
 import json
 import queue
@@ -18,11 +18,13 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from marshal_dagster import Outbox, OutboxRecord
-from tests.cli import COMMAND, REPOSITORY, Answer, environ, start
+from tests.cli import COMMAND, REPOSITORY, Answer, call, environ, start
 from tests.real.conftest import MakeTopic
 from tests.sink_outputs import own_schema
 
 WITHIN_S = 20.0
+HANDED_OVER_MS = 4_500
+"""A leader that ends without a word is given up later: 6 s after its last heartbeat, which come each second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,14 +35,23 @@ class Stand:
     kafka: str
     schema: str
     topic: str
+    capsys: pytest.CaptureFixture[str]
 
     @property
     def environment(self) -> dict[str, str]:
         """What names the database and the cluster."""
         return {"MARSHAL_OUTBOX_DSN": self.dsn, "MARSHAL_BOOTSTRAP_SERVERS": self.kafka}
 
+    def ask(self, *arguments: str) -> Answer:
+        """Carry out `outbox ...` in this process, which starts sooner."""
+        command, *rest = arguments
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in self.environment.items():
+                patch.setenv(name, value)
+            return call(self.capsys, "outbox", command, "--schema", self.schema, *rest)
+
     def call(self, *arguments: str, given: str = "") -> Answer:
-        """Carry out `outbox ...`."""
+        """Carry out `outbox ...` in a process of its own."""
         command, *rest = arguments
         return start("outbox", command, "--schema", self.schema, *rest, given=given, environment=self.environment)
 
@@ -63,9 +74,9 @@ class Stand:
 
 
 @pytest.fixture
-def stand(postgres: str, kafka: str, topic: MakeTopic) -> Stand:
+def stand(postgres: str, kafka: str, topic: MakeTopic, capsys: pytest.CaptureFixture[str]) -> Stand:
     """An outbox that `outbox init` has made."""
-    stand = Stand(postgres, kafka, own_schema(), topic(1))
+    stand = Stand(postgres, kafka, own_schema(), topic(1), capsys)
     with psycopg.connect(postgres) as connection:
         connection.execute(f"CREATE SCHEMA {stand.schema}".encode())
     made = stand.call("init", "--json")
@@ -130,42 +141,42 @@ def health(address: str) -> tuple[int, dict[str, Any]]:
 
 def test_rows_are_published_looked_at_and_looked_after(stand: Stand) -> None:
     """Init, status, drain, parked, retry and drop, from rows that wait to rows that are read, and none that is left."""
-    again = stand.call("init", "--no-notify")
+    again = stand.ask("init", "--no-notify")
     assert (again.code, again.err, "the harvester looks for its rows" in again.out) == (0, "", True)
     missing = f"{stand.topic}-missing"
     stand.stash(OutboxRecord(stand.topic, "first", key="k"), OutboxRecord(stand.topic, None, key="k"))
     stand.stash(OutboxRecord(missing, "lost", key="ö".encode("latin-1")), OutboxRecord(missing, "left"))
-    before = stand.call("status", "--json").json
+    before = stand.ask("status", "--json").json
     assert (before["rows"], before["parked"], before["session"], before["leader"]) == (4, 0, 0, None)
     assert 0 < before["oldest_age_s"] < WITHIN_S
 
     drained = stand.call("drain", "--max-attempts", "1", "--json")
     assert (drained.code, drained.json) == (1, {"published": 2, "parked": 2, "complete": True})
     assert stand.read(2) == [(b"k", b"first"), (b"k", None)]
-    listed = stand.call("parked", "--json").json
+    listed = stand.ask("parked", "--json").json
     assert (listed["parked"], [(row["id"], row["topic"], row["key"]) for row in listed["rows"]]) == (
         2,
         [(3, missing, "\\xf6"), (4, missing, None)],
     )
     assert f"topic '{missing}'" in listed["rows"][0]["reason"]
-    table = stand.call("parked", "--limit", "1")
+    table = stand.ask("parked", "--limit", "1")
     assert (table.code, table.error) == (0, "1 more; --limit shows them")
     assert table.out.splitlines()[1].split()[:4] == ["3", missing, "\\xf6", "4"]
 
     with psycopg.connect(stand.dsn) as connection:
         connection.execute(f"SET search_path = {stand.schema}".encode())
         connection.execute("UPDATE outbox_parked SET topic = %s WHERE id = 3", (stand.topic,))
-    retried = stand.call("retry", "3", "99")
+    retried = stand.ask("retry", "3", "99")
     assert (retried.code, retried.out) == (1, "1 row put back, to be published\n")
     assert "not set aside: 99" in retried.error
-    assert stand.call("drain").out == "1 rows published here, 0 set aside\n"
+    assert stand.ask("drain").out == "1 rows published here, 0 set aside\n"
     assert stand.read(3)[2] == (b"\xf6", b"lost")
 
     kept = stand.call("drop", "4", given="n\n")
     assert (kept.code, missing in kept.out, "nothing was deleted" in kept.err) == (1, True, True)
     assert stand.call("drop", "4", given="y\n").code == 0
-    assert stand.call("parked").out == "Nothing is set aside\n"
-    after = stand.call("status")
+    assert stand.ask("parked").out == "Nothing is set aside\n"
+    after = stand.ask("status")
     assert (after.code, after.err) == (0, "")
     assert [line.split()[:3] for line in after.out.splitlines()[1:]] == [
         ["waiting", "0", "rows"],
@@ -186,20 +197,17 @@ def test_of_two_harvesters_the_other_takes_over(stand: Stand) -> None:
         assert stand.read(1) == [(b"k", b"first")]
 
         leader.process.send_signal(signal.SIGTERM)
-        began_s = time.monotonic()
+        signalled_ms = time.time() * 1_000
         told = leader.await_event("stopped")
         assert (leader.process.wait(WITHIN_S), told["published"], told["sessions"]) == (0, 1, 1)
-        handed_over_s = time.monotonic() - began_s
-        standby.await_event("leader")
-        taken_over_s = time.monotonic() - began_s
-        assert (handed_over_s < 3, taken_over_s < 5) == (True, True), (handed_over_s, taken_over_s)
+        assert standby.await_event("leader")["time_ms"] - signalled_ms < HANDED_OVER_MS
         stand.stash(OutboxRecord(stand.topic, "second", key="k"))
         assert stand.read(2)[1] == (b"k", b"second")
 
         standby.process.send_signal(signal.SIGINT)
         assert standby.process.wait(WITHIN_S) == 0
         assert [each.process.stderr.read() for each in (first, second) if each.process.stderr] == ["", ""]
-    assert stand.call("status", "--json").json["session"] == 2
+    assert stand.ask("status", "--json").json["session"] == 2
 
 
 def _told_apart(first: Harvesting, second: Harvesting, addresses: Sequence[str]) -> tuple[Harvesting, Harvesting]:
@@ -225,7 +233,7 @@ def test_what_is_missing_is_one_line(stand: Stand) -> None:
     harvested = stand.call("harvest", "--name", "two")
     assert harvested.code == 5
     assert "`marshal-dagster outbox init` makes the topics" in harvested.err.splitlines()[-1]
-    none = stand.call("status", "--name", "three")
+    none = stand.ask("status", "--name", "three")
     assert (none.code, "`marshal-dagster outbox init` makes it" in none.error) == (2, True)
     secret = "canary-77aa"
     away = start("outbox", "status", environment={"MARSHAL_OUTBOX_DSN": f"postgresql://u:{secret}@127.0.0.1:1/d"})
