@@ -61,6 +61,7 @@ LASTS_S: Final = {
     FaultKind.POISONED: (1.0, 4.0),
 }
 LINK_LASTS_S: Final = (0.1, 5.0)
+FARTHEST_AHEAD_S: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,5 +130,13 @@ def _fault(kind: FaultKind, chance: random.Random) -> Fault:
         held=held,
         comes_late=chance.random() < 0.6,
         delay_s=chance.uniform(0.01, 0.2),
-        off_s=chance.choice((-1, 1)) * chance.randint(10, 36_000),
+        off_s=_off(chance.choice((-1, 1)) * chance.randint(10, 36_000)),
     )
+
+
+def _off(off_s: int) -> int:
+    """Bound how far a clock goes ahead, for it goes back in the end.
+
+    The Kafka client's timed waits go by the time of day: those that have begun before it goes back last so much longer.
+    """
+    return off_s if off_s < 0 else 1 + off_s % FARTHEST_AHEAD_S
