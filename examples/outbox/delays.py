@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 KAFKA = marshal.KafkaConnectionConfig.from_environment()
-DSN = os.environ["DELAYS_DSN"]
 SPARK = {"spark.master": os.environ.get("DELAYS_SPARK_MASTER", "local[*]")}
 
 events = OutgoingEvents("delays", key="carrier")
-sink = marshal.PostgresSink(DSN, "flight_delays", companion=events)
+sink = marshal.PostgresSink(os.environ["DELAYS_DSN"], "flight_delays", companion=events)
+outbox = OutboxResource(connection=KAFKA, dsn=dg.EnvVar("DELAYS_DSN"))
 
 
 @marshal.marshal_asset(
@@ -48,6 +48,6 @@ defs = dg.Definitions(
     resources={
         "claimer": marshal.ClaimerResource(connection=KAFKA, group="delays", delivery="effectively_once"),
         "rationalizer": marshal.RationalizerResource(connection=KAFKA),
-        "outbox": OutboxResource(connection=KAFKA, dsn=dg.EnvVar("DELAYS_DSN")),
+        "outbox": outbox,
     },
 )

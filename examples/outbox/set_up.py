@@ -1,12 +1,10 @@
 """Makes what the example needs, where it is missing: the topics, the tables of the result, and the outbox."""
 
-from delays import DSN, KAFKA, sink
+from delays import KAFKA, outbox, sink
 from pyspark.sql.types import StructType
 
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.outbox.harvester import OutboxTopics
-from marshal_dagster.outbox.tables import OutboxTables
-from marshal_dagster.postgres import Database
 
 PARTITIONS = 4
 
@@ -17,4 +15,4 @@ with Topics(connection) as topics:
         topics.create(name, PARTITIONS, copies)
 columns = StructType().add("partition", "integer").add("offset", "long")
 sink.create_tables(columns.add("carrier", "string").add("flight", "integer").add("arr_delay", "double"))
-OutboxTopics.of(OutboxTables(Database(DSN)).create().uid).create(connection)
+OutboxTopics.of(outbox.tables().create().uid).create(connection)
