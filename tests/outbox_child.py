@@ -25,7 +25,7 @@ def before_strike() -> None:
     turn = PostgresStore.turn
 
     def dying_turn(store: PostgresStore, session: int, given: Turn) -> list[Row]:
-        if given.done:
+        if given.done.rows:
             die()
         return turn(store, session, given)
 
@@ -38,7 +38,7 @@ def after_strike() -> None:
 
     def dying_turn(store: PostgresStore, session: int, given: Turn) -> list[Row]:
         rows = turn(store, session, given)
-        if given.done:
+        if given.done.rows:
             die()
         return rows
 

@@ -11,11 +11,11 @@ of which Kafka's note tells.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from marshal_dagster.outbox.holds import Holds, Limits
-from marshal_dagster.outbox.ports import Parked, Publisher, Row, RowRefused, Store, TopicRefused, Turn
+from marshal_dagster.outbox.ports import Noted, Parked, Publisher, Row, RowRefused, Store, TopicRefused, Turn
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Harvest:
         self._leads = leads
         self._holds = Holds(limits.max_attempts, now_ms)
         self._session = 0
-        self._done: Collection[int] = ()
+        self._done = Noted()
         self._parked: list[Parked] = []
         self._is_checking = False
         """Whether the publisher has begun anew since the database was asked whether this session goes on."""
@@ -81,7 +81,7 @@ class Harvest:
 
     def finish(self) -> None:
         """Strike what is published, so that who comes next has nothing to find out. Raises as `turn`."""
-        if self._done or self._parked:
+        if self._done.rows or self._parked:
             self._turn(0)
 
     def _turn(self, limit: int) -> list[Row]:
@@ -95,7 +95,7 @@ class Harvest:
         )
         rows = self._store.turn(self._session, turn)
         self._counts.parked += len(self._parked)
-        self._done, self._parked, self._is_checking = (), [], False
+        self._done, self._parked, self._is_checking = Noted(), [], False
         return rows
 
     def _check_topics(self, rows: Sequence[Row]) -> None:
@@ -119,7 +119,7 @@ class Harvest:
                 continue
             if not self._leads():
                 raise Resigned
-            if self._done or self._parked or self._is_checking:
+            if self._done.rows or self._parked or self._is_checking:
                 # What comes after a row that is set aside must not get ahead of that.
                 self._turn(0)
             try:
@@ -133,7 +133,7 @@ class Harvest:
                 self._holds.refuse_topic(refused.topic, refused.reason)
                 batches.appendleft(batch)
             else:
-                self._done = [row.id for row in batch]
+                self._done = Noted([row.id for row in batch])
                 self._holds.accept(batch)
                 self._counts.published += len(batch)
                 self._counts.batches += 1

@@ -1,7 +1,7 @@
 """What the harvest needs of a database and of Kafka; tests and the simulator bring their own."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from marshal_dagster.errors import MarshalError
@@ -20,6 +20,8 @@ class Row(NamedTuple):
     key: bytes | None
     value: bytes | None
     headers: Sequence[Header] | None = None
+    created_us: int = 0
+    """When it was written, by the database's clock, in microseconds."""
 
 
 class Lane(NamedTuple):
@@ -35,6 +37,16 @@ class Lane(NamedTuple):
         return cls(row.topic, row.key, row.id if row.key is None else None)
 
 
+class Noted(NamedTuple):
+    """The rows of a batch that was published: those ids, written up to a time of the database's clock.
+
+    A database that was restored gives ids anew; the rows that have them then are younger, and not meant.
+    """
+
+    rows: Collection[int] = ()
+    created_until_us: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Parked:
     """A row that is set aside, and why."""
@@ -47,7 +59,7 @@ class Parked:
 class Turn:
     """What is done in one transaction of the database: strike, set aside, and take the next rows."""
 
-    done: Collection[int] = ()
+    done: Noted = field(default_factory=Noted)
     parked: Collection[Parked] = ()
     limit: int = 0
     """How many rows are taken at most."""
@@ -115,7 +127,7 @@ class Publisher(Protocol):
         """
         ...
 
-    def noted(self) -> Collection[int]:
+    def noted(self) -> Noted:
         """Give the rows of the last batch that was published, by any session.
 
         Raises `Fenced`, `UnavailableError`.

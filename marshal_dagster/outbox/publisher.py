@@ -11,7 +11,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.kafka.transactions import Notes, RecordRefused, Transaction
-from marshal_dagster.outbox.ports import ID_HEADER, Fenced, Row, RowRefused, TopicRefused, Unsettled
+from marshal_dagster.outbox.ports import ID_HEADER, Fenced, Noted, Row, RowRefused, TopicRefused, Unsettled
 
 NOTE_VERSION: Final = 1
 ID_PREFIX: Final = "marshal-outbox-"
@@ -71,11 +71,11 @@ class KafkaPublisher:
             raise Fenced(str(fenced)) from None
         self._transaction = transaction
 
-    def noted(self) -> Collection[int]:
+    def noted(self) -> Noted:
         """Give the rows of the newest note (`Publisher.noted`)."""
         with Notes(self._connection, self._notes_topic, self._asking, last=_LOOKED_AT) as notes:
             note = notes.newest(self._timeout_s).get(self._uid)
-        return [] if note is None else read_note(note)
+        return Noted() if note is None else read_note(note)
 
     def refused(self, topics: Collection[str]) -> dict[str, str]:
         """Give which topics cannot be written to (`Publisher.refused`)."""
@@ -107,7 +107,7 @@ class KafkaPublisher:
                     name=str(row.id),
                     headers=[*(row.headers or ()), (ID_HEADER, f"{self._uid}-{row.id}".encode())],
                 )
-            note = render_note([row.id for row in rows])
+            note = render_note(rows)
             transaction.send(
                 self._notes_topic, note, self._uid.encode(), name=_NOTE, partition=transactions.NOTES_PARTITION
             )
@@ -178,20 +178,23 @@ class KafkaPublisher:
             transaction.__exit__(None, None, None)
 
 
-def render_note(ids: Sequence[int]) -> bytes:
-    """Write down rows, which rise, as runs of numbers."""
+def render_note(rows: Sequence[Row]) -> bytes:
+    """Write down rows, whose ids rise, as runs of numbers."""
     runs: list[list[int]] = []
-    for number in ids:
-        if runs and runs[-1][1] == number - 1:
-            runs[-1][1] = number
+    for row in rows:
+        if runs and runs[-1][1] == row.id - 1:
+            runs[-1][1] = row.id
         else:
-            runs.append([number, number])
-    return json.dumps({"version": NOTE_VERSION, "rows": runs}, separators=(",", ":")).encode()
+            runs.append([row.id, row.id])
+    until_us = max(row.created_us for row in rows)
+    note = {"version": NOTE_VERSION, "rows": runs, "created_until_us": until_us}
+    return json.dumps(note, separators=(",", ":")).encode()
 
 
-def read_note(value: bytes) -> list[int]:
+def read_note(value: bytes) -> Noted:
     """Read what `render_note` wrote. Raises `MarshalError` for one of a later version."""
     note = json.loads(value)
     if note["version"] > NOTE_VERSION:
         raise MarshalError(f"a note of version {note['version']} is of a newer marshal-dagster: update this one")
-    return [number for first, last in note["rows"] for number in range(first, last + 1)]
+    ids = [number for first, last in note["rows"] for number in range(first, last + 1)]
+    return Noted(ids, note["created_until_us"])

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _SETTINGS: Final = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
 
 _TAKE: Final[LiteralString] = """
-    SELECT id, topic, key, value, header_keys, header_values FROM (
+    SELECT id, topic, key, value, header_keys, header_values, (extract(epoch FROM create_time) * 1000000)::bigint FROM (
         SELECT *, sum(size) OVER (ORDER BY id) - size AS before FROM (
             SELECT *, coalesce(octet_length(key), 0) + coalesce(octet_length(value), 0)
                 + coalesce(pg_column_size(header_values), 0) AS size
@@ -28,6 +28,10 @@ _FREE_ROWS: Final[LiteralString] = "id <> ALL(%(ids)s::bigint[])"
 _FREE_LANES: Final[LiteralString] = """
     NOT EXISTS (SELECT FROM unnest(%(lane_topics)s::text[], %(lane_keys)s::bytea[]) AS held (topic, key)
     WHERE held.topic = r.topic AND held.key = r.key)
+    """
+_STRIKE: Final[LiteralString] = """
+    DELETE FROM {rows} WHERE id = ANY(%s)
+    AND (extract(epoch FROM create_time) * 1000000)::bigint <= coalesce(%s::bigint, 9223372036854775807)
     """
 _PARK: Final[LiteralString] = """
     WITH wanted AS (SELECT * FROM unnest(%s::bigint[], %s::text[]) AS w (id, reason)),
@@ -114,12 +118,12 @@ class PostgresStore:
 
     def _turn(self, connection: "Connection", session: int, turn: Turn) -> list[Row]:
         named = self._tables.named
-        writes = bool(turn.done or turn.parked)
+        writes = bool(turn.done.rows or turn.parked)
         ask: LiteralString = "SELECT session FROM {registry} WHERE name = %s"
         with connection.pipeline():
             found = connection.execute(named(ask + " FOR SHARE" if writes else ask), (self._tables.name,))
-            if turn.done:
-                connection.execute(named("DELETE FROM {rows} WHERE id = ANY(%s)"), (list(turn.done),))
+            if turn.done.rows:
+                connection.execute(named(_STRIKE), (list(turn.done.rows), turn.done.created_until_us))
             if turn.parked:
                 ids, reasons = [each.id for each in turn.parked], [each.reason for each in turn.parked]
                 connection.execute(named(_PARK), (ids, reasons))
@@ -156,8 +160,9 @@ class PostgresStore:
 
 
 def _row(found: Sequence[Any]) -> Row:
-    number, topic, key, value, names, values = found
-    return Row(number, topic, key, value, None if names is None else list(zip(names, values, strict=True)))
+    number, topic, key, value, names, values, created_us = found
+    headers = None if names is None else list(zip(names, values, strict=True))
+    return Row(number, topic, key, value, headers, created_us)
 
 
 def _identifier(name: str) -> Any:  # noqa: ANN401 - psycopg's

@@ -16,6 +16,7 @@ from marshal_dagster.outbox.ports import (
     Deposed,
     Fenced,
     Lane,
+    Noted,
     Parked,
     Row,
     RowRefused,
@@ -82,12 +83,12 @@ class Store:
     def turn(self, session: int, turn: Turn) -> list[Row]:
         """Carry out a turn."""
         ports, outbox = self._ports, self._ports.outbox
-        ports.called("turn", list(turn.done), [each.id for each in turn.parked], turn.limit)
+        ports.called("turn", list(turn.done.rows), [each.id for each in turn.parked], turn.limit)
         if session != outbox.session:
             raise Deposed("deposed")
         ports.turns.append(turn)
         outbox.parked |= {each.id: each.reason for each in turn.parked}
-        outbox.rows = [each for each in outbox.rows if each.id not in {*turn.done, *outbox.parked}]
+        outbox.rows = [each for each in outbox.rows if each.id not in {*turn.done.rows, *outbox.parked}]
         free = [
             each
             for each in sorted(outbox.rows)
@@ -108,10 +109,10 @@ class Publisher:
         self._ports.outbox.epoch += 1
         self._ports.epoch = self._ports.outbox.epoch
 
-    def noted(self) -> Collection[int]:
+    def noted(self) -> Noted:
         """Give the last batch."""
         self._ports.called("noted")
-        return self._ports.outbox.note
+        return Noted(self._ports.outbox.note)
 
     def refused(self, topics: Collection[str]) -> dict[str, str]:
         """Give which topics are missing."""

@@ -8,7 +8,7 @@ from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import ConfigurationError, RightMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox.harvester import Harvester
-from marshal_dagster.outbox.ports import Row, Turn
+from marshal_dagster.outbox.ports import Noted, Row, Turn
 from marshal_dagster.outbox.tables import VERSION, OutboxTables, Standing
 from marshal_dagster.postgres import Database
 
@@ -63,9 +63,9 @@ class Scene:
         self.failures.append(self.harvester.failure)
         return []
 
-    def noted(self) -> list[int]:
+    def noted(self) -> Noted:
         """Have published nothing."""
-        return []
+        return Noted()
 
     def close(self) -> None:
         """Count it."""

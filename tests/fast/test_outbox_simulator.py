@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from marshal_dagster.outbox import harvest
+from marshal_dagster.outbox.ports import Noted
 from tests.outbox_simulator import __main__ as command_line
 from tests.outbox_simulator import running
 from tests.outbox_simulator.mutants import MUTANTS
@@ -59,7 +60,7 @@ def test_what_is_broken_is_caught_shrunk_and_shown(
 
     def begin_without_note(self: harvest.Harvest) -> None:
         original(self)
-        self._done = ()
+        self._done = Noted()
 
     monkeypatch.setattr(harvest.Harvest, "begin", begin_without_note)
     tally = running.run_chunk(0, 60)

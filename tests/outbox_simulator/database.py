@@ -81,7 +81,7 @@ class Database:
             self._lock(transaction, is_exclusive=True)
             transaction.session = self.session + 1
             return [(transaction.session,)]
-        if statement.startswith("DELETE FROM {rows}"):
+        if "DELETE FROM {rows} WHERE id" in statement:
             transaction.deleted += parameters[0]
         elif "WITH wanted" in statement:
             transaction.parked += parameters[0]
@@ -186,7 +186,7 @@ class Database:
             if size and size + width > wanted["limit_bytes"]:
                 break
             size += width
-            taken.append((*row, None, None))
+            taken.append((*row, None, None, 0))
         if "<= %(limit_bytes)s ORDER BY id" not in statement:
             self._world.chance.shuffle(taken)
         if taken:

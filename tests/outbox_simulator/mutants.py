@@ -40,7 +40,7 @@ MUTANTS: Final = (
         "        self._session = self._store.begin()\n        self._publisher.begin()\n",
         "        self._publisher.begin()\n        self._session = self._store.begin()\n",
     ),
-    Mutant("the note is not read", HARVEST, "self._done = self._publisher.noted()", "self._done = []"),
+    Mutant("the note is not read", HARVEST, "self._done = self._publisher.noted()", "pass"),
     Mutant(
         "the note is read before the session begins",
         HARVEST,
@@ -54,20 +54,20 @@ MUTANTS: Final = (
     Mutant(
         "a batch is published before the last is struck",
         HARVEST,
-        "if self._done or self._parked or self._is_checking:",
+        "if self._done.rows or self._parked or self._is_checking:",
         "if self._parked or self._is_checking:",
         (
             (
                 HARVEST,
-                "self._done = [row.id for row in batch]",
-                "self._done = [*self._done, *(row.id for row in batch)]",
+                "self._done = Noted([row.id for row in batch])",
+                "self._done = Noted([*self._done.rows, *(row.id for row in batch)])",
             ),
         ),
     ),
     Mutant(
         "only the last batch of a turn is struck",
         HARVEST,
-        "if self._done or self._parked or self._is_checking:",
+        "if self._done.rows or self._parked or self._is_checking:",
         "if self._parked or self._is_checking:",
     ),
     Mutant(
@@ -78,16 +78,16 @@ MUTANTS: Final = (
         (
             (
                 HARVEST,
-                "self._done, self._parked, self._is_checking = (), [], False",
-                "self._done, self._parked, self._is_checking = (), [] if limit else self._parked, False",
+                "self._done, self._parked, self._is_checking = Noted(), [], False",
+                "self._done, self._parked, self._is_checking = Noted(), [] if limit else self._parked, False",
             ),
         ),
     ),
     Mutant(
         "nobody asks after a refusal whether the session goes on",
         HARVEST,
-        "if self._done or self._parked or self._is_checking:",
-        "if self._done or self._parked:",
+        "if self._done.rows or self._parked or self._is_checking:",
+        "if self._done.rows or self._parked:",
     ),
     Mutant(
         "what is held is published",
@@ -157,14 +157,15 @@ MUTANTS: Final = (
     Mutant(
         "a note does not name the last row",
         PUBLISHER,
-        "render_note([row.id for row in rows])",
-        "render_note([row.id for row in rows[:-1]])",
+        "render_note(rows)",
+        "render_note(rows[:-1] or rows)",
     ),
-    Mutant("a note has all between first and last", PUBLISHER, "runs[-1][1] == number - 1", "True"),
+    Mutant("a note has all between first and last", PUBLISHER, "runs[-1][1] == row.id - 1", "True"),
     Mutant(
         "a session goes on after what is not settled",
         HARVESTER,
-        "            while leads():\n                self._alive_at_s = time.monotonic()\n                harvest = self._harvest(store, publisher, leads)\n",
+        "            while leads():\n                self._alive_at_s = time.monotonic()\n"
+        "                harvest = self._harvest(store, publisher, leads)\n",
         "            harvest = self._harvest(store, publisher, leads); harvest.begin()\n            while leads():\n",
         ((HARVESTER, "                    harvest.begin()\n", "                    publisher.begin()\n"),),
     ),
