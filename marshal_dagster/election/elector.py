@@ -111,7 +111,7 @@ class Elector:
         while not self._stop.is_set():
             try:
                 self._stand()
-            except (KafkaException, MarshalError) as error:
+            except (KafkaException, MarshalError, SystemError) as error:  # the last, by a fatal error amid callbacks
                 self._lose_all(f"the client failed: {error}")
                 self._note_failure(error if isinstance(error, MarshalError) else UnavailableError(str(error)))
                 self._stop.wait(self._timing.receive_deadline_ms / 1_000)

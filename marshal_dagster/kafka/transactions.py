@@ -350,9 +350,10 @@ class Transaction:
 
 @contextlib.contextmanager
 def _unwrapped() -> Iterator[None]:
-    """Raise the client's fatal error as it is.
+    """Raise the client's fatal error as it is, or as far as it is known.
 
-    It is pending while further callbacks run in the same poll, and Python makes a SystemError of the first one.
+    It is pending while further callbacks run in the same poll, and Python makes a SystemError of the first one, or the
+    client loses it on the way.
     """
     try:
         yield
@@ -360,6 +361,8 @@ def _unwrapped() -> Iterator[None]:
         cause: BaseException | None = error
         while isinstance(cause, SystemError):
             cause = cause.__cause__
+        if cause is None:
+            raise KafkaException(KafkaError(KafkaError._FATAL, "the client failed", fatal=True)) from None  # noqa: SLF001
         if not isinstance(cause, KafkaException):
             raise
         raise cause from None

@@ -3,8 +3,11 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
+
 from marshal_dagster.election.elector import Elector
 from marshal_dagster.election.rules import Candidacy, Term, Timing
+from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 
 
@@ -25,3 +28,21 @@ def test_a_term_is_over_with_its_deadline_whether_that_was_looked_at_or_not() ->
     assert elector.term() is None
     assert not elector.leads(Term(7, "id"))
     assert elector.wait_for_term(0.01) is None
+
+
+def test_an_elector_outlives_what_the_client_makes_of_a_fatal_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Amid callbacks that is a SystemError: it says so, and stands again."""
+    timing = Timing(receive_deadline_ms=100, poll_interval_ms=10)
+    elector = Elector(KafkaConnection(bootstrap_servers="127.0.0.1:1"), "topic", "group", timing=timing)
+    stands: list[int] = []
+
+    def stand() -> None:
+        stands.append(len(stands))
+        if len(stands) == 1:
+            raise SystemError("returned NULL without setting an exception")
+        elector._stop.set()
+
+    monkeypatch.setattr(elector, "_stand", stand)
+    elector._run()
+    assert stands == [0, 1]
+    assert isinstance(elector.failure, UnavailableError)

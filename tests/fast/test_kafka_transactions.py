@@ -5,6 +5,7 @@ from typing import Any, ClassVar, cast
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka import transactions
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.transactions import Fenced, Transaction
@@ -65,6 +66,16 @@ def test_a_fatal_error_that_comes_amid_callbacks_is_told_as_what_it_is(call: str
     )
     with pytest.raises(Fenced):
         getattr(one, call)()
+
+
+@pytest.mark.parametrize(("said", "expected"), [(None, UnavailableError), ("Producer was fenced", Fenced)])
+def test_a_fatal_error_that_the_client_loses_is_told(said: str | None, expected: type[Exception]) -> None:
+    """As far as its log has kept it."""
+    one = transaction()
+    cast("Client", one._producer).raises = SystemError("returned NULL without setting an exception")
+    one._log.fatal = said
+    with pytest.raises(expected):
+        one.flush()
 
 
 def test_another_error_of_the_interpreter_is_left_alone() -> None:
