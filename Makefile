@@ -120,10 +120,7 @@ FUZZ_SECONDS ?= 60
 fuzz: $(READY) ## arbitrary bytes against the parser, the world state and the reader of snapshots: FUZZ_SECONDS=60
 	$(BIN)/python -m tests.fuzz --seconds $(FUZZ_SECONDS)
 
-fuzz-simulate-outbox: $(READY) ## the outbox's harvest and election under faults, on a virtual clock: FIRST=0 SEEDS=10000
-	$(BIN)/python -m tests.outbox_simulator --first $(FIRST) --seeds $(SEEDS)
-
-soak: $(READY) ## the same for a hundred million records; may be stopped, and goes on where it was
+fuzz-soak: $(READY) ## the same for a hundred million records; may be stopped, and goes on where it was
 	$(BIN)/python -m tests.fuzz --seconds 600 --records 100000000 --results tests/results/fuzz.jsonl
 
 .PHONY: demo
