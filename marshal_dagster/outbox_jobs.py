@@ -16,7 +16,6 @@ from dagster import (
     AssetCheckSeverity,
     AssetKey,
     AssetsDefinition,
-    ConfigurableResource,
     DagsterRunStatus,
     DefaultSensorStatus,
     EnvVar,
@@ -40,7 +39,7 @@ from pydantic import Field
 
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.postgres import Database
-from marshal_dagster.resources import KafkaConnectionConfig
+from marshal_dagster.resources import CheckedResource, KafkaConnectionConfig
 from marshal_dagster.runs import FINISHED, forwarded_logs
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ OUTBOX_TAG: Final = "marshal/outbox"
 _UNDER_WAY: Final = [each for each in DagsterRunStatus if each not in FINISHED]
 
 
-class OutboxResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
+class OutboxResource(CheckedResource):
     """An outbox in a PostgreSQL database, and the Kafka cluster that its rows are published to."""
 
     connection: KafkaConnectionConfig = Field(description="The Kafka cluster that the rows are published to.")
@@ -80,6 +79,16 @@ class OutboxResource(ConfigurableResource):  # type: ignore[type-arg] # it is it
         from marshal_dagster.outbox.tables import OutboxTables
 
         return OutboxTables(Database(self._dsn()), self.outbox, self.database_schema)
+
+    def create(self, *, notifies: bool = True, replication: int | None = None) -> None:
+        """Make what is missing of the outbox: its tables and its topics, as `marshal-dagster outbox init` does.
+
+        Raises `ConfigurationError`, `RightMissing`, `UnavailableError`.
+        """
+        from marshal_dagster.outbox.harvester import OutboxTopics
+
+        standing = self.tables().create(notifies=notifies)
+        OutboxTopics.of(standing.uid).create(self.connection.to_connection("connection"), replication)
 
     def harvester(self) -> "Harvester":
         """Make a harvester, which connects when it runs. Raises `ConfigurationError`."""

@@ -39,24 +39,30 @@ class Database:
         """Whether the connection string has a password in it. Raises `ConfigurationError` for what is none."""
         return bool(self._given().get("password"))
 
-    def connect(self, **settings: Any) -> "Connection":  # noqa: ANN401 - psycopg's
-        """Connect. Raises `ConfigurationError` for what is no connection string, and psycopg's errors."""
+    def connect(self, *, answer_timeout_s: float | None = None, **settings: Any) -> "Connection":  # noqa: ANN401 - psycopg's
+        """Connect; `settings` are psycopg's and come before the connection string's, but for `options`: both count.
+
+        `answer_timeout_s` stands in for this database's.
+        Raises `ConfigurationError` for what is no connection string, and psycopg's errors.
+        """
         import psycopg
 
         given = self._given()
+        if "options" in settings and given.get("options"):
+            settings["options"] = f"{settings['options']} {given['options']}"
         defaults: dict[str, Any] = {
             "connect_timeout": self._connect_timeout_s,
             "application_name": "marshal-dagster",
             "keepalives_idle": 30,
             "keepalives_interval": 10,
             "keepalives_count": 3,
-            "tcp_user_timeout": round(self._answer_timeout_s * 1_000),
+            "tcp_user_timeout": round((answer_timeout_s or self._answer_timeout_s) * 1_000),
         }
         return psycopg.connect(
             self._dsn,
             client_encoding="UTF8",
-            **settings,
             **{name: value for name, value in defaults.items() if name not in given},
+            **settings,
         )
 
     def _given(self) -> dict[str, Any]:

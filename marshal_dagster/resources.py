@@ -103,6 +103,7 @@ class KafkaConnectionConfig(Config):
         Raises `ConfigurationError`, naming the field.
         """
         told: ConfigurationError | None = None
+        _refuse_strange(type(self), fields)
         try:
             super().__init__(**fields)
         except ValidationError as error:
@@ -155,6 +156,15 @@ def _check_topic(value: str) -> str:
     return value
 
 
+def _refuse_strange(cls: type[Any], given: Mapping[str, Any]) -> None:
+    """Refuse fields that a config or resource does not have, which pydantic would leave out without a word."""
+    strange = sorted(given.keys() - cls.model_fields.keys())
+    if strange:
+        raise ConfigurationError(
+            f"{cls.__name__} has no field {', '.join(strange)}; it has {', '.join(cls.model_fields)}"
+        )
+
+
 def _in_one_line(cls: type[Any], error: ValidationError) -> ConfigurationError:
     """Say which fields are wrong as our own error, in one line; a value stands in it only where a check puts it."""
     told = [(".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")) for each in error.errors()]
@@ -184,7 +194,25 @@ def _require_rights(connection: KafkaConnection, topic: str, *, to_write: bool) 
         topics.require(on_topic(topic, Right.READ, *((Right.WRITE,) if to_write else ())))
 
 
-class RationalizerResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
+class CheckedResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
+    """A resource that says in one line which field is wrong, one that it does not have among them.
+
+    Making one raises `ConfigurationError`.
+    """
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _told_in_one_line(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401 - pydantic's
+        if isinstance(values, Mapping):
+            _refuse_strange(cls, values)
+        try:
+            return check(values)
+        except ValidationError as error:
+            told = _in_one_line(cls, error)
+        raise told  # out here, lest it carry pydantic's error with all that was given
+
+
+class RationalizerResource(CheckedResource):
     """Reads the coordination log; needs no right to write. For sensors and checks.
 
     All resources of a process with the same settings share one rationalizer, so each use reads new records only.
@@ -199,15 +227,6 @@ class RationalizerResource(ConfigurableResource):  # type: ignore[type-arg] # it
     )
 
     _topic_is_allowed = field_validator("coordination_topic")(_check_topic)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _told_in_one_line(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401 - pydantic's
-        try:
-            return check(values)
-        except ValidationError as error:
-            told = _in_one_line(cls, error)
-        raise told  # out here, lest it carry pydantic's error with all that was given
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
         """Give what Dagster stores of this resource; refuses secrets in plain text."""
@@ -287,7 +306,7 @@ class _Revoking:
         return self.kept is not None and not any(_epochs(self.kept))
 
 
-class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
+class ClaimerResource(CheckedResource):
     """Claims partitions in the name of a run and gives claimed batches. For ops and assets.
 
     Making one raises `ConfigurationError` for a field that is wrong, a name that no record could carry among them.
@@ -338,15 +357,6 @@ class ClaimerResource(ConfigurableResource):  # type: ignore[type-arg] # it is i
     _open: dict[str, Any] = PrivateAttr(default_factory=dict)
 
     _topic_is_allowed = field_validator("coordination_topic")(_check_topic)
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _told_in_one_line(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401 - pydantic's
-        try:
-            return check(values)
-        except ValidationError as error:
-            told = _in_one_line(cls, error)
-        raise told  # out here, lest it carry pydantic's error with all that was given
 
     @field_validator("delivery", "rule_set", mode="before")
     @classmethod

@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING, Any
 
-from dagster import ConfigurableResource, EnvVar, InitResourceContext
+from dagster import EnvVar, InitResourceContext
 from pydantic import Field, PrivateAttr
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.resources import CheckedResource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class SparkConnectResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
+class SparkConnectResource(CheckedResource):
     """A session on a Spark Connect server, which is warm already: for the `spark_key` of a claimed-batch op or asset.
 
     Without a `url` it is a server on this machine, on loopback and with a token of its own: the first run that needs

@@ -6,13 +6,6 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 import marshal_dagster as marshal
-from marshal_dagster.outbox.events import OutgoingEvents
-from marshal_dagster.outbox_jobs import (
-    OutboxResource,
-    build_outbox_backlog_sensor,
-    build_outbox_check,
-    build_outbox_drain_job,
-)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -20,9 +13,9 @@ if TYPE_CHECKING:
 KAFKA = marshal.KafkaConnectionConfig.from_environment()
 SPARK = {"spark.master": os.environ.get("DELAYS_SPARK_MASTER", "local[*]")}
 
-events = OutgoingEvents("delays", key="carrier")
+events = marshal.OutgoingEvents("delays", key="carrier")
 sink = marshal.PostgresSink(os.environ["DELAYS_DSN"], "flight_delays", companion=events)
-outbox = OutboxResource(connection=KAFKA, dsn=dg.EnvVar("DELAYS_DSN"))
+outbox = marshal.OutboxResource(connection=KAFKA, dsn=dg.EnvVar("DELAYS_DSN"))
 
 
 @marshal.marshal_asset(
@@ -36,14 +29,14 @@ def flight_delays(_: dg.AssetExecutionContext, __: marshal.ClaimedBatch, frame: 
 
 work = marshal.build_claimed_batch_job(flight_delays)
 redo = marshal.build_reprocess_job(flight_delays)
-drain = build_outbox_drain_job()
+drain = marshal.build_outbox_drain_job()
 defs = dg.Definitions(
     assets=[flight_delays],
-    asset_checks=[build_outbox_check(flight_delays)],
+    asset_checks=[marshal.build_outbox_check(flight_delays)],
     jobs=[work, redo, drain],
     sensors=[
         marshal.build_stale_claim_sensor(redo, group="delays", default_status=dg.DefaultSensorStatus.RUNNING),
-        build_outbox_backlog_sensor(drain, default_status=dg.DefaultSensorStatus.RUNNING),
+        marshal.build_outbox_backlog_sensor(drain, default_status=dg.DefaultSensorStatus.RUNNING),
     ],
     resources={
         "claimer": marshal.ClaimerResource(connection=KAFKA, group="delays", delivery="effectively_once"),

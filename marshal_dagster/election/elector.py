@@ -64,6 +64,7 @@ class Elector:
         self._changed = threading.Condition(self._lock)
         self._candidacies: dict[int, Candidacy] = {}
         self._stop = threading.Event()
+        self._aside_until_ms = 0.0
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Self:
@@ -107,8 +108,20 @@ class Elector:
             if candidacy is not None and candidacy.term == term:
                 self._tell(partition, candidacy.give_up(self._clock.lease_ms(), reason))
 
+    def stand_aside(self, term: Term, reason: str, for_s: float, partition: int = 0) -> None:
+        """End a term and leave the group for `for_s` seconds, so that another leads who may fare better."""
+        with self._lock:
+            if self.leads(term, partition):
+                self._aside_until_ms = self._clock.lease_ms() + for_s * 1_000
+            self.give_up(term, reason, partition)
+
+    @property
+    def _aside_s(self) -> float:
+        return max(0.0, (self._aside_until_ms - self._clock.lease_ms()) / 1_000)
+
     def _run(self) -> None:
         while not self._stop.is_set():
+            self._stop.wait(self._aside_s)
             try:
                 self._stand()
             except (KafkaException, MarshalError, SystemError) as error:  # the last, by a fatal error amid callbacks
@@ -130,7 +143,7 @@ class Elector:
                 on_revoke=lambda _, partitions: self._lose(partitions, "the group has given it to another"),
                 on_lost=lambda _, partitions: self._lose(partitions, "the group took this member for dead"),
             )
-            while not self._stop.is_set():
+            while not self._stop.is_set() and self._aside_s == 0:
                 for message in consumer.consume(100, poll_s):
                     self._take(message, log)
                 producer.poll(0)

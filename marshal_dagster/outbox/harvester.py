@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -31,6 +31,9 @@ _LOOK_S: Final = 0.5
 _SAFE_COPIES: Final = 3
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
+_HAND_OVER_AFTER_S: Final = 10.0
+"""A leader that has failed for so long leaves it to another, who may reach what this one does not."""
+_ASIDE_S: Final = 10.0
 _LOOK_AT_ENDS_S: Final = 10.0
 _STOPPED_WITHIN_S: Final = 0.1
 
@@ -132,12 +135,18 @@ class Harvester:
         Gives how many rows this one has published. Raises as `run`.
         """
         standing, before = self._look_up(), self.counts.published
-        backlog = Backlog(self._tables)
-        try:
+        with closing(Backlog(self._tables)) as backlog:
             last = backlog.last_id()
-            self._stand(standing, lambda: last is None or backlog.is_empty_up_to(last))
-        finally:
-            backlog.close()
+
+            def is_over() -> bool:
+                try:
+                    return last is None or backlog.is_empty_up_to(last)
+                except UnavailableError as error:
+                    self._note(error)
+                    self._pause(_FIRST_PAUSE_S)
+                    return False
+
+            self._stand(standing, is_over)
         return self.counts.published - before
 
     def _stand(self, standing: Standing, is_over: Callable[[], bool]) -> None:
@@ -226,13 +235,15 @@ class Harvester:
                 except (Deposed, Fenced, Unsettled, UnavailableError) as error:
                     pause_s = min(_LONGEST_PAUSE_S, 2 * pause_s) if self.failure else _FIRST_PAUSE_S
                     self._note(error)
+                    if self.failing_s > _HAND_OVER_AFTER_S:
+                        elector.stand_aside(term, str(error), _ASIDE_S)
+                        return
                     self._pause(pause_s)
         except ConfigurationError:
             raise
         except MarshalError as error:
             self._note(error)
-            elector.give_up(term, str(error))
-            self._pause(_LONGEST_PAUSE_S)
+            elector.stand_aside(term, str(error), _ASIDE_S)
         finally:
             publisher.close()
             store.close()

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 _SETTINGS: Final = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
 
+_ANSWER_TIMEOUT_S: Final = 15.0
+"""For so long a leader waits for a network that delivers nothing."""
+
 _TAKE: Final[LiteralString] = """
     SELECT id, topic, key, value, header_keys, header_values, (extract(epoch FROM create_time) * 1000000)::bigint FROM (
         SELECT *, sum(size) OVER (ORDER BY id) - size AS before FROM (
@@ -100,7 +103,7 @@ class PostgresStore:
 
     def _connected(self) -> "Connection":
         if self._connection is None:
-            connection = self._tables.database.connect(options=_SETTINGS)
+            connection = self._tables.database.connect(options=_SETTINGS, answer_timeout_s=_ANSWER_TIMEOUT_S)
             try:
                 self._tables.standing(connection)
                 connection.execute(self._tables.named("LISTEN {name}", name=_identifier(self._tables.channel)))

@@ -426,3 +426,20 @@ def test_the_librarys_warnings_are_in_the_runs_log() -> None:
         run_id = work.execute_in_process(instance=instance).run_id
         lines = [entry.user_message for entry in instance.all_logs(run_id) if not entry.is_dagster_event]
     assert lines == ["the lease of orders/0 ended"]
+
+
+STRANGE: dict[str, Any] = {"heartbeat": 5}
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ClaimerResource(connection=KafkaConnectionConfig(bootstrap_servers="a:1"), group="g", **STRANGE),
+        lambda: RationalizerResource(connection=KafkaConnectionConfig(bootstrap_servers="a:1"), **STRANGE),
+        lambda: KafkaConnectionConfig(bootstrap_servers="a:1", **STRANGE),
+    ],
+)
+def test_a_field_that_is_not_there_is_refused(make: Callable[[], object]) -> None:
+    """A misspelled one would be left out without a word; the error lists those that there are."""
+    with pytest.raises(ConfigurationError, match="has no field heartbeat; it has "):
+        make()

@@ -46,3 +46,24 @@ def test_an_elector_outlives_what_the_client_makes_of_a_fatal_error(monkeypatch:
     elector._run()
     assert stands == [0, 1]
     assert isinstance(elector.failure, UnavailableError)
+
+
+def test_who_stands_aside_is_out_of_the_group_for_a_while() -> None:
+    """Its term is over at once; it stands again when the time is over."""
+    now_ms = 0.0
+    clock = cast("Any", SimpleNamespace(lease_ms=lambda: now_ms))
+    elector = Elector(KafkaConnection(bootstrap_servers="127.0.0.1:1"), "topic", "group", clock=clock)
+    candidacy = Candidacy(Timing(), iter(["id", "another"]))
+    candidacy.gain(now_ms)
+    _, beat = candidacy.tick(now_ms)
+    assert beat is not None
+    candidacy.hear(beat, 7, 100)
+    elector._candidacies[0] = candidacy
+    elector.stand_aside(Term(6, "other"), "not its own", 10)
+    assert elector.term() == Term(7, "id")
+    assert elector._aside_s == 0
+    elector.stand_aside(Term(7, "id"), "no database", 10)
+    assert elector.term() is None
+    assert elector._aside_s == 10
+    now_ms = 10_000
+    assert elector._aside_s == 0

@@ -7,6 +7,7 @@ import pytest
 from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import ConfigurationError, RightMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.outbox import harvester
 from marshal_dagster.outbox.harvester import Harvester
 from marshal_dagster.outbox.ports import Noted, Row, Turn
 from marshal_dagster.outbox.tables import VERSION, OutboxTables, Standing
@@ -46,9 +47,10 @@ class Scene:
         """Lead until it is given up."""
         return not self.given_up
 
-    def give_up(self, _: Term, reason: str) -> None:
+    def stand_aside(self, _: Term, reason: str, __: float) -> None:
         """Be given up, and stop all."""
         self.given_up.append(reason)
+        self.harvester.stop()
 
     def begin(self) -> int:
         """Begin a session, which fails at once or goes well for a turn and then fails."""
@@ -103,8 +105,6 @@ class SceneHarvester(Harvester):
 
     def _pause(self, seconds: float) -> None:
         self._scene.wait(seconds)
-        if self._scene.given_up:
-            self.stop()
 
     def _look_up(self) -> Standing:
         return Standing("outbox", "uid", VERSION, 0, None)
@@ -126,14 +126,14 @@ def test_pauses_double_while_nothing_succeeds_and_begin_anew_once_something_did(
     """A harvester that has led for long does not wait long after each hiccup."""
     scene = Scene(AWAY, AWAY, AWAY, None, AWAY, None, None, LASTING)
     scene.harvester.run()
-    assert scene.pauses_s == [0.1, 0.2, 0.4, 0.1, 0.2, 0.1, 0.1, 5.0]
+    assert scene.pauses_s == [0.1, 0.2, 0.4, 0.1, 0.2, 0.1, 0.1]
 
 
 def test_pauses_are_five_seconds_at_the_most() -> None:
     """However often it fails."""
     scene = Scene(*[AWAY] * 9, LASTING)
     scene.harvester.run()
-    assert scene.pauses_s == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0]
+    assert scene.pauses_s == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0]
 
 
 def test_what_lasts_ends_the_term_and_is_told() -> None:
@@ -144,6 +144,15 @@ def test_what_lasts_ends_the_term_and_is_told() -> None:
     assert scene.harvester.failure is LASTING
     assert scene.harvester.term is None
     assert scene.closed == 2
+
+
+def test_who_fails_for_long_leaves_it_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another may reach what this one does not."""
+    monkeypatch.setattr(harvester, "_HAND_OVER_AFTER_S", -1.0)
+    scene = Scene(AWAY)
+    scene.harvester.run()
+    assert scene.given_up == ["away"]
+    assert scene.pauses_s == []
 
 
 def test_what_a_person_must_mend_ends_the_harvester() -> None:

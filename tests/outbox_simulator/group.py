@@ -107,6 +107,11 @@ class SimulatedElector(Elector):
         super().give_up(term, reason, partition)
         self._world.judge.term_ended(term.leader_id)
 
+    def stand_aside(self, term: Term, reason: str, for_s: float, partition: int = 0) -> None:
+        """End a term and wait; it keeps the partition meanwhile, which is worse than to leave the group."""
+        self.give_up(term, reason, partition)
+        self._world.scheduler.sleep(for_s * 1_000)
+
     def told(self, after_ms: float, *, has_partition: bool) -> None:
         """Learn in a while that the partition has come or gone."""
         due_ms = self._world.scheduler.now_ms + after_ms
