@@ -328,9 +328,9 @@ class Tables:
         self._process = process
         self.database = self
 
-    def connect(self, options: str) -> Connection:
+    def connect(self, options: str, answer_timeout_s: float) -> Connection:
         """Connect to the database."""
-        del options
+        del options, answer_timeout_s
         connection = Connection(self._world, self._process)
         self._world.call(Side.DATABASE, connection.require, ANSWER_TIMEOUT_MS)
         return connection
