@@ -60,9 +60,9 @@ HELD = """
     SELECT pid FROM pg_locks AS l JOIN pg_database AS d ON d.oid = l.database
     WHERE d.datname = current_database() AND locktype = 'advisory' AND mode = 'ShareLock' AND NOT granted
     """
-STRIKING = """
+STRIKING = r"""
     SELECT pid FROM pg_stat_activity
-    WHERE datname = current_database() AND wait_event_type = 'Lock' AND query LIKE 'DELETE FROM%'
+    WHERE datname = current_database() AND wait_event_type = 'Lock' AND query ~ '^\s*DELETE FROM'
     """
 END_HELD = f"SELECT pg_terminate_backend(held.pid) FROM ({HELD}) AS held"  # noqa: S608 - all of it stands here
 
