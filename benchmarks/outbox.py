@@ -4,6 +4,7 @@ import multiprocessing
 import statistics
 import threading
 import time
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -124,11 +125,11 @@ class Sides:
 class Steady:
     """What a steady load came to: how long after its commit each row was read, in order, in milliseconds."""
 
-    waited_ms: list[float]
+    waited_ms: "array[float]"
     table_bytes: int
 
     @property
-    def windows(self) -> list[list[float]]:
+    def windows(self) -> "list[array[float]]":
         """The same in tenths."""
         width = max(1, len(self.waited_ms) // _WINDOWS)
         return [self.waited_ms[width * number : width * (number + 1)] for number in range(_WINDOWS)]
@@ -147,40 +148,45 @@ def steady(dsn: str, connection: KafkaConnection, sizes: Sizes) -> Steady:
     try:
         if waited.get() != "ready":
             raise RuntimeError("the reader did not start")
-        committed = _write(dsn, sizes, total)
-        read: dict[int, float] = waited.get()
+        first, committed = _write(dsn, sizes, total)
+        first_read: int
+        read: array[float]
+        first_read, read = waited.get()
     finally:
         stop.set()
         for process in (harvester, reader):
             process.join(_PATIENCE_S)
     with psycopg.connect(dsn) as asking:
         found = asking.execute("SELECT pg_total_relation_size('outbox')").fetchone()
-    waits = [(read[number] - at_s) * 1_000 for number, at_s in committed]
+    if (first_read, len(read)) != (first, len(committed)):
+        raise RuntimeError(
+            f"{len(committed):,} rows from {first} on were committed, {len(read):,} from {first_read} read"
+        )
+    waits = array("d", ((there_s - at_s) * 1_000 for there_s, at_s in zip(read, committed, strict=True)))
     return Steady(waits, found[0] if found else 0)
 
 
-def _write(dsn: str, sizes: Sizes, total: int) -> list[tuple[int, float]]:
-    """Write rows at the rate; give each row's id and when its transaction was committed."""
+def _write(dsn: str, sizes: Sizes, total: int) -> "tuple[int, array[float]]":
+    """Write rows at the rate; give the first one's id, and when each one's transaction was committed."""
     outbox, value = Outbox(), b"x" * sizes.value_bytes
-    committed: list[tuple[int, float]] = []
+    committed = array("d")
     with psycopg.connect(dsn) as connection:
         found = connection.execute("SELECT coalesce(pg_sequence_last_value('outbox_id_seq'), 0)").fetchone()
         number = found[0] if found else 0
         connection.commit()
-        first, began_s = number, time.monotonic()
-        while number - first < total:
-            due = min(total, round((time.monotonic() - began_s) * sizes.steady_rate)) - (number - first)
+        first, began_s = number + 1, time.monotonic()
+        while len(committed) < total:
+            due = min(total, round((time.monotonic() - began_s) * sizes.steady_rate)) - len(committed)
             if due > 0:
                 outbox.stash(
                     connection,
                     [OutboxRecord(TOPIC, value, key=f"key-{(number + each) % sizes.keys}") for each in range(due)],
                 )
                 connection.commit()
-                at_s = time.monotonic()
-                committed += [(number + each + 1, at_s) for each in range(due)]
+                committed.extend([time.monotonic()] * due)
                 number += due
             time.sleep(_COMMIT_EACH_S)
-    return committed
+    return first, committed
 
 
 def _harvest(dsn: str, servers: str, stop: "Event") -> None:
@@ -195,7 +201,7 @@ def _harvest(dsn: str, servers: str, stop: "Event") -> None:
 
 
 def _read(servers: str, total: int, told: Any) -> None:  # noqa: ANN401 - a queue of multiprocessing
-    """Read what is committed from now on, and tell when each row came."""
+    """Read what is committed from now on, and tell the lowest id, and when each row came, in the order of ids."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -211,17 +217,18 @@ def _read(servers: str, total: int, told: Any) -> None:  # noqa: ANN401 - a queu
         consumer.poll(0.1)
     consumer.poll(2)
     told.put("ready")
-    came: dict[int, float] = {}
+    numbers, came = array("q"), array("d")
     last_s = time.monotonic()
     while len(came) < total and time.monotonic() - last_s < _PATIENCE_S:
         messages = consumer.consume(1_000, 0.01)
         last_s = time.monotonic() if messages else last_s
         for message in messages:
             headers = cast("Sequence[tuple[str, bytes]]", message.headers() or ())
-            number = dict(headers)[ID_HEADER].rpartition(b"-")[2]
-            came.setdefault(int(number), last_s)
-    told.put(came)
+            numbers.append(int(dict(headers)[ID_HEADER].rpartition(b"-")[2]))
+            came.append(last_s)
     consumer.close()
+    in_order = [came[each] for each in sorted(range(len(came)), key=numbers.__getitem__)]
+    told.put((min(numbers), array("d", in_order)))
 
 
 def _wait(condition: Callable[[], bool]) -> None:
