@@ -36,6 +36,7 @@ ALL: Final = "*"
 Refusal = Literal["duplicate_id", "session_timeout_too_short", "bad_pattern", "unknown_member"]
 
 _ROUNDS_KEPT: Final = 32
+_REPLACED_KEPT: Final = 1_000
 _LONG: Final = 30
 """How many times the usual pause follows a rebalance that was given up."""
 _IS_PATTERN: Final = re.compile(r"[A-Za-z0-9._*?-]+").fullmatch
@@ -138,6 +139,8 @@ class GroupCoordinator:
         self.events: list[Event] = []
         self._rules = rules
         self._members: dict[str, _Member] = {}
+        self._replaced: dict[str, None] = {}
+        """Tenures whose place another process of the same fixed name has taken, the newest last."""
         self._owner: Assignment = {}
         """Who has what, the other way round."""
         self._kept = {each.member: each for each in kept}
@@ -180,8 +183,10 @@ class GroupCoordinator:
             return self._register(word, now_ms)
         member = self._members.get(word.member)
         if member is None or member.tenure != word.tenure:
-            is_known = isinstance(word, Pong)
-            return [self._answer(word.member, word.tenure, "unknown_member")] if is_known else []
+            if not isinstance(word, Pong):
+                return []
+            error: Refusal = "duplicate_id" if word.tenure in self._replaced else "unknown_member"
+            return [self._answer(word.member, word.tenure, error)]
         if isinstance(word, Leave):
             self._remove([word.member], Happening.LEFT, now_ms)
             return self._go_on(now_ms)
@@ -236,6 +241,8 @@ class GroupCoordinator:
             self._retries = 0
             if before is not None:
                 self._fail_rebalance(now_ms)
+        if before is not None and before.tenure != word.tenure:
+            self._replace(before.tenure)
         return [self._answer(word.member, word.tenure, None), *self._go_on(now_ms)]
 
     def _why_not(self, word: Register) -> Refusal | None:
@@ -247,7 +254,13 @@ class GroupCoordinator:
         is_other = before is not None and before.tenure != word.tenure
         if is_other and before is not None and not (word.is_static and before.registration.is_static):
             return "duplicate_id"
-        return None
+        return "duplicate_id" if is_other and word.tenure in self._replaced else None
+
+    def _replace(self, tenure: str) -> None:
+        """Have a process whose name another one has taken not take it back."""
+        self._replaced[tenure] = None
+        if len(self._replaced) > _REPLACED_KEPT:
+            del self._replaced[next(iter(self._replaced))]
 
     def _places_of(self, word: Register, before: _Member | None, kept: StartFetcher | None) -> frozenset[Place]:
         """Give what a member that registers has: what it says, of which nobody else has anything.

@@ -139,6 +139,20 @@ def test_a_member_of_a_fixed_name_that_restarts_causes_no_rebalance() -> None:
     assert happened(world).count(Happening.REBALANCED) == count
 
 
+def test_a_process_whose_fixed_name_another_has_taken_does_not_take_it_back() -> None:
+    """It is refused, however often it asks; its successor keeps what it had."""
+    world = World()
+    world.elect()
+    old = world.join("a", is_static=True)
+    world.until(world.is_even, 5_000)
+    world.workers["old"] = world.workers.pop("a")
+    new = world.join("a", is_static=True)
+    world.run(30_000)
+    assert (old.membership.standing, old.membership.error) == (Standing.REFUSED, "duplicate_id")
+    assert (new.membership.standing, len(new.membership.places)) == (Standing.REGISTERED, 24)
+    assert happened(world).count(Happening.FAILED) == 0
+
+
 @pytest.mark.parametrize(
     ("fields", "error"),
     [
