@@ -57,6 +57,8 @@ class ClaimedBatch:
         self.request = ground.request
         self.skipped: tuple[ClaimedRange, ...] = ()
         self.idle: Idle | None = None
+        self.advice: Advice | None = None
+        """What it was advised to claim."""
         self.phases = Phases()
         self.outcome: WriteOutcome | None = None
         self.committed = False
@@ -261,7 +263,7 @@ class ClaimedBatch:
         if paused_until_s is not None:
             self.idle = self._ground.paused(paused_until_s)
             return
-        advice = self._advice()
+        self.advice = advice = self._ask_advice()
         allowed = [n for n in self._ground.wanted() if advice is None or n in advice.partitions]
         if advice is not None and not allowed:
             self.idle = Idle(IdleReason.NOT_ASSIGNED, advice.text)
@@ -277,7 +279,7 @@ class ClaimedBatch:
             idle = self._claims.why_idle(wanted)
             self.idle = idle if advice is None else replace(idle, text=f"{idle.text}; {advice.text}")
 
-    def _advice(self) -> Advice | None:
+    def _ask_advice(self) -> Advice | None:
         """Ask which partitions to claim, unless the request says it."""
         advise, request = self._delivery.advise, self.request
         if advise is None or request.partitions is not None or request.entire_topic:
