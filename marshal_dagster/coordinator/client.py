@@ -78,6 +78,11 @@ class CoordinatedMember:
         """Why it was refused."""
         return None if self._membership is None else self._membership.error
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, having left or because of an error."""
+        return self._thread is not None and not self._thread.is_alive()
+
     def silent_ms(self) -> float:
         """Give for how long no coordinator has been heard."""
         return 0.0 if self._membership is None else self._membership.silent_ms(self._clock.lease_ms())
@@ -104,8 +109,8 @@ class CoordinatedMember:
         is_leaving = False
         try:
             while membership.standing is not Standing.GONE:
-                for _, _, _, value in reader.read(_TICK_S):
-                    order = parse_order(value)
+                for came in reader.read(_TICK_S):
+                    order = parse_order(came.value)
                     if order is not None:
                         self._do(membership, membership.hear(order, self._clock.lease_ms()), writer)
                 self._do(membership, membership.tick(self._clock.lease_ms()), writer)

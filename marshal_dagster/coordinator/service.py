@@ -110,8 +110,8 @@ class Coordinator:
             self._stop.wait(_TICK_S)
             return
         self._look_at_topics()
-        for partition, _, _, value in reader.read(_TICK_S):
-            shard, word = self._shards.get(partition), parse_word(value)
+        for came in reader.read(_TICK_S):
+            shard, word = self._shards.get(came.partition), parse_word(came.value)
             if shard is None or word is None:
                 continue
             if word.group not in shard.groups:
@@ -153,10 +153,9 @@ class Coordinator:
 
     def _begin(self, partition: int, term: Term) -> _Shard:
         """Take up what coordinators before have told members."""
-        kept, _ = read_all(self._connection, self._topics.orders, partition)
         shares: dict[str, list[StartFetcher]] = {}
-        for value in kept.values():
-            order = parse_order(value)
+        for came in read_all(self._connection, self._topics.orders, partition):
+            order = parse_order(came.value)
             if isinstance(order, StartFetcher):
                 shares.setdefault(order.group, []).append(order)
         self._next_look_ms = 0.0

@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
@@ -76,6 +76,16 @@ def partition_of(group: str, partitions: int) -> int:
     return int.from_bytes(digest[:8], "little") % partitions
 
 
+class Came(NamedTuple):
+    """A record that was read; `at_ms` is the broker's time or its writer's, in unix milliseconds."""
+
+    partition: int
+    offset: int
+    key: bytes
+    value: bytes | None
+    at_ms: int
+
+
 class Reader:
     """Reads values of partitions as they come; for one thread."""
 
@@ -92,14 +102,15 @@ class Reader:
             [TopicPartition(self._topic, number, OFFSET_END if at is None else at) for number, at in starts.items()]
         )
 
-    def read(self, timeout_s: float) -> Iterator[tuple[int, int, bytes | None, bytes | None]]:
-        """Give what has come, as partition, offset, key and value, within `timeout_s` seconds."""
+    def read(self, timeout_s: float) -> Iterator[Came]:
+        """Give what has come within `timeout_s` seconds."""
         first = self._consumer.consume(1, timeout_s)
         messages: list[Any] = [*first, *self._consumer.consume(_BATCH, 0)] if first else []
         for message in messages:
             error = message.error()
             if error is None:
-                yield message.partition(), message.offset(), message.key(), message.value()
+                _, at_ms = message.timestamp()
+                yield Came(message.partition(), message.offset(), message.key() or b"", message.value(), at_ms)
             elif error.code() != KafkaError._PARTITION_EOF and error.code() not in clients.HARMLESS_TO_A_READER:  # noqa: SLF001
                 logger.debug("reading %r: %s", self._topic, error)
 
@@ -153,14 +164,14 @@ def order_key(group: str, member: str, kind: str) -> bytes:
     return f"{group}/{member}/{kind}".encode()
 
 
-def read_all(connection: KafkaConnection, topic: str, partition: int) -> tuple[dict[bytes, bytes], int]:
-    """Read a partition up to its present end; give the newest value of each key, and the end.
+def read_all(connection: KafkaConnection, topic: str, partition: int) -> list[Came]:
+    """Read a partition up to its present end; give the newest record of each key, in the order of offsets.
 
     Raises `UnavailableError`, `TopicMissing`.
     """
     with Topics(connection) as topics:
         at = topics.offsets(topic, [partition], committed_only=False)[partition]
-    found: dict[bytes, bytes] = {}
+    found: dict[bytes, Came] = {}
     reader = Reader(connection, topic)
     try:
         reader.follow({partition: at.start})
@@ -168,19 +179,16 @@ def read_all(connection: KafkaConnection, topic: str, partition: int) -> tuple[d
             _read_up_to(reader, at.end, found, connection.timeout_s)
     finally:
         reader.close()
-    return found, at.end
+    return sorted((each for each in found.values() if each.value is not None), key=lambda each: each.offset)
 
 
-def _read_up_to(reader: Reader, end: int, found: dict[bytes, bytes], timeout_s: float) -> None:
+def _read_up_to(reader: Reader, end: int, found: dict[bytes, Came], timeout_s: float) -> None:
     quiet_s, position = 0.0, 0
     while position < end:
         came = list(reader.read(0.1))
         quiet_s = 0.0 if came else quiet_s + 0.1
         if quiet_s > timeout_s:
             raise UnavailableError(f"the coordinator's orders were not read up to {end} within {timeout_s:g} s")
-        for _, offset, key, value in came:
-            position = max(position, offset + 1)
-            if value is None:
-                found.pop(key or b"", None)
-            else:
-                found[key or b""] = value
+        for each in came:
+            position = max(position, each.offset + 1)
+            found[each.key] = each
