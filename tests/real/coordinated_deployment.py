@@ -20,6 +20,20 @@ PAUSE_S = 1.0
 logger = logging.getLogger(__name__)
 
 
+def tick_on(
+    sensor: dg.SensorDefinition, claimer: object, instance: dg.DagsterInstance, ending: threading.Event
+) -> None:
+    """Evaluate the sensor again and again, as Dagster's daemon does beside the runs."""
+    cursor: str | None = None
+    while not ending.is_set():
+        with dg.build_sensor_context(instance=instance, cursor=cursor, resources={"claimer": claimer}) as context:
+            tick = sensor(context)
+        assert isinstance(tick, dg.SensorResult)
+        cursor = tick.cursor
+        logger.info("%s", tick.skip_reason or f"{len(tick.run_requests or ())} runs asked for")
+        ending.wait(PAUSE_S)
+
+
 def main() -> None:
     """Go on until a signal comes; the argument is a folder for Dagster's instance."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -27,17 +41,13 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     defs: dg.Definitions = runpy.run_path(str(PARCELS))["defs"]
     sensor, job = defs.resolve_sensor_def("parcels_job_member"), defs.resolve_job_def("parcels_job")
-    cursor: str | None = None
     with dg.DagsterInstance.local_temp(sys.argv[1]) as instance:
+        ticking = threading.Thread(target=tick_on, args=(sensor, (defs.resources or {})["claimer"], instance, ending))
+        ticking.start()
         while not ending.is_set():
-            resources = {"claimer": (defs.resources or {})["claimer"]}
-            with dg.build_sensor_context(instance=instance, cursor=cursor, resources=resources) as context:
-                tick = sensor(context)
-            assert isinstance(tick, dg.SensorResult)
-            cursor = tick.cursor
-            logger.info("%s", tick.skip_reason or f"{len(tick.run_requests or ())} runs asked for")
             assert job.execute_in_process(instance=instance).success
             ending.wait(PAUSE_S)
+        ticking.join()
     leave_all()
 
 

@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 
 PARTITIONS, GROUP, TOPIC = 24, "parcels", "parcels"
 WAIT_S = 240.0
+COORDINATOR = """
+import os, logging
+from marshal_dagster.coordinator.service import Coordinator
+from marshal_dagster.kafka.connection import KafkaConnection
+logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+Coordinator(KafkaConnection(bootstrap_servers=os.environ["MARSHAL_BOOTSTRAP_SERVERS"])).run()
+"""
 FIRST, LATER = ("east", "north", "west"), ("south", "centre")
 
 logger = logging.getLogger(__name__)
@@ -78,7 +85,7 @@ class Depot:
 
     def start_coordinator(self, name: str) -> None:
         """Start a coordinator."""
-        self.start(name, "-m", "marshal_dagster.cli", "coordinator", "run")
+        self.start(name, "-c", COORDINATOR)
 
     def kill(self, name: str) -> None:
         """Kill a process and its children."""
@@ -131,7 +138,7 @@ def depot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Depot]:
         connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers)
         monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", cluster.bootstrap_servers)
         assert run(["topic", "create"]) == 0
-        assert run(["coordinator", "init"]) == 0
+        CoordinatorTopics().create(connection)
         with Topics(connection) as topics:
             topics.create(TOPIC, PARTITIONS, 1)
         made = Depot(connection, tmp_path, Producer({"bootstrap.servers": cluster.bootstrap_servers}))
