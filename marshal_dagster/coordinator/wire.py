@@ -67,7 +67,7 @@ class CoordinatorTopics:
             with Topics(connection) as topics:
                 return len(topics.describe(self.words).partitions)
         except TopicMissing as error:
-            raise TopicMissing(f"{error}; `CoordinatorTopics.create` makes the coordinator's topics") from None
+            raise TopicMissing(f"{error}; `marshal-dagster coordinator init` makes the coordinator's topics") from None
 
 
 def partition_of(group: str, partitions: int) -> int:
