@@ -159,6 +159,12 @@ class _Balancing:
 
     def _level(self) -> None:
         """Move from the fullest member to the emptiest that takes it, while that leaves both below the fullest."""
+        while self._level_once():
+            pass
+
+    def _level_once(self) -> bool:
+        """Do so; tell whether one had nothing to give before another gave something, and so may have now."""
+        had_nothing = is_to_be_seen_again = False
         heaps = self._heaps()
         fullest = [(-self._share(member), member.id) for member in self._board.members]
         heapq.heapify(fullest)
@@ -169,7 +175,9 @@ class _Balancing:
                 continue
             found = self._better(heaps, member)
             if found is None:
+                had_nothing = True
                 continue
+            is_to_be_seen_again = had_nothing
             place, other = found
             self._held[name][place[0]].remove(place)
             self._loads[name] -= self._weights[place]
@@ -177,6 +185,7 @@ class _Balancing:
             for each in (member, other):
                 heapq.heappush(heaps[_kind(each)], (self._loads[each.id], each.id))
                 heapq.heappush(fullest, (-self._share(each), each.id))
+        return is_to_be_seen_again
 
     def _better(self, heaps: "_Heaps", member: Subscriber) -> tuple[Place, Subscriber] | None:
         """Give what of a member's would be better with which other; the heaviest for which that is so."""

@@ -4,6 +4,7 @@ Times are milliseconds of a clock that never jumps. Words of members come in, or
 second coordinator orders can cost balance, never safety, which is the claims' in the coordination log.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,22 +40,29 @@ _ROUNDS_KEPT: Final = 32
 _REPLACED_KEPT: Final = 1_000
 _LONG: Final = 30
 """How many times the usual pause follows a rebalance that was given up."""
+_GATHER_AT_MOST: Final = 10
+"""How many times the usual while a rebalance waits for more members that come or go."""
 _IS_PATTERN: Final = re.compile(r"[A-Za-z0-9._*?-]+").fullmatch
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a coordinator leads its groups; times in milliseconds."""
+    """How a coordinator leads its groups; times in milliseconds.
+
+    A rebalance begins `gather_ms` after the last member came or went, and ten times that after the first at the
+    latest: those of thousands that come together are shared out to once, not one after the other.
+    """
 
     strategy: Strategy
     min_session_ms: int = 1_000
     max_failed_pings: int = 1
+    gather_ms: float = 100.0
     rebalance_backoff_ms: float = 1_000.0
     max_rebalance_retries: int = 4
 
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for values that cannot be."""
-        for name in ("min_session_ms", "max_failed_pings", "rebalance_backoff_ms", "max_rebalance_retries"):
+        for name in ("min_session_ms", "max_failed_pings", "gather_ms", "rebalance_backoff_ms", "max_rebalance_retries"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name}: {getattr(self, name)}; give 0 or more")
 
@@ -111,8 +119,26 @@ class _Rebalance:
     changed: frozenset[str]
     """Whose share is not what it was, or is told to a member for the first time."""
     starting: set[str] = field(default_factory=set)
-    deadlines_ms: dict[str, float] = field(default_factory=dict)
     has_begun_to_start: bool = False
+    _deadlines_ms: dict[str, float] = field(default_factory=dict)
+    _first_ms: float = math.inf
+    """No deadline is before."""
+
+    def wait_for(self, members: Mapping[str, float], now_ms: float) -> None:
+        """Wait for these members' answers, and no others', so many milliseconds each."""
+        self._deadlines_ms = {name: now_ms + wait_ms for name, wait_ms in members.items()}
+        self._first_ms = min(self._deadlines_ms.values(), default=math.inf)
+
+    def has_answered(self, member: str) -> None:
+        """Wait no more for a member."""
+        self._deadlines_ms.pop(member, None)
+
+    def late(self, now_ms: float) -> list[str]:
+        """Give the members that have not answered in time."""
+        if now_ms < self._first_ms:
+            return []
+        self._first_ms = min(self._deadlines_ms.values(), default=math.inf)
+        return [name for name, deadline_ms in self._deadlines_ms.items() if now_ms >= deadline_ms]
 
 
 class GroupCoordinator:
@@ -151,7 +177,11 @@ class GroupCoordinator:
         self._round = 0
         self._sent_ms: dict[int, float] = {}
         self._next_ping_ms = now_ms
+        self._none_dead_before_ms = math.inf
+        """No member can have failed too many pings earlier, unless another ping is sent."""
         self._is_due = False
+        self._gathers_from_ms: float | None = None
+        self._gathers_until_ms = now_ms
         self._not_before_ms = now_ms
         self._retries = 0
         self._rebalance: _Rebalance | None = None
@@ -237,7 +267,7 @@ class GroupCoordinator:
         if before is None:
             self._tell(Happening.JOINED, word.member)
         if not is_same or not is_told or before is None or before.tenure != word.tenure:
-            self._is_due = True
+            self._gather(now_ms)
             self._retries = 0
             if before is not None:
                 self._fail_rebalance(now_ms)
@@ -274,16 +304,19 @@ class GroupCoordinator:
         return frozenset(place for place in told if self._owner.get(place, word.member) == word.member)
 
     def _fail_silent(self, now_ms: float) -> None:
-        dead = [name for name, member in self._members.items() if self._is_dead(member, now_ms)]
+        if now_ms < self._none_dead_before_ms:
+            return
+        dead = [name for name, member in self._members.items() if now_ms >= self._dies_ms(member)]
         if dead:
             self._remove(dead, Happening.FAILED, now_ms)
+        self._none_dead_before_ms = min(map(self._dies_ms, self._members.values()), default=math.inf)
 
-    def _is_dead(self, member: _Member, now_ms: float) -> bool:
-        """Tell whether a member has failed more pings than it may: each counts as failed after 2/3 of its session."""
+    def _dies_ms(self, member: _Member) -> float:
+        """Give when a member has failed more pings than it may: each counts as failed after 2/3 of its session."""
         if member.unanswered_ms is None:
-            return False
+            return math.inf
         thirds = 2 + self._rules.max_failed_pings
-        return now_ms - member.unanswered_ms >= member.session_ms * thirds / 3
+        return member.unanswered_ms + member.session_ms * thirds / 3
 
     def _remove(self, names: Iterable[str], happening: Happening, now_ms: float) -> None:
         for name in names:
@@ -291,7 +324,7 @@ class GroupCoordinator:
             del self._members[name]
             self._tell(happening, name)
         self._fail_rebalance(now_ms)
-        self._is_due = True
+        self._gather(now_ms)
         self._retries = 0
 
     def _ping(self, now_ms: float) -> Order:
@@ -301,6 +334,7 @@ class GroupCoordinator:
         for member in self._members.values():
             if member.unanswered_ms is None:
                 member.unanswered_ms = now_ms
+        self._none_dead_before_ms = min(map(self._dies_ms, self._members.values()), default=math.inf)
         sessions_ms = [member.session_ms for member in self._members.values()]
         self._next_ping_ms = now_ms + min(sessions_ms, default=self._rules.min_session_ms) / 3
         unanswered = [each.unanswered_ms for each in self._members.values() if each.unanswered_ms is not None]
@@ -314,13 +348,22 @@ class GroupCoordinator:
         """Do what is due of a rebalance."""
         rebalance = self._rebalance
         if rebalance is not None:
-            late = [name for name, deadline_ms in rebalance.deadlines_ms.items() if now_ms >= deadline_ms]
+            late = rebalance.late(now_ms)
             if not late:
                 return []
             self._retry(late, now_ms)
-        if not self._is_due or now_ms < self._not_before_ms or self._is_recovering(now_ms):
+        waits_until_ms = max(self._not_before_ms, self._gathers_until_ms)
+        if not self._is_due or now_ms < waits_until_ms or self._is_recovering(now_ms):
             return []
         return self._begin(now_ms)
+
+    def _gather(self, now_ms: float) -> None:
+        """Have the work shared out anew, with those that come or go together with this one."""
+        self._is_due = True
+        if self._gathers_from_ms is None:
+            self._gathers_from_ms = now_ms
+        longest_ms = _GATHER_AT_MOST * self._rules.gather_ms
+        self._gathers_until_ms = min(now_ms + self._rules.gather_ms, self._gathers_from_ms + longest_ms)
 
     def _is_recovering(self, now_ms: float) -> bool:
         return bool(self._kept) and now_ms < self._recovers_until_ms
@@ -328,6 +371,7 @@ class GroupCoordinator:
     def _begin(self, now_ms: float) -> list[Order]:
         """Work out who is to have what; tell those to stop who give something up."""
         self._is_due = False
+        self._gathers_from_ms = None
         self._kept = {}
         before: Assignment = dict(self._owner)
         target = self._target(before)
@@ -342,9 +386,11 @@ class GroupCoordinator:
         self._generation += 1
         stopping = {name: lost for name, member in self._members.items() if (lost := member.places - target[name])}
         self._rebalance = _Rebalance(target, stopping, len(changed), shares)
-        self._rebalance.deadlines_ms = {name: now_ms + self._members[name].session_ms * 2 / 3 for name in stopping}
         if not stopping:
             return self._start_all(now_ms)
+        self._rebalance.wait_for(self._answers_within_ms(stopping), now_ms)
+        for name in stopping:
+            self._members[name].is_told = False
         return [
             StopFetcher(
                 group=self.group,
@@ -362,7 +408,7 @@ class GroupCoordinator:
         if rebalance is None or rebalance.has_begun_to_start or word.generation != self._generation:
             return []
         lost = rebalance.stopping.pop(word.member, frozenset())
-        rebalance.deadlines_ms.pop(word.member, None)
+        rebalance.has_answered(word.member)
         self._has(word.member, self._members[word.member].places - lost)
         return [] if rebalance.stopping else self._start_all(now_ms)
 
@@ -371,7 +417,7 @@ class GroupCoordinator:
         assert rebalance is not None  # noqa: S101 - it calls this
         rebalance.has_begun_to_start = True
         rebalance.starting = set(rebalance.changed)
-        rebalance.deadlines_ms = {name: now_ms + self._members[name].session_ms * 2 / 3 for name in rebalance.starting}
+        rebalance.wait_for(self._answers_within_ms(rebalance.starting), now_ms)
         for name in rebalance.starting:
             self._has(name, rebalance.target[name])
             self._members[name].is_told = False
@@ -386,9 +432,12 @@ class GroupCoordinator:
         if word.member in rebalance.starting:
             rebalance.starting.remove(word.member)
             self._members[word.member].is_told = True
-        rebalance.deadlines_ms.pop(word.member, None)
+        rebalance.has_answered(word.member)
         self._end_if_done()
         return self._go_on(now_ms)
+
+    def _answers_within_ms(self, members: Iterable[str]) -> dict[str, float]:
+        return {name: self._members[name].session_ms * 2 / 3 for name in members}
 
     def _end_if_done(self) -> None:
         rebalance = self._rebalance

@@ -184,6 +184,59 @@ def test_one_that_does_not_stop_is_tried_again_and_told_of() -> None:
     assert happened(world).count(Happening.REBALANCE_RETRIED) == world.rules.max_rebalance_retries
 
 
+def test_what_one_has_stopped_for_a_rebalance_that_fails_goes_on() -> None:
+    """It is told to begin again with what it keeps after all."""
+    world = started()
+    world.join("m3")
+    world.until(lambda: any(each.stopped_for for each in world.workers.values()), 5_000)
+    world.leave("m3")
+    world.run(1_000)
+    assert world.is_even(), world.told()
+    assert sum(len(each.membership.places) for each in world.workers.values()) == 24
+
+
+def test_those_who_come_together_are_shared_out_to_once() -> None:
+    """A rebalance begins when nobody has come for a moment."""
+    world = World()
+    world.elect()
+    for number in range(8):
+        world.join(f"m{number}")
+        world.run(50)
+    world.until(world.is_even, 5_000)
+    world.run(200)
+    assert happened(world).count(Happening.REBALANCED) == 1
+
+
+def test_a_rebalance_does_not_wait_for_ever_for_those_to_come() -> None:
+    """Where members come and come, the work of those who are there begins within ten such moments."""
+    world = World()
+    world.elect()
+    for number in range(30):
+        world.join(f"m{number}")
+        world.run(50)
+        if happened(world).count(Happening.REBALANCED) > 0:
+            break
+    assert world.rules.gather_ms * 10 <= world.now_ms <= world.rules.gather_ms * 10 + 200
+
+
+@pytest.mark.thorough
+def test_five_thousand_members_share_fifty_thousand_partitions() -> None:
+    """They all come at once; later a tenth of them dies, and within ten seconds others work on what those had."""
+    world = World(topics={"orders": 50_000}, overhears=False)
+    world.elect()
+    for number in range(5_000):
+        world.join(f"m{number}")
+    world.until(world.is_even, 5_000)
+    world.run(200)
+    assert happened(world).count(Happening.REBALANCED) == 1
+    for number in range(500):
+        world.kill(f"m{number}")
+    world.until(world.is_even, 10_000)
+    world.run(200)
+    assert happened(world).count(Happening.REBALANCED) == 2
+    assert sum(each.stopped_for for each in world.workers.values()) == 0
+
+
 def test_members_that_commit_by_themselves_wait_for_one_more_ping() -> None:
     """So that the offsets of their last answer have arrived before they go."""
     world = World()
