@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from marshal_dagster.coordinator.assignment import Place, Strategy, sticky_assignment
 from marshal_dagster.coordinator.group import Event, GroupCoordinator, Happening, Rules
 from marshal_dagster.coordinator.member import Membership, Standing, Told
-from marshal_dagster.coordinator.messages import Order, Register, StartFetcher, Word, parse_order, parse_word, places_of, render
+from marshal_dagster.coordinator.messages import Order, Register, StartFetcher, Word, parse_order, parse_word, render
 
 GROUP = "etl"
 TICK_MS = 50.0
@@ -27,16 +27,23 @@ class Network:
     delay_ms: float = 20.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worker:
     """A member's process: it claims what it is told to work on, and gives up what it is told to stop with."""
 
     membership: Membership
     is_dead: bool = False
     sleeps_until_ms: float = 0.0
+    inbox: list[bytes] = field(default_factory=list)
+    """What has come while it slept."""
     stops_in_ms: float = 10.0
     stopped_for: int = 0
     """How many partitions it had to stop working on."""
+
+    @property
+    def name(self) -> str:
+        """The member that it is."""
+        return self.membership.registration.member
 
 
 @dataclass
@@ -61,7 +68,7 @@ class World:
         """What coordinators told of, with the epoch of each."""
         self.sleeping: dict[int, tuple[float, list[bytes]]] = {}
         """Until when coordinators sleep, by epoch, and what has come for them."""
-        self.claims: dict[Place, str] = {}
+        self.claims: dict[Place, Worker] = {}
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self.rules = Rules(self.strategy, min_session_ms=500)
@@ -123,6 +130,9 @@ class World:
                     self._tell(leader)
             for worker in list(self.workers.values()):
                 if worker.sleeps_until_ms <= self.now_ms:
+                    inbox, worker.inbox = worker.inbox, []
+                    for value in inbox:
+                        self._obey(worker, value)
                     self._do(worker, worker.membership.tick(self.now_ms))
                     self._claim(worker)
 
@@ -138,43 +148,43 @@ class World:
         """Tell whether each partition is worked on, by who is to, and nobody has two more than another."""
         living = [name for name, each in self.workers.items() if each.membership.standing is Standing.REGISTERED]
         places = {(topic, number) for topic, count in self.topics.items() for number in range(count)}
-        counts = Counter(self.claims[place] for place in places if place in self.claims)
+        owners = self.owners()
+        counts = Counter(owners[place] for place in places if place in owners)
         has_all = sum(counts[name] for name in living) == len(places) and len(living) == len(self.workers)
         return has_all and max(counts[name] for name in living) - min(counts[name] for name in living) <= 1
 
+    def owners(self) -> dict[Place, str]:
+        """Give by which name each partition is claimed."""
+        return {place: owner.name for place, owner in self.claims.items()}
+
     def disagreements(self) -> list[str]:
-        """Give where members, the newest coordinator and what was kept for the next one differ of who has what."""
+        """Give where members, the newest coordinator and the claims differ of who has what."""
         shares = self.coordinators[-1].assignment()
         found = [
             f"{name}: it has {sorted(worker.membership.places)}, the coordinator says {sorted(shares.get(name, []))}"
             for name, worker in self.workers.items()
             if worker.membership.places != shares.get(name)
         ]
-        claimed = {name: {place for place, owner in self.claims.items() if owner == name} for name in self.workers}
-        found += [f"{n}: it claims {c}" for n, c in claimed.items() if c != self.workers[n].membership.places]
-        if self.kept.keys() != self.workers.keys():
-            found.append(f"kept are {sorted(self.kept)}, members are {sorted(self.workers)}")
-        return found + [
-            f"kept for {name}: {kept.places}"
-            for name, kept in self.kept.items()
-            if name in shares and places_of(kept.places) != shares[name]
-        ]
+        claimed = {
+            name: {place for place, owner in self.claims.items() if owner is worker}
+            for name, worker in self.workers.items()
+        }
+        return found + [f"{n}: it claims {c}" for n, c in claimed.items() if c != self.workers[n].membership.places]
 
     def told(self) -> str:
         """Say how things stand, for messages."""
-        counts = Counter(self.claims.values())
+        counts = Counter(self.owners().values())
         standings = {name: each.membership.standing.name for name, each in self.workers.items()}
         return f"at {self.now_ms:.0f} ms: {dict(counts)}, {standings}"
 
     def _claim(self, worker: Worker) -> None:
-        name = worker.membership.registration.member
         for place in worker.membership.places:
-            self.claims.setdefault(place, name)
+            owner = self.claims.setdefault(place, worker)
+            if owner.is_dead and owner.name == worker.name:
+                self.claims[place] = worker
 
     def _forget(self, worker: Worker) -> None:
-        name = worker.membership.registration.member
-        if name not in self.workers:
-            self.claims = {place: owner for place, owner in self.claims.items() if owner != name}
+        self.claims = {place: owner for place, owner in self.claims.items() if owner is not worker}
 
     def _do(self, worker: Worker, told: Told) -> None:
         for word in told.words:
@@ -183,12 +193,11 @@ class World:
             worker.stopped_for += len(told.stop)
             self._later(worker.stops_in_ms, lambda: self._release(worker, told.stop))
         if worker.membership.standing is Standing.GONE:
-            self.workers.pop(worker.membership.registration.member, None)
+            self.workers = {name: each for name, each in self.workers.items() if each is not worker}
 
     def _release(self, worker: Worker, places: frozenset[Place]) -> None:
-        name = worker.membership.registration.member
         for place in places - worker.membership.places:
-            if self.claims.get(place) == name:
+            if self.claims.get(place) is worker:
                 del self.claims[place]
         if not worker.is_dead:
             self._do(worker, worker.membership.stopped(places))
@@ -242,7 +251,10 @@ class World:
     def _obey(self, worker: Worker, value: bytes) -> None:
         order = parse_order(value)
         assert order is not None
-        if worker.is_dead or worker.sleeps_until_ms > self.now_ms:
+        if worker.is_dead:
+            return
+        if worker.sleeps_until_ms > self.now_ms:
+            worker.inbox.append(value)
             return
         self._do(worker, worker.membership.hear(order, self.now_ms))
 
@@ -275,7 +287,13 @@ def befall(seed: int) -> None:
     stopped_for = sum(worker.stopped_for for worker in world.workers.values())
     world.run(2 * world.session_ms)
     assert not world.disagreements(), world.disagreements()
+    for leader in world.coordinators[:]:
+        world.depose(leader)
+    world.elect()
+    world.run(2 * world.session_ms + 1_000)
+    assert not world.disagreements(), world.disagreements()
     assert sum(worker.stopped_for for worker in world.workers.values()) == stopped_for, "some stop for nothing"
+    assert world.kept.keys() <= world.workers.keys(), f"kept are {sorted(world.kept)}, members {sorted(world.workers)}"
 
 
 def _calm_down(world: World, dice: random.Random) -> None:
