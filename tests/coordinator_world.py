@@ -220,7 +220,7 @@ class World:
         self._send_orders(leader.hear(word, self.now_ms))
 
     def _wake(self) -> None:
-        """Let coordinators go on whose time it is; the network may have what came for them at hand, or bring it late."""
+        """Let coordinators go on whose time it is; what came for them they hear at once, or a little later."""
         for leader in self.coordinators:
             until_ms, waiting = self.sleeping.get(leader.epoch, (self.now_ms + 1, []))
             if until_ms > self.now_ms:
@@ -333,20 +333,32 @@ def _befall_once(world: World, dice: random.Random, names: Iterator[str]) -> Non
             world.kill(dice.choice(living))
         case 3 if len(living) > 2:
             world.leave(dice.choice(living))
-        case 4:
-            world.elect()
-        case 5 if world.coordinators:
-            world.depose(dice.choice(world.coordinators))
-        case 6 if living:
-            world.workers[dice.choice(living)].sleeps_until_ms = world.now_ms + dice.random() * 20_000
-        case 7 if world.coordinators:
-            world.put_to_sleep(dice.choice(world.coordinators), dice.random() * 12_000)
-        case 8 if living:
-            world.workers[dice.choice(living)].stops_in_ms = dice.random() * 10_000
-        case 9 if living:
-            _start_again(world, dice.choice(living), is_dead=dice.random() < 0.5)
+        case 4 | 5 | 6:
+            _befall_coordinators(world, dice)
+        case 7 | 8 | 9 if living:
+            _befall_a_member(world, dice, dice.choice(living))
         case 10:
             world.topics["orders"] += 1
+
+
+def _befall_coordinators(world: World, dice: random.Random) -> None:
+    match dice.randrange(3):
+        case 0:
+            world.elect()
+        case 1 if world.coordinators:
+            world.depose(dice.choice(world.coordinators))
+        case 2 if world.coordinators:
+            world.put_to_sleep(dice.choice(world.coordinators), dice.random() * 12_000)
+
+
+def _befall_a_member(world: World, dice: random.Random, name: str) -> None:
+    match dice.randrange(3):
+        case 0:
+            world.workers[name].sleeps_until_ms = world.now_ms + dice.random() * 20_000
+        case 1:
+            world.workers[name].stops_in_ms = dice.random() * 10_000
+        case 2:
+            _start_again(world, name, is_dead=dice.random() < 0.5)
 
 
 def _start_again(world: World, name: str, *, is_dead: bool) -> None:

@@ -82,16 +82,19 @@ class Membership:
         """After so long without a word from the coordinator it stops."""
         return self.registration.session_timeout_ms
 
+    def _is_gone(self) -> bool:
+        return self.standing is Standing.GONE
+
     def silent_ms(self, now_ms: float) -> float:
         """Give for how long no coordinator has been heard."""
         return now_ms - self._heard_ms
 
     def hear(self, order: Order, now_ms: float, offsets: Offsets | None = None) -> Told:
         """Take an order; `offsets` are where it stands, for members that commit by themselves."""
-        if order.group != self.registration.group or order.epoch < self._epoch or self.standing is Standing.GONE:
+        if order.group != self.registration.group or order.epoch < self._epoch or self._is_gone():
             return Told()
         late = self._end_if_silent(now_ms)
-        if self.standing is Standing.GONE:
+        if self._is_gone():
             return Told(stop=late)
         if order.epoch > self._epoch:
             self._follow(order.epoch)

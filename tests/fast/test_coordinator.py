@@ -5,7 +5,7 @@ import pytest
 from marshal_dagster.coordinator.assignment import sticky_assignment
 from marshal_dagster.coordinator.group import GroupCoordinator, Happening, Rules
 from marshal_dagster.coordinator.member import Membership, Standing
-from marshal_dagster.coordinator.messages import Leave, Ping, Register, Registered, StartFetcher, StopFetcher
+from marshal_dagster.coordinator.messages import Leave, Register, Registered, StartFetcher, StopFetcher
 from tests.coordinator_world import GROUP, World, befall
 
 
@@ -236,18 +236,14 @@ def test_an_order_that_was_overtaken_counts_for_nothing() -> None:
     """A share, and a stop, of an older rebalance that come late; but a later coordinator counts anew."""
     register = Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000)
     member = Membership(register, 0)
-    meant = {"group": GROUP, "member": "a", "tenure": "t"}
-    newest = StartFetcher(**meant, epoch=3, generation=7, places={"orders": [1, 2]})
-    assert member.hear(newest, 1).start == {("orders", 1), ("orders", 2)}
-    assert not member.hear(StartFetcher(**meant, epoch=3, generation=6, places={}), 2).words
-    assert not member.hear(StopFetcher(**meant, epoch=3, generation=6, places={"orders": [1]}), 3).stop
-    assert member.places == {("orders", 1), ("orders", 2)}
-    assert member.hear(StartFetcher(**meant, epoch=4, generation=1, places={}), 4).stop == newest_places(newest)
-
-
-def newest_places(order: StartFetcher) -> frozenset[tuple[str, int]]:
-    """Give the partitions of a share."""
-    return frozenset((topic, number) for topic, numbers in order.places.items() for number in numbers)
+    share = StartFetcher(group=GROUP, member="a", tenure="t", epoch=3, generation=7, places={"orders": [1, 2]})
+    older = StopFetcher(group=GROUP, member="a", tenure="t", epoch=3, generation=6, places={"orders": [1]})
+    both = {("orders", 1), ("orders", 2)}
+    assert member.hear(share, 1).start == both
+    assert not member.hear(share.model_copy(update={"generation": 6, "places": {}}), 2).words
+    assert not member.hear(older, 3).stop
+    assert member.places == both
+    assert member.hear(share.model_copy(update={"epoch": 4, "generation": 1, "places": {}}), 4).stop == both
 
 
 def test_a_coordinator_that_was_stopped_takes_nobody_for_dead() -> None:
@@ -314,11 +310,12 @@ def test_who_was_refused_its_fixed_name_does_not_take_it_from_another_by_asking(
 def test_a_coordinator_that_does_not_know_the_topics_yet_takes_nothing_from_anybody() -> None:
     """Those who register with what they have go on."""
     leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
-    holds = {"topics": ["orders"], "holds": {"orders": [0, 1]}}
-    register = Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000, **holds)
+    register = Register(
+        group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000, topics=["orders"], holds={"orders": [0]}
+    )
     assert [order.kind for order in leader.hear(register, 0)] == ["registered"]
     assert [order.kind for order in leader.tick(10)] == ["ping"]
-    assert leader.topics_are({"orders": 2}, 20) == []
+    assert leader.topics_are({"orders": 1}, 20) == []
 
 
 def test_whom_no_coordinator_heard_of_again_is_told_of_once() -> None:
