@@ -1,8 +1,9 @@
 """`coordinator init|run|status|assignments`: groups led, and looked at."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from marshal_dagster.coordinator.messages import by_topic
 from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
 from marshal_dagster.coordinator.wire import CoordinatorTopics
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
 
 _WARNS: Final = ("coordinator.service", "coordinator.wire", "election")
 _LONG_SILENT_MS: Final = 60_000.0
@@ -92,7 +94,7 @@ def run(place: Place, manner: Manner, *, as_json: bool) -> ExitCode:
         connection,
         place.topics(),
         manner.options(),
-        data=data_connection_of(place.data, connection),
+        look=partial(_partition_counts, data_connection_of(place.data, connection)),
         listener=teller.happened,
     )
     with telling_warnings(_WARNS, each_time=True):
@@ -141,6 +143,11 @@ def spans(numbers: Iterable[int]) -> str:
         else:
             found.append([number, number])
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
+
+
+def _partition_counts(connection: KafkaConnection) -> Mapping[str, int]:
+    with Topics(connection) as topics:
+        return topics.partition_counts()
 
 
 class _Teller:

@@ -41,13 +41,13 @@ CoordinatorTopic = Annotated[
     short_help="Create its topics.",
     epilog=HELP,
     help=help_text(
-        "Create the coordinator's three topics where they are missing. As many coordinators as they have partitions can "
-        "share the groups; that cannot be changed later.",
+        "Create the coordinator's three topics where they are missing. As many coordinators as they have partitions "
+        "can share the groups; that cannot be changed later.",
         "coordinator init",
         "coordinator init --partitions 16",
     ),
 )
-def _init(
+def _init(  # noqa: PLR0917 - typer gives options by name
     topic: CoordinatorTopic = DEFAULT_TOPIC,
     partitions: Annotated[
         int, typer.Option("--partitions", metavar="N", min=1, max=1_000, help="Partitions of each topic.")
@@ -69,14 +69,14 @@ def _init(
     short_help="Assign partitions to members, as a service.",
     epilog=HELP,
     help=help_text(
-        "Lead groups until SIGTERM or Ctrl-C (exit code 0), and tell each member which partitions to claim. Several that "
-        "run share the groups, and take over from each other. What happens is told in lines on stderr, with --json on "
-        "stdout.",
+        "Lead groups until SIGTERM or Ctrl-C (exit code 0), and tell each member which partitions to claim. Several "
+        "that run share the groups, and take over from each other. What happens is told in lines on stderr, with "
+        "--json on stdout.",
         "coordinator run",
         "coordinator run --strategy weighted --json",
     ),
 )
-def _run(  # noqa: PLR0917 - typer gives options by name
+def _run(  # noqa: PLR0917 - by name
     topic: CoordinatorTopic = DEFAULT_TOPIC,
     strategy: Annotated[
         Literal["sticky", "weighted", "range", "round_robin"],
@@ -136,12 +136,12 @@ def _status(
     short_help="Show who is to claim what in a group.",
     epilog=HELP,
     help=help_text(
-        "Show which partitions each member of a group is to claim. Who holds them is another question: `status` answers "
-        "it. The exit code is 1 when no coordinator has ever led the group.",
+        "Show which partitions each member of a group is to claim. Who holds them is another question: `status` "
+        "answers it. The exit code is 1 when no coordinator has ever led the group.",
         "coordinator assignments shops",
     ),
 )
-def _assignments(
+def _assignments(  # noqa: PLR0917 - by name
     group: GroupName,
     topic: CoordinatorTopic = DEFAULT_TOPIC,
     bootstrap_servers: BootstrapServers = None,

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -24,6 +24,10 @@ DEFAULT_PARTITIONS: Final = 8
 _SAFE_COPIES: Final = 3
 _BATCH: Final = 10_000
 _DELIVERY_MS: Final = 5_000
+CLIENT_FAILURES: Final = (UnavailableError, KafkaException, SystemError)
+"""What a client that is of no more use raises; the last, by a fatal error amid callbacks."""
+_OUTSIDE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+"""Codes that say that a position is not in the log any more; the client reads there no more."""
 _WORDS_SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.bytes": "16777216"}
 _ORDERS_SETTINGS: Final = {
     "cleanup.policy": "compact",
@@ -95,12 +99,22 @@ class Reader:
         self._connection = connection
         self._consumer: Consumer
         self._consumer, self._log = clients.consumer(connection, client_id=CLIENT_ID, fetch_wait_ms=20)
+        self.ends: dict[int, int] = {}
+        """Up to where partitions were read when nothing more was there."""
 
-    def follow(self, starts: Mapping[int, int | None]) -> None:
-        """Read these partitions from these offsets on, None for the end, and no others."""
-        self._consumer.assign(
-            [TopicPartition(self._topic, number, OFFSET_END if at is None else at) for number, at in starts.items()]
-        )
+    def follow(self, starts: Mapping[int, int]) -> None:
+        """Read these partitions too, from these offsets on."""
+        self.leave(starts)
+        self._consumer.incremental_assign([TopicPartition(self._topic, number, at) for number, at in starts.items()])
+
+    def leave(self, partitions: Iterable[int]) -> None:
+        """Read these partitions no more, those of them that are read."""
+        followed = {each.partition for each in self._consumer.assignment()}
+        gone = followed.intersection(partitions)
+        if gone:
+            self._consumer.incremental_unassign([TopicPartition(self._topic, number) for number in gone])
+        for number in gone:
+            self.ends.pop(number, None)
 
     def read(self, timeout_s: float) -> Iterator[Came]:
         """Give what has come within `timeout_s` seconds."""
@@ -111,7 +125,12 @@ class Reader:
             if error is None:
                 _, at_ms = message.timestamp()
                 yield Came(message.partition(), message.offset(), message.key() or b"", message.value(), at_ms)
-            elif error.code() != KafkaError._PARTITION_EOF and error.code() not in clients.HARMLESS_TO_A_READER:  # noqa: SLF001
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                self.ends[message.partition()] = message.offset()
+            elif error.code() in _OUTSIDE:
+                logger.warning("reading %r: %s; it is read from its end on", self._topic, error)
+                self.follow({message.partition(): OFFSET_END})
+            elif error.code() not in clients.HARMLESS_TO_A_READER:
                 logger.debug("reading %r: %s", self._topic, error)
 
     def close(self) -> None:
@@ -164,6 +183,12 @@ def order_key(group: str, member: str, kind: str) -> bytes:
     return f"{group}/{member}/{kind}".encode()
 
 
+def end_of(connection: KafkaConnection, topic: str, partition: int) -> int:
+    """Look up the offset of the next record. Raises `UnavailableError`, `TopicMissing`."""
+    with Topics(connection) as topics:
+        return topics.offsets(topic, [partition], committed_only=False)[partition].end
+
+
 def read_all(connection: KafkaConnection, topic: str, partition: int) -> list[Came]:
     """Read a partition up to its present end; give the newest record of each key, in the order of offsets.
 
@@ -176,15 +201,16 @@ def read_all(connection: KafkaConnection, topic: str, partition: int) -> list[Ca
     try:
         reader.follow({partition: at.start})
         if at.start < at.end:
-            _read_up_to(reader, at.end, found, connection.timeout_s)
+            _read_up_to(reader, partition, at.end, found, connection.timeout_s)
     finally:
         reader.close()
     return sorted((each for each in found.values() if each.value is not None), key=lambda each: each.offset)
 
 
-def _read_up_to(reader: Reader, end: int, found: dict[bytes, Came], timeout_s: float) -> None:
+def _read_up_to(reader: Reader, partition: int, end: int, found: dict[bytes, Came], timeout_s: float) -> None:
+    """Read up to `end`, be the last offsets before it a transaction's marks or compacted away."""
     quiet_s, position = 0.0, 0
-    while position < end:
+    while max(position, reader.ends.get(partition, 0)) < end:
         came = list(reader.read(0.1))
         quiet_s = 0.0 if came else quiet_s + 0.1
         if quiet_s > timeout_s:
