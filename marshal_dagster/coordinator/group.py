@@ -293,7 +293,9 @@ class GroupCoordinator:
         is_same = before is not None and _interests(before.registration) == _interests(word) and places == had
         if before is None:
             self._tell(Happening.JOINED, word.member)
-        if not is_known or not is_same or not is_as_said:
+        if before is None and not places:
+            self._gather(now_ms)
+        elif not is_known or not is_same or not is_as_said:
             self._make_due(now_ms)
         if before is not None and before.tenure != word.tenure:
             self._replace(before.tenure)
@@ -386,6 +388,7 @@ class GroupCoordinator:
     def _gather(self, now_ms: float) -> None:
         """Have the work shared out anew, with those that come or go together with this one."""
         self._is_due = True
+        self._retries = 0
         if self._gathers_from_ms is None:
             self._gathers_from_ms = now_ms
         longest_ms = _GATHER_AT_MOST * self._rules.gather_ms
@@ -495,7 +498,6 @@ class GroupCoordinator:
     def _make_due(self, now_ms: float) -> None:
         """Give up what is under way, and have it worked out anew soon: who there is has changed, or who has what."""
         self._rebalance = None
-        self._retries = 0
         self._not_before_ms = now_ms
         self._gather(now_ms)
 
