@@ -62,7 +62,13 @@ class Rules:
 
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for values that cannot be."""
-        for name in ("min_session_ms", "max_failed_pings", "gather_ms", "rebalance_backoff_ms", "max_rebalance_retries"):
+        for name in (
+            "min_session_ms",
+            "max_failed_pings",
+            "gather_ms",
+            "rebalance_backoff_ms",
+            "max_rebalance_retries",
+        ):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"{name}: {getattr(self, name)}; give 0 or more")
 

@@ -3,7 +3,7 @@
 import logging
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.05
 _LOOK_AT_TOPICS_MS: Final = 5_000.0
+LookAtTopics = Callable[[], Mapping[str, int]]
+"""Gives how many partitions each topic has; may raise `UnavailableError`."""
+
 _GONE: Final = frozenset({Happening.LEFT, Happening.FAILED})
 
 
@@ -57,12 +60,14 @@ class Coordinator:
         topics: CoordinatorTopics | None = None,
         options: CoordinatorOptions | None = None,
         clock: Clock | None = None,
+        look: LookAtTopics | None = None,
     ) -> None:
-        """Connect to nothing yet."""
+        """Connect to nothing yet. `look` tells which topics there are, instead of the brokers."""
         self._connection = connection
         self._topics = topics or CoordinatorTopics()
         self._options = options or CoordinatorOptions()
         self._clock = clock or SystemClock()
+        self._look = look or self._ask_brokers
         self._stop = threading.Event()
         self._elections: queue.SimpleQueue[tuple[int, ElectionEvent]] = queue.SimpleQueue()
         self._shards: dict[int, _Shard] = {}
@@ -116,8 +121,7 @@ class Coordinator:
                 continue
             if word.group not in shard.groups:
                 shard.groups[word.group] = self._group(word.group, shard.term, ())
-            group = shard.groups[word.group]
-            self._write(writer, [*group.topics_are(self._known, self._now_ms), *group.hear(word, self._now_ms)])
+            self._write(writer, shard.groups[word.group].hear(word, self._now_ms))
         for partition, shard in list(self._shards.items()):
             if not elector.leads(shard.term, partition):
                 del self._shards[partition]
@@ -174,10 +178,13 @@ class Coordinator:
             return
         self._next_look_ms = self._now_ms + _LOOK_AT_TOPICS_MS
         try:
-            with Topics(self._connection) as topics:
-                self._known = topics.partition_counts()
+            self._known = self._look()
         except UnavailableError as error:
             logger.warning("the topics could not be looked up: %s", error)
+
+    def _ask_brokers(self) -> Mapping[str, int]:
+        with Topics(self._connection) as topics:
+            return topics.partition_counts()
 
     def _write(self, writer: Writer, orders: Sequence[Order]) -> None:
         for order in orders:

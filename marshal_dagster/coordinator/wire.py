@@ -24,6 +24,8 @@ DEFAULT_PARTITIONS: Final = 8
 _SAFE_COPIES: Final = 3
 _BATCH: Final = 10_000
 _DELIVERY_MS: Final = 5_000
+_ASK_S: Final = 2.0
+_TO_A_MEMBER: Final = ("registered", "stop", "start")
 _WORDS_SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.bytes": "16777216"}
 _ORDERS_SETTINGS: Final = {
     "cleanup.policy": "compact",
@@ -87,9 +89,15 @@ class Reader:
         self._consumer, self._log = clients.consumer(connection, client_id=CLIENT_ID, fetch_wait_ms=20)
 
     def follow(self, starts: Mapping[int, int | None]) -> None:
-        """Read these partitions from these offsets on, None for the end, and no others."""
+        """Read these partitions from these offsets on, None for the present end, and no others.
+
+        It asks for the end before it returns: what is written from then on is read.
+        """
         self._consumer.assign(
-            [TopicPartition(self._topic, number, OFFSET_END if at is None else at) for number, at in starts.items()]
+            [
+                TopicPartition(self._topic, number, self._end(number) if at is None else at)
+                for number, at in starts.items()
+            ]
         )
 
     def read(self, timeout_s: float) -> Iterator[tuple[int, int, bytes | None, bytes | None]]:
@@ -106,6 +114,15 @@ class Reader:
     def close(self) -> None:
         """Let go of the connections."""
         let_go(self._consumer, self._log)
+
+    def _end(self, partition: int) -> int:
+        """Give a partition's end; what stands for it if no broker tells soon, as what gets lost is asked for again."""
+        try:
+            bounds = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), _ASK_S)
+        except KafkaException as error:
+            logger.debug("where %r ends: %s", self._topic, error)
+            return OFFSET_END
+        return OFFSET_END if bounds is None else bounds[1]
 
 
 class Writer:
@@ -127,8 +144,9 @@ class Writer:
         self._write(self._topics.orders, order.group, order_key(order.group, order.member, order.kind), render(order))
 
     def forget(self, group: str, member: str) -> None:
-        """Strike what a member was told to work on."""
-        self._write(self._topics.orders, group, order_key(group, member, "start"), None)
+        """Strike what a member was told, so that nothing of it is kept for ever."""
+        for kind in _TO_A_MEMBER:
+            self._write(self._topics.orders, group, order_key(group, member, kind), None)
 
     def poll(self) -> None:
         """Let the client work on what has been answered. Raises `UnavailableError` when it is of no more use."""

@@ -184,17 +184,6 @@ def test_one_that_does_not_stop_is_tried_again_and_told_of() -> None:
     assert happened(world).count(Happening.REBALANCE_RETRIED) == world.rules.max_rebalance_retries
 
 
-def test_what_one_has_stopped_for_a_rebalance_that_fails_goes_on() -> None:
-    """It is told to begin again with what it keeps after all."""
-    world = started()
-    world.join("m3")
-    world.until(lambda: any(each.stopped_for for each in world.workers.values()), 5_000)
-    world.leave("m3")
-    world.run(1_000)
-    assert world.is_even(), world.told()
-    assert sum(len(each.membership.places) for each in world.workers.values()) == 24
-
-
 def test_those_who_come_together_are_shared_out_to_once() -> None:
     """A rebalance begins when nobody has come for a moment."""
     world = World()

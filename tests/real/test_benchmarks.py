@@ -27,6 +27,11 @@ SHORT = {
     "scale": ["--runs=200", "--alternations=2", "--readings=1"],
     "connect": ["--alternations=1", "--warm-up=1"],
     "kafka_sink": ["--records=2000", "--alternations=1", "--warm-up=1"],
+    "coordinator": [
+        *("--members=40", "--partitions=200", "--session-ms=2000", "--steady-seconds=2", "--deaths=1"),
+        *("--small-members=3", "--small-partitions=6", "--alternations=1"),
+        *("--simulated-members=40", "--simulated-partitions=200"),
+    ],
     "heartbeat_under_load": ["--seconds=3", "--heartbeat-interval-ms=500"],
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
     "start_up": ["--processes=1"],
@@ -60,6 +65,19 @@ CASES = {
     ],
     "connect": ["batch of 1,000 records, from the start of the run to the commit"],
     "kafka_sink": ["Kafka to Kafka"],
+    "coordinator": [
+        "40 members, 200 partitions: the coordinator's processor time beside merely reading",
+        "40 members, 200 partitions: its memory beside without members",
+        "40 members, 200 partitions: answers to pings that came beside those asked for",
+        "40 members, 200 partitions: until all is worked on again after a tenth died beside until that can be known",
+        "3 members, 6 partitions, one joins: partitions stopped beside an eager rebalance",
+        "3 members, 6 partitions, one joins: until all work again beside an eager rebalance of Kafka's",
+        "3 members, 6 partitions, one joins: until all work again beside a cooperative rebalance of Kafka's",
+        "3 members, 6 partitions, one joins: "
+        "the longest that a partition stood still beside a cooperative rebalance of Kafka's",
+        "40 members, 200 partitions on a virtual clock: "
+        "until all is worked on again after a tenth died beside until that is known",
+    ],
     "heartbeat_under_load": [
         "longest time between two heartbeats of a batch that loads all cores, beside the interval"
     ],
