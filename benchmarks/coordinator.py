@@ -98,16 +98,23 @@ def _large(connection: KafkaConnection, sizes: Sizes) -> tuple[list[Case], Mappi
     name = f"{sizes.members:,} members, {sizes.partitions:,} partitions"
     cases = [
         Case(
-            f"{name}: the coordinator's processor time beside merely reading",
+            f"{name}: the coordinator's processor beside merely reading",
             [steady.percent["coordinator"]],
             [steady.percent["merely reading"]],
             "% of a core",
             Goal.OURS_AT_MOST,
             _MOST_PERCENT,
         ),
-        Case(f"{name}: its memory beside without members", [full_mib], [idle_mib], "MiB", Goal.OURS_AT_MOST, _MOST_MIB),
         Case(
-            f"{name}: answers to pings that came beside those asked for",
+            f"{name}: its memory beside that without members",
+            [full_mib],
+            [idle_mib],
+            "MiB",
+            Goal.OURS_AT_MOST,
+            _MOST_MIB,
+        ),
+        Case(
+            f"{name}: answers that came beside those asked for",
             [steady.words_per_s],
             [sizes.members * 3 * _MS_PER_S / sizes.session_ms],
             "messages/s",
@@ -115,7 +122,7 @@ def _large(connection: KafkaConnection, sizes: Sizes) -> tuple[list[Case], Mappi
             0.9,
         ),
         Case(
-            f"{name}: until all is worked on again after a tenth died beside until that can be known",
+            f"{name}: all worked on after a tenth died beside known to be dead",
             [took_s for took_s, _ in deaths],
             [floor_s for _, floor_s in deaths],
             "s",
@@ -261,7 +268,7 @@ def _small(connection: KafkaConnection, sizes: Sizes) -> list[Case]:
     least = partitions // members
     return [
         Case(
-            f"{name}: partitions stopped beside an eager rebalance",
+            f"{name}: partitions stopped beside Kafka's eager rebalance",
             [each.partitions_stopped for each in ours],
             [each.partitions_stopped for each in eager],
             "partitions",
@@ -269,7 +276,7 @@ def _small(connection: KafkaConnection, sizes: Sizes) -> list[Case]:
             least,
         ),
         Case(
-            f"{name}: until all work again beside an eager rebalance of Kafka's",
+            f"{name}: until all work again beside Kafka's eager rebalance",
             [each.all_work_again_ms for each in ours],
             [each.all_work_again_ms for each in eager],
             "ms",
@@ -277,7 +284,7 @@ def _small(connection: KafkaConnection, sizes: Sizes) -> list[Case]:
             1,
         ),
         Case(
-            f"{name}: until all work again beside a cooperative rebalance of Kafka's",
+            f"{name}: until all work again beside Kafka's cooperative rebalance",
             [each.all_work_again_ms for each in ours],
             [each.all_work_again_ms for each in cooperative],
             "ms",
@@ -285,7 +292,7 @@ def _small(connection: KafkaConnection, sizes: Sizes) -> list[Case]:
             1,
         ),
         Case(
-            f"{name}: the longest that a partition stood still beside a cooperative rebalance of Kafka's",
+            f"{name}: longest that a partition stood still beside Kafka's cooperative rebalance",
             [each.longest_pause_ms for each in ours],
             [each.longest_pause_ms for each in cooperative],
             "ms",
@@ -314,8 +321,8 @@ def _simulated(sizes: Sizes) -> Case:
     known_ms = world.now_ms - died_ms
     world.until(world.is_even, 60_000)
     return Case(
-        f"{sizes.simulated_members:,} members, {sizes.simulated_partitions:,} partitions on a virtual clock: "
-        "until all is worked on again after a tenth died beside until that is known",
+        f"{sizes.simulated_members:,} members, {sizes.simulated_partitions:,} partitions, virtual clock: "
+        "all worked on after a tenth died beside known to be dead",
         [(world.now_ms - died_ms) / _MS_PER_S],
         [known_ms / _MS_PER_S],
         "s",

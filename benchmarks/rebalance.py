@@ -3,9 +3,9 @@
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from confluent_kafka import Consumer, TopicPartition
 
@@ -69,30 +69,14 @@ class Watch:
             return is_even and sum(counts) == len(set().union(*held)) == partitions
 
 
-class Joins(Protocol):
-    """Makes one a member of a group for as long as the block lasts."""
-
-    def __call__(self, name: str, watch: Watch) -> "AbstractMember":
-        """Join."""
-        ...
-
-
-class AbstractMember(Protocol):
-    """A member for as long as a block lasts."""
-
-    def __enter__(self) -> object:
-        """Join."""
-        ...
-
-    def __exit__(self, *raised: object) -> object:
-        """Leave."""
-        ...
+Joins = Callable[[str, Watch], AbstractContextManager[object]]
+"""Makes one of that name a member of a group for as long as a block lasts."""
 
 
 def coordinated(connection: KafkaConnection, topics: CoordinatorTopics, topic: str) -> Joins:
     """Give members of a coordinated group."""
 
-    def join(name: str, watch: Watch) -> AbstractMember:
+    def join(name: str, watch: Watch) -> CoordinatedMember:
         return CoordinatedMember(
             connection,
             "small",

@@ -122,7 +122,7 @@ class Reader:
         except KafkaException as error:
             logger.debug("where %r ends: %s", self._topic, error)
             return OFFSET_END
-        return OFFSET_END if bounds is None else bounds[1]
+        return int(bounds[1])
 
 
 class Writer:

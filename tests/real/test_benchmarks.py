@@ -66,17 +66,15 @@ CASES = {
     "connect": ["batch of 1,000 records, from the start of the run to the commit"],
     "kafka_sink": ["Kafka to Kafka"],
     "coordinator": [
-        "40 members, 200 partitions: the coordinator's processor time beside merely reading",
-        "40 members, 200 partitions: its memory beside without members",
-        "40 members, 200 partitions: answers to pings that came beside those asked for",
-        "40 members, 200 partitions: until all is worked on again after a tenth died beside until that can be known",
-        "3 members, 6 partitions, one joins: partitions stopped beside an eager rebalance",
-        "3 members, 6 partitions, one joins: until all work again beside an eager rebalance of Kafka's",
-        "3 members, 6 partitions, one joins: until all work again beside a cooperative rebalance of Kafka's",
-        "3 members, 6 partitions, one joins: "
-        "the longest that a partition stood still beside a cooperative rebalance of Kafka's",
-        "40 members, 200 partitions on a virtual clock: "
-        "until all is worked on again after a tenth died beside until that is known",
+        "40 members, 200 partitions: the coordinator's processor beside merely reading",
+        "40 members, 200 partitions: its memory beside that without members",
+        "40 members, 200 partitions: answers that came beside those asked for",
+        "40 members, 200 partitions: all worked on after a tenth died beside known to be dead",
+        "3 members, 6 partitions, one joins: partitions stopped beside Kafka's eager rebalance",
+        "3 members, 6 partitions, one joins: until all work again beside Kafka's eager rebalance",
+        "3 members, 6 partitions, one joins: until all work again beside Kafka's cooperative rebalance",
+        "3 members, 6 partitions, one joins: longest that a partition stood still beside Kafka's cooperative rebalance",
+        "40 members, 200 partitions, virtual clock: all worked on after a tenth died beside known to be dead",
     ],
     "heartbeat_under_load": [
         "longest time between two heartbeats of a batch that loads all cores, beside the interval"

@@ -13,7 +13,7 @@ from marshal_dagster.coordinator.assignment import Place
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.group import ALL
 from marshal_dagster.coordinator.member import Standing
-from marshal_dagster.coordinator.messages import Ping, parse_order
+from marshal_dagster.coordinator.messages import Order, Ping, parse_order
 from marshal_dagster.coordinator.service import Coordinator, LookAtTopics
 from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, Writer, partition_of, read_all
 from marshal_dagster.errors import ConfigurationError, TopicMissing
@@ -141,6 +141,15 @@ def test_a_second_of_the_same_name_is_refused(
         assert even([first], 2)()
 
 
+def came(reader: Reader) -> list[Order | None]:
+    """Wait for orders."""
+    found: list[Order | None] = []
+    deadline_s = time.monotonic() + 10
+    while not found and time.monotonic() < deadline_s:
+        found += [parse_order(value) for *_, value in reader.read(0.1)]
+    return found
+
+
 def test_a_reader_from_the_end_reads_what_is_written_from_then_on(
     connection: KafkaConnection, topics_of: CoordinatorTopics
 ) -> None:
@@ -151,9 +160,7 @@ def test_a_reader_from_the_end_reads_what_is_written_from_then_on(
         reader = Reader(connection, topics_of.orders)
         reader.follow({partition_of("etl", partitions): None})
         writer.order(Ping(group="etl", member=ALL, epoch=1, round=number))
-        found: list[bytes | None] = []
-        wait_until(lambda: bool(found.extend(value for *_, value in reader.read(0.1)) or found), 10)
-        assert [parse_order(value) for value in found] == [Ping(group="etl", member=ALL, epoch=1, round=number)]
+        assert came(reader) == [Ping(group="etl", member=ALL, epoch=1, round=number)]
         reader.close()
     writer.close()
 
