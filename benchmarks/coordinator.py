@@ -23,7 +23,7 @@ from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.group import Happening
 from marshal_dagster.coordinator.member import Standing
 from marshal_dagster.coordinator.service import Coordinator
-from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader
+from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, end_of
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from tests.coordinator_world import World
@@ -357,7 +357,7 @@ def _merely_read(commands: "Connection[Any, Any]", connection: KafkaConnection, 
     with Topics(connection) as topics:
         partitions = topics.describe(topic).partitions
     reader = Reader(connection, topic)
-    reader.follow(dict.fromkeys(partitions))
+    reader.follow({number: end_of(connection, topic, number) for number in partitions})
     commands.send(None)
     while not commands.poll():
         for _ in reader.read(0.05):

@@ -9,7 +9,7 @@ from typing import Final
 from marshal_dagster.coordinator.group import ALL
 from marshal_dagster.coordinator.member import Membership, Standing, Told
 from marshal_dagster.coordinator.messages import Order, Ping, Register, parse_order
-from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, Writer, partition_of
+from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, Writer, end_of, partition_of
 from marshal_dagster.kafka.connection import KafkaConnection
 
 GROUP: Final = "crowd"
@@ -53,7 +53,8 @@ class Crowd:
         partitions = self.topics.partitions(self.connection)
         self._reader = Reader(self.connection, self.topics.orders)
         self._writer = Writer(self.connection, self.topics, partitions)
-        self._reader.follow({partition_of(GROUP, partitions): None})
+        partition = partition_of(GROUP, partitions)
+        self._reader.follow({partition: end_of(self.connection, self.topics.orders, partition)})
 
     def join(self, names: Iterable[str]) -> float:
         """Start members; give when."""
@@ -90,8 +91,8 @@ class Crowd:
 
     def turn(self) -> None:
         """Take what has come, and let time pass."""
-        for _, _, _, value in self._reader.read(_READ_S):
-            order = parse_order(value)
+        for came in self._reader.read(_READ_S):
+            order = parse_order(came.value)
             if order is None or order.group != GROUP:
                 continue
             if isinstance(order, Ping) and self.pinged_s is None:

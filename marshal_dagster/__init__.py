@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     )
     from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
     from marshal_dagster.kafka.connection import KafkaConnection
+    from marshal_dagster.membership import build_group_member_sensor
     from marshal_dagster.operator_jobs import (
         AdoptConfig,
         PauseConfig,
@@ -190,6 +191,7 @@ __all__ = [
     "build_claimed_batch_schedule",
     "build_dead_run_sensors",
     "build_given_up_check",
+    "build_group_member_sensor",
     "build_lag_sensor",
     "build_outbox_backlog_sensor",
     "build_outbox_check",
@@ -232,6 +234,7 @@ _ELSEWHERE: Final = {
     "delivery": ("BatchRequest", "ClaimedBatch", "Delivery", "IdleReason", "PartitionReport", "RangeOptions"),
     "jobs": ("build_claimed_batch_job", "build_claimed_batch_schedule", "build_reprocess_job"),
     "kafka.connection": ("KafkaConnection",),
+    "membership": ("build_group_member_sensor",),
     "operator_jobs": (
         "AdoptConfig",
         "PauseConfig",

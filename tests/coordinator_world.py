@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from marshal_dagster.coordinator.assignment import Place, Strategy, sticky_assignment
-from marshal_dagster.coordinator.group import ALL, GroupCoordinator, Happening, Rules
+from marshal_dagster.coordinator.group import ALL, Event, GroupCoordinator, Happening, Rules
 from marshal_dagster.coordinator.member import Membership, Standing, Told
 from marshal_dagster.coordinator.messages import Order, Register, StartFetcher, Word, parse_order, parse_word, render
 
 GROUP = "etl"
 TICK_MS = 50.0
+GONE = frozenset({Happening.LEFT, Happening.FAILED})
 
 
 @dataclass(slots=True)
@@ -26,16 +27,23 @@ class Network:
     delay_ms: float = 20.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Worker:
     """A member's process: it claims what it is told to work on, and gives up what it is told to stop with."""
 
     membership: Membership
     is_dead: bool = False
     sleeps_until_ms: float = 0.0
+    inbox: list[bytes] = field(default_factory=list)
+    """What has come while it slept."""
     stops_in_ms: float = 10.0
     stopped_for: int = 0
     """How many partitions it had to stop working on."""
+
+    @property
+    def name(self) -> str:
+        """The member that it is."""
+        return self.membership.registration.member
 
 
 @dataclass
@@ -58,13 +66,19 @@ class World:
         self.coordinators: list[GroupCoordinator] = []
         self.terms = 0
         self.kept: dict[str, StartFetcher] = {}
-        self.claims: dict[Place, str] = {}
+        self.happened: list[tuple[int, Event]] = []
+        """What coordinators told of, with the epoch of each."""
+        self.sleeping: dict[int, tuple[float, list[bytes]]] = {}
+        """Until when coordinators sleep, by epoch, and what has come for them."""
+        self.claims: dict[Place, Worker] = {}
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self.rules = Rules(self.strategy, min_session_ms=500)
 
     def join(self, name: str, **fields: object) -> Worker:
-        """Start a member's process."""
+        """Start a member's process; one of that name which is there goes on, if it lives."""
+        if name in self.workers and not self.workers[name].is_dead:
+            self.workers[f"{name} before {next(self._numbers)}"] = self.workers.pop(name)
         wanted = {"topics": ["orders"], "session_timeout_ms": self.session_ms, **fields}
         tenure = f"{name}-{next(self._numbers)}"
         register = Register.model_validate({"group": GROUP, "member": name, "epoch": 0, "tenure": tenure, **wanted})
@@ -94,8 +108,13 @@ class World:
         self._send_orders(leader.topics_are(self.topics, self.now_ms))
         return leader
 
+    def put_to_sleep(self, leader: GroupCoordinator, duration_ms: float) -> None:
+        """Stop a coordinator's process for a while; what comes meanwhile it hears when it wakes up."""
+        self.sleeping.setdefault(leader.epoch, (self.now_ms + duration_ms, []))
+
     def depose(self, leader: GroupCoordinator) -> None:
         """End a coordinator."""
+        self.sleeping.pop(leader.epoch, None)
         self.coordinators = [each for each in self.coordinators if each is not leader]
 
     def run(self, duration_ms: float) -> None:
@@ -105,11 +124,17 @@ class World:
             self.now_ms += TICK_MS
             while self._due and self._due[0][0] <= self.now_ms:
                 heapq.heappop(self._due)[2]()
+            self._wake()
             for leader in self.coordinators:
-                self._send_orders(leader.topics_are(self.topics, self.now_ms))
-                self._send_orders(leader.tick(self.now_ms))
+                if leader.epoch not in self.sleeping:
+                    self._send_orders(leader.topics_are(self.topics, self.now_ms))
+                    self._send_orders(leader.tick(self.now_ms))
+                    self._tell(leader)
             for worker in list(self.workers.values()):
                 if worker.sleeps_until_ms <= self.now_ms:
+                    inbox, worker.inbox = worker.inbox, []
+                    for value in inbox:
+                        self._obey(worker, value)
                     self._do(worker, worker.membership.tick(self.now_ms))
                     self._claim(worker)
 
@@ -125,25 +150,43 @@ class World:
         """Tell whether each partition is worked on, by who is to, and nobody has two more than another."""
         living = [name for name, each in self.workers.items() if each.membership.standing is Standing.REGISTERED]
         places = {(topic, number) for topic, count in self.topics.items() for number in range(count)}
-        counts = Counter(self.claims[place] for place in places if place in self.claims)
+        owners = self.owners()
+        counts = Counter(owners[place] for place in places if place in owners)
         has_all = sum(counts[name] for name in living) == len(places) and len(living) == len(self.workers)
         return has_all and max(counts[name] for name in living) - min(counts[name] for name in living) <= 1
 
+    def owners(self) -> dict[Place, str]:
+        """Give by which name each partition is claimed."""
+        return {place: owner.name for place, owner in self.claims.items()}
+
+    def disagreements(self) -> list[str]:
+        """Give where members, the newest coordinator and the claims differ of who has what."""
+        shares = self.coordinators[-1].assignment()
+        found = [
+            f"{name}: it has {sorted(worker.membership.places)}, the coordinator says {sorted(shares.get(name, []))}"
+            for name, worker in self.workers.items()
+            if worker.membership.places != shares.get(name)
+        ]
+        claimed = {
+            name: {place for place, owner in self.claims.items() if owner is worker}
+            for name, worker in self.workers.items()
+        }
+        return found + [f"{n}: it claims {c}" for n, c in claimed.items() if c != self.workers[n].membership.places]
+
     def told(self) -> str:
         """Say how things stand, for messages."""
-        counts = Counter(self.claims.values())
+        counts = Counter(self.owners().values())
         standings = {name: each.membership.standing.name for name, each in self.workers.items()}
         return f"at {self.now_ms:.0f} ms: {dict(counts)}, {standings}"
 
     def _claim(self, worker: Worker) -> None:
-        name = worker.membership.registration.member
         for place in worker.membership.places:
-            self.claims.setdefault(place, name)
+            owner = self.claims.setdefault(place, worker)
+            if owner.is_dead and owner.name == worker.name:
+                self.claims[place] = worker
 
     def _forget(self, worker: Worker) -> None:
-        name = worker.membership.registration.member
-        if name not in self.workers:
-            self.claims = {place: owner for place, owner in self.claims.items() if owner != name}
+        self.claims = {place: owner for place, owner in self.claims.items() if owner is not worker}
 
     def _do(self, worker: Worker, told: Told) -> None:
         for word in told.words:
@@ -152,12 +195,11 @@ class World:
             worker.stopped_for += len(told.stop)
             self._later(worker.stops_in_ms, lambda: self._release(worker, told.stop))
         if worker.membership.standing is Standing.GONE:
-            self.workers.pop(worker.membership.registration.member, None)
+            self.workers = {name: each for name, each in self.workers.items() if each is not worker}
 
     def _release(self, worker: Worker, places: frozenset[Place]) -> None:
-        name = worker.membership.registration.member
         for place in places - worker.membership.places:
-            if self.claims.get(place) == name:
+            if self.claims.get(place) is worker:
                 del self.claims[place]
         if not worker.is_dead:
             self._do(worker, worker.membership.stopped(places))
@@ -168,10 +210,36 @@ class World:
             self._later(delay_ms, lambda: self._hear(value))
 
     def _hear(self, value: bytes) -> None:
+        for leader in self.coordinators:
+            if leader.epoch in self.sleeping:
+                self.sleeping[leader.epoch][1].append(value)
+            else:
+                self._hear_one(leader, value)
+
+    def _hear_one(self, leader: GroupCoordinator, value: bytes) -> None:
         word = parse_word(value)
         assert word is not None
+        self._send_orders(leader.hear(word, self.now_ms))
+
+    def _wake(self) -> None:
+        """Let coordinators go on whose time it is; what came for them they hear at once, or a little later."""
         for leader in self.coordinators:
-            self._send_orders(leader.hear(word, self.now_ms))
+            until_ms, waiting = self.sleeping.get(leader.epoch, (self.now_ms + 1, []))
+            if until_ms > self.now_ms:
+                continue
+            del self.sleeping[leader.epoch]
+            delay_ms = self.random.choice((0.0, 2 * TICK_MS))
+            for value in waiting:
+                self._later(delay_ms, lambda leader=leader, value=value: self._hear_one(leader, value))  # type: ignore[misc]
+
+    def _tell(self, leader: GroupCoordinator) -> None:
+        """Do with what a coordinator tells of as its process does."""
+        count = sum(epoch == leader.epoch for epoch, _ in self.happened)
+        for event in leader.events[count:]:
+            self.happened.append((leader.epoch, event))
+            if event.happening in GONE:
+                for member in event.members:
+                    self.kept.pop(member, None)
 
     def _send_orders(self, orders: list[Order]) -> None:
         for order in orders:
@@ -191,7 +259,10 @@ class World:
     def _obey(self, worker: Worker, value: bytes) -> None:
         order = parse_order(value)
         assert order is not None
-        if worker.is_dead or worker.sleeps_until_ms > self.now_ms:
+        if worker.is_dead:
+            return
+        if worker.sleeps_until_ms > self.now_ms:
+            worker.inbox.append(value)
             return
         self._do(worker, worker.membership.hear(order, self.now_ms))
 
@@ -208,42 +279,107 @@ class World:
 
 
 def befall(seed: int) -> None:
-    """Let faults befall a group for a while, at random; then none. Raises `AssertionError` unless all is well then."""
+    """Let faults befall a group for a while, at random; then none. Raises `AssertionError` unless all is well then.
+
+    By then another coordinator leads, or the newest that there was goes on with what it knows.
+    """
     dice = random.Random(seed)
     world = World(seed=seed, network=Network(loses=0.15, repeats=0.1, delay_ms=800))
     world.elect()
     names = (f"m{number}" for number in itertools.count())
     for _ in range(40):
         _befall_once(world, dice, names)
-        world.topics["orders"] += dice.random() < 0.1
-        for leader in world.coordinators:
-            if Happening.SUPERSEDED in [event.happening for event in leader.events]:
-                world.depose(leader)
+        _depose_superseded(world)
         world.run(dice.random() * 4_000)
-    world.network = Network()
-    for leader in world.coordinators:
+    _calm_down(world, dice)
+    world.until(world.is_even, 40_000 + 4 * world.session_ms)
+    world.run(2 * world.session_ms)
+    assert world.is_even(), world.told()
+    stopped_for = sum(worker.stopped_for for worker in world.workers.values())
+    world.run(2 * world.session_ms)
+    assert not world.disagreements(), world.disagreements()
+    for leader in world.coordinators[:]:
         world.depose(leader)
     world.elect()
-    world.until(world.is_even, 20_000 + 3 * world.session_ms)
-    world.run(3 * world.session_ms)
-    assert world.is_even(), world.told()
+    world.run(2 * world.session_ms + 1_000)
+    assert not world.disagreements(), world.disagreements()
+    assert sum(worker.stopped_for for worker in world.workers.values()) == stopped_for, "some stop for nothing"
+    assert world.kept.keys() <= world.workers.keys(), f"kept are {sorted(world.kept)}, members {sorted(world.workers)}"
+
+
+def _calm_down(world: World, dice: random.Random) -> None:
+    """End all faults; the coordinator that there is stays, mostly."""
+    world.network = Network()
+    world.run(1_000)
+    _depose_superseded(world)
+    for worker in world.workers.values():
+        worker.sleeps_until_ms = 0.0
+        worker.stops_in_ms = 10.0
+    is_new = dice.random() < 0.3
+    for leader in world.coordinators[:] if is_new else world.coordinators[:-1]:
+        world.depose(leader)
+    world.sleeping = {epoch: (world.now_ms, waiting) for epoch, (_, waiting) in world.sleeping.items()}
+    if not world.coordinators:
+        world.elect()
+    if not any(" before " not in name for name in world.workers):
+        world.join("last")
+    for name in [name for name in world.workers if " before " in name]:
+        world.kill(name)
+
+
+def _depose_superseded(world: World) -> None:
+    for leader in world.coordinators[:]:
+        if Happening.SUPERSEDED in [event.happening for event in leader.events]:
+            world.depose(leader)
 
 
 def _befall_once(world: World, dice: random.Random, names: Iterator[str]) -> None:
-    living = list(world.workers)
-    match dice.randrange(7):
+    living = [name for name in world.workers if " before " not in name]
+    match dice.randrange(12):
         case 0 | 1:
-            world.join(next(names))
+            fields = {"auto_commit": dice.random() < 0.3, "is_static": dice.random() < 0.4}
+            wanted: dict[str, object] = {"topics": [], "pattern": "ord*"} if dice.random() < 0.5 else {}
+            world.join(next(names), **fields, **wanted)
         case 2 if len(living) > 2:
             world.kill(dice.choice(living))
         case 3 if len(living) > 2:
             world.leave(dice.choice(living))
-        case 4:
+        case 4 | 5 | 6:
+            _befall_coordinators(world, dice)
+        case 7 | 8 | 9 if living:
+            _befall_a_member(world, dice, dice.choice(living))
+        case 10:
+            world.topics["orders"] += 1
+
+
+def _befall_coordinators(world: World, dice: random.Random) -> None:
+    match dice.randrange(3):
+        case 0:
             world.elect()
-        case 5 if len(world.coordinators) > 1:
+        case 1 if world.coordinators:
             world.depose(dice.choice(world.coordinators))
-        case 6 if living:
-            world.workers[dice.choice(living)].sleeps_until_ms = world.now_ms + dice.random() * 20_000
+        case 2 if world.coordinators:
+            world.put_to_sleep(dice.choice(world.coordinators), dice.random() * 12_000)
+
+
+def _befall_a_member(world: World, dice: random.Random, name: str) -> None:
+    match dice.randrange(3):
+        case 0:
+            world.workers[name].sleeps_until_ms = world.now_ms + dice.random() * 20_000
+        case 1:
+            world.workers[name].stops_in_ms = dice.random() * 10_000
+        case 2:
+            _start_again(world, name, is_dead=dice.random() < 0.5)
+
+
+def _start_again(world: World, name: str, *, is_dead: bool) -> None:
+    """Start a second process of a name: of one that is killed, or beside one that goes on."""
+    fields = world.workers[name].membership.registration.model_dump(
+        include={"topics", "pattern", "auto_commit", "is_static"}
+    )
+    if is_dead:
+        world.kill(name)
+    world.join(name, **fields)
 
 
 def main() -> None:

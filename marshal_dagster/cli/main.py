@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.main import get_command
 
-from marshal_dagster.cli import operating, outboxes, output
+from marshal_dagster.cli import coordinators, operating, outboxes, output
 from marshal_dagster.cli.exits import HELP, ExitCode, code_of
 from marshal_dagster.cli.options import (
     DEFAULT_COORDINATION_TOPIC,
@@ -43,6 +43,7 @@ topic_app = command_group("The coordination topic: created and checked.")
 app.add_typer(operating.app)
 app.add_typer(topic_app, name="topic")
 app.add_typer(outboxes.app, name="outbox")
+app.add_typer(coordinators.app, name="coordinator")
 app.add_typer(kafka_app, name="kafka")
 
 Directory = Annotated[

@@ -1,6 +1,7 @@
 """A member of a coordinated group in a plain Python process."""
 
 import logging
+import queue
 import threading
 import uuid
 from collections.abc import Callable
@@ -10,13 +11,15 @@ from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import Place
 from marshal_dagster.coordinator.member import Membership, Standing, Told
 from marshal_dagster.coordinator.messages import Register, parse_order
-from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, Writer, partition_of
-from marshal_dagster.errors import ConfigurationError, MarshalError
+from marshal_dagster.coordinator.wire import CLIENT_FAILURES, CoordinatorTopics, Reader, Writer, end_of, partition_of
+from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
 
 logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.05
+_BUSY_TICK_S: Final = 0.01
+_AGAIN_AFTER_S: Final = 0.5
 _LEAVE_WITHIN_S: Final = 10.0
 
 Work = Callable[[frozenset[Place]], None]
@@ -26,7 +29,8 @@ class CoordinatedMember:
     """Is told what to work on. Claim it in the coordination log before: what it is told here is advice.
 
     `stop` is called with partitions to give up, and returns once that is done; `start` with those to begin with. Both
-    are called in the member's own thread.
+    are called in one thread of the member, one after another, while another thread answers the coordinator. Should one
+    of them raise, the member leaves the group with all stopped, and joins again after a session time-out.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class CoordinatedMember:
         self._topics = topics or CoordinatorTopics()
         self._clock = clock or SystemClock()
         self._register = register
-        self._start, self._stop_work = start, stop
+        self._hands = _Hands(f"member {register.member!r} of group {register.group!r}", start, stop)
         self._membership: Membership | None = None
         self._is_over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -78,6 +82,11 @@ class CoordinatedMember:
         """Why it was refused."""
         return None if self._membership is None else self._membership.error
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, having left or because of an error."""
+        return self._thread is not None and not self._thread.is_alive()
+
     def silent_ms(self) -> float:
         """Give for how long no coordinator has been heard."""
         return 0.0 if self._membership is None else self._membership.silent_ms(self._clock.lease_ms())
@@ -85,8 +94,10 @@ class CoordinatedMember:
     def __enter__(self) -> Self:
         """Join. Raises `TopicMissing`, `UnavailableError`."""
         partitions = self._topics.partitions(self._connection)
+        at = end_of(self._connection, self._topics.orders, partition_of(self._register.group, partitions))
         self._membership = Membership(self._register, self._clock.lease_ms())
-        self._thread = threading.Thread(target=self._run, args=(self._membership, partitions), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._membership, partitions, at), daemon=True)
+        self._hands.begin()
         self._thread.start()
         return self
 
@@ -96,36 +107,118 @@ class CoordinatedMember:
         if self._thread is not None:
             self._thread.join(_LEAVE_WITHIN_S)
 
-    def _run(self, membership: Membership, partitions: int) -> None:
-        partition = partition_of(self._register.group, partitions)
-        reader = Reader(self._connection, self._topics.orders)
-        writer = Writer(self._connection, self._topics, partitions)
-        reader.follow({partition: None})
-        is_leaving = False
-        try:
-            while membership.standing is not Standing.GONE:
-                for _, _, _, value in reader.read(_TICK_S):
-                    order = parse_order(value)
-                    if order is not None:
-                        self._do(membership, membership.hear(order, self._clock.lease_ms()), writer)
-                self._do(membership, membership.tick(self._clock.lease_ms()), writer)
-                if self._is_over.is_set() and not is_leaving:
-                    is_leaving = True
-                    self._do(membership, membership.leave(), writer)
-                writer.poll()
-        except MarshalError as error:
-            logger.warning("member %r of group %r: %s", self._register.member, self._register.group, error)
-        finally:
-            self._stop_work(membership.places)
-            reader.close()
-            writer.close()
+    def _run(self, membership: Membership, partitions: int, at: int) -> None:
+        while True:
+            at = self._be(membership, partitions, at)
+            if self._is_over.wait(self._register.session_timeout_ms / 1_000):
+                break
+            self._hands.take_failure()
+            register = self._register.model_copy(update={"tenure": uuid.uuid4().hex})
+            membership = self._membership = Membership(register, self._clock.lease_ms())
+        self._hands.end()
 
-    def _do(self, membership: Membership, told: Told, writer: Writer) -> None:
-        """Do what is told: first what ends, then what begins, then say so."""
-        if told.stop:
-            self._stop_work(told.stop)
-        if told.start:
-            self._start(told.start)
-        words = [*told.words, *(membership.stopped(told.stop).words if told.stop else ())]
-        for word in words:
+    def _be(self, membership: Membership, partitions: int, at: int) -> int:
+        """Be a member until it has left, with one client after another; give up to where orders were read."""
+        partition = partition_of(self._register.group, partitions)
+        while True:
+            reader = Reader(self._connection, self._topics.orders)
+            writer = Writer(self._connection, self._topics, partitions)
+            try:
+                reader.follow({partition: at})
+                while membership.standing is not Standing.GONE:
+                    at = self._turn(membership, reader, writer, at)
+                self._hands.wait()
+                self._say_what_is_done(membership, writer)
+                return at
+            except CLIENT_FAILURES as error:
+                logger.warning("%s: %s; it connects again", self._hands.name, error)
+                self._is_over.wait(_AGAIN_AFTER_S)
+            finally:
+                reader.close()
+                writer.close()
+
+    def _turn(self, membership: Membership, reader: Reader, writer: Writer, at: int) -> int:
+        for came in reader.read(_BUSY_TICK_S if self._hands.are_busy else _TICK_S):
+            at = came.offset + 1
+            order = parse_order(came.value)
+            if order is not None:
+                self._do(membership.hear(order, self._clock.lease_ms()), writer)
+        self._do(membership.tick(self._clock.lease_ms()), writer)
+        self._say_what_is_done(membership, writer)
+        is_to_go = self._is_over.is_set() or self._hands.take_failure()
+        if is_to_go and membership.standing not in {Standing.LEAVING, Standing.GONE}:
+            self._do(membership.leave(), writer)
+        writer.poll()
+        return at
+
+    def _do(self, told: Told, writer: Writer) -> None:
+        """Have work stopped and begun with, and say so once that is done; what needs no work is said at once."""
+        if told.stop or told.start:
+            self._hands.do(told)
+            return
+        for word in told.words:
             writer.say(word)
+
+    def _say_what_is_done(self, membership: Membership, writer: Writer) -> None:
+        for told in self._hands.done():
+            for word in (*told.words, *(membership.stopped(told.stop).words if told.stop else ())):
+                writer.say(word)
+
+
+class _Hands:
+    """Stops and starts work in a thread of its own, one thing after another."""
+
+    def __init__(self, name: str, start: Work, stop: Work) -> None:
+        self.name = name
+        self._start, self._stop = start, stop
+        self._due: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self._failed = threading.Event()
+        self._changed = threading.Condition()
+        self._open = 0
+        """How much of what is due has not been done."""
+
+    @property
+    def are_busy(self) -> bool:
+        return self._open > 0
+
+    def begin(self) -> None:
+        threading.Thread(target=self._run, name=f"work of {self.name}", daemon=True).start()
+
+    def end(self) -> None:
+        self._due.put(None)
+
+    def do(self, told: Told) -> None:
+        with self._changed:
+            self._open += 1
+        self._due.put(told)
+
+    def done(self) -> list[Told]:
+        """Give what has been done since this was asked."""
+        return [self._done.get() for _ in range(self._done.qsize())]
+
+    def wait(self) -> None:
+        """Wait until all is done."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._open == 0)
+
+    def take_failure(self) -> bool:
+        """Tell whether something has failed since this was asked."""
+        has_failed = self._failed.is_set()
+        self._failed.clear()
+        return has_failed
+
+    def _run(self) -> None:
+        while (told := self._due.get()) is not None:
+            try:
+                if told.stop:
+                    self._stop(told.stop)
+                if told.start:
+                    self._start(told.start)
+            except Exception:
+                logger.exception("%s: what it was told cannot be done; it leaves, and joins again later", self.name)
+                self._failed.set()
+            self._done.put(told)
+            with self._changed:
+                self._open -= 1
+                self._changed.notify_all()

@@ -7,7 +7,7 @@ second coordinator orders can cost balance, never safety, which is the claims' i
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from fnmatch import fnmatchcase
 from types import MappingProxyType
@@ -42,6 +42,10 @@ _LONG: Final = 30
 """How many times the usual pause follows a rebalance that was given up."""
 _GATHER_AT_MOST: Final = 10
 """How many times the usual while a rebalance waits for more members that come or go."""
+_AT_LEAST_MS: Final = 1_000.0
+"""How long a coordinator that takes over waits for members of which the one before has left no record."""
+_ABSENT_MS: Final = 1_000.0
+"""A longer time without a turn counts against nobody: the coordinator could not hear."""
 _IS_PATTERN: Final = re.compile(r"[A-Za-z0-9._*?-]+").fullmatch
 
 
@@ -62,15 +66,10 @@ class Rules:
 
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for values that cannot be."""
-        for name in (
-            "min_session_ms",
-            "max_failed_pings",
-            "gather_ms",
-            "rebalance_backoff_ms",
-            "max_rebalance_retries",
-        ):
-            if getattr(self, name) < 0:
-                raise ConfigurationError(f"{name}: {getattr(self, name)}; give 0 or more")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int | float) and value < 0:
+                raise ConfigurationError(f"{each.name}: {value}; give 0 or more")
 
 
 class Happening(Enum):
@@ -135,6 +134,11 @@ class _Rebalance:
         self._deadlines_ms = {name: now_ms + wait_ms for name, wait_ms in members.items()}
         self._first_ms = min(self._deadlines_ms.values(), default=math.inf)
 
+    def wait_longer(self, more_ms: float) -> None:
+        """Wait so much longer for each."""
+        self._deadlines_ms = {name: at_ms + more_ms for name, at_ms in self._deadlines_ms.items()}
+        self._first_ms += more_ms
+
     def has_answered(self, member: str) -> None:
         """Wait no more for a member."""
         self._deadlines_ms.pop(member, None)
@@ -176,15 +180,21 @@ class GroupCoordinator:
         self._owner: Assignment = {}
         """Who has what, the other way round."""
         self._kept = {each.member: each for each in kept}
+        self._unheard = set(self._kept)
+        """Whom a coordinator before has told something, and who has not come to this one yet."""
         self._recovers_until_ms = now_ms + recovery_ms
+        self._waits_until_ms = now_ms + min(recovery_ms, _AT_LEAST_MS)
         self._generation = max((each.generation for each in self._kept.values()), default=0)
         self._topics: Mapping[str, int] = {}
+        self._knows_topics = False
+        """Before it does, nobody is told anything."""
         self._weights: Mapping[Place, float] = MappingProxyType({})
         self._round = 0
         self._sent_ms: dict[int, float] = {}
         self._next_ping_ms = now_ms
         self._none_dead_before_ms = math.inf
         """No member can have failed too many pings earlier, unless another ping is sent."""
+        self._turn_ms = now_ms
         self._is_due = False
         self._gathers_from_ms: float | None = None
         self._gathers_until_ms = now_ms
@@ -212,6 +222,7 @@ class GroupCoordinator:
 
     def hear(self, word: Word, now_ms: float) -> list[Order]:
         """Take a member's word."""
+        self._excuse(now_ms)
         if word.epoch > self.epoch:
             self._tell(Happening.SUPERSEDED)
             return []
@@ -240,6 +251,8 @@ class GroupCoordinator:
 
     def topics_are(self, topics: Mapping[str, int], now_ms: float) -> list[Order]:
         """Take how many partitions each topic has."""
+        self._excuse(now_ms)
+        self._knows_topics = True
         if topics != self._topics:
             self._topics = dict(topics)
             self._is_due = True
@@ -252,6 +265,7 @@ class GroupCoordinator:
     def tick(self, now_ms: float) -> list[Order]:
         """Let time pass."""
         orders: list[Order] = []
+        self._excuse(now_ms)
         self._fail_silent(now_ms)
         if (self._members or self._kept) and now_ms >= self._next_ping_ms:
             orders.append(self._ping(now_ms))
@@ -265,18 +279,24 @@ class GroupCoordinator:
             return [self._answer(word.member, word.tenure, error)]
         before = self._members.get(word.member)
         kept = self._kept.pop(word.member, None)
-        places = self._places_of(word, before, kept)
-        is_told = places == places_of(word.holds)
-        self._members[word.member] = _Member(word, before.places if before else frozenset(), is_told)
+        self._unheard.discard(word.member)
+        if not self._members:
+            self._recovers_until_ms = max(self._recovers_until_ms, now_ms + word.session_timeout_ms / 3)
+        had = before.places if before is not None else frozenset[Place]()
+        places = self._places_of(word, had, kept)
+        is_as_said = places == places_of(word.holds)
+        is_known = before is not None and before.tenure == word.tenure
+        # What it has been told since it said so, it has yet to answer.
+        is_told = is_as_said and (before is None or not is_known or before.is_told)
+        self._members[word.member] = _Member(word, had, is_told)
         self._has(word.member, places)
-        is_same = before is not None and _interests(before.registration) == _interests(word)
+        is_same = before is not None and _interests(before.registration) == _interests(word) and places == had
         if before is None:
             self._tell(Happening.JOINED, word.member)
-        if not is_same or not is_told or before is None or before.tenure != word.tenure:
+        if before is None and not places and self._rebalance is not None:
             self._gather(now_ms)
-            self._retries = 0
-            if before is not None:
-                self._fail_rebalance(now_ms)
+        elif not is_known or not is_same or not is_as_said:
+            self._make_due(now_ms)
         if before is not None and before.tenure != word.tenure:
             self._replace(before.tenure)
         return [self._answer(word.member, word.tenure, None), *self._go_on(now_ms)]
@@ -298,14 +318,13 @@ class GroupCoordinator:
         if len(self._replaced) > _REPLACED_KEPT:
             del self._replaced[next(iter(self._replaced))]
 
-    def _places_of(self, word: Register, before: _Member | None, kept: StartFetcher | None) -> frozenset[Place]:
+    def _places_of(self, word: Register, had: frozenset[Place], kept: StartFetcher | None) -> frozenset[Place]:
         """Give what a member that registers has: what it says, of which nobody else has anything.
 
         One of a fixed name that has come back has what it had.
         """
         told = places_of(word.holds)
         if word.is_static and not told:
-            had = before.places if before is not None else frozenset[Place]()
             told = places_of(kept.places) if kept is not None else had
         return frozenset(place for place in told if self._owner.get(place, word.member) == word.member)
 
@@ -313,6 +332,10 @@ class GroupCoordinator:
         if now_ms < self._none_dead_before_ms:
             return
         dead = [name for name, member in self._members.items() if now_ms >= self._dies_ms(member)]
+        if len(dead) == len(self._members) > 1:
+            # Rather it is the coordinator who hears nothing: those who come back find what they had.
+            self._kept |= {name: self._start(name) for name in dead}
+            self._recovers_until_ms = now_ms + max(self._members[name].session_ms for name in dead)
         if dead:
             self._remove(dead, Happening.FAILED, now_ms)
         self._none_dead_before_ms = min(map(self._dies_ms, self._members.values()), default=math.inf)
@@ -329,9 +352,7 @@ class GroupCoordinator:
             self._has(name, frozenset())
             del self._members[name]
             self._tell(happening, name)
-        self._fail_rebalance(now_ms)
-        self._gather(now_ms)
-        self._retries = 0
+        self._make_due(now_ms)
 
     def _ping(self, now_ms: float) -> Order:
         self._round += 1
@@ -358,8 +379,9 @@ class GroupCoordinator:
             if not late:
                 return []
             self._retry(late, now_ms)
-        waits_until_ms = max(self._not_before_ms, self._gathers_until_ms)
-        if not self._is_due or now_ms < waits_until_ms or self._is_recovering(now_ms):
+        if not self._is_due or not self._knows_topics:
+            return []
+        if now_ms < max(self._not_before_ms, self._gathers_until_ms) or self._is_recovering(now_ms):
             return []
         return self._begin(now_ms)
 
@@ -372,13 +394,16 @@ class GroupCoordinator:
         self._gathers_until_ms = min(now_ms + self._rules.gather_ms, self._gathers_from_ms + longest_ms)
 
     def _is_recovering(self, now_ms: float) -> bool:
-        return bool(self._kept) and now_ms < self._recovers_until_ms
+        return now_ms < (self._recovers_until_ms if self._kept else self._waits_until_ms)
 
     def _begin(self, now_ms: float) -> list[Order]:
         """Work out who is to have what; tell those to stop who give something up."""
         self._is_due = False
         self._gathers_from_ms = None
         self._kept = {}
+        for name in sorted(self._unheard):
+            self._tell(Happening.FAILED, name)
+        self._unheard.clear()
         before: Assignment = dict(self._owner)
         target = self._target(before)
         after = {place: name for name, places in target.items() for place in places}
@@ -411,6 +436,9 @@ class GroupCoordinator:
 
     def _stopped(self, word: Stopped, now_ms: float) -> list[Order]:
         rebalance = self._rebalance
+        if rebalance is None and word.generation == self._generation:
+            self._not_before_ms = now_ms
+            return self._go_on(now_ms)
         if rebalance is None or rebalance.has_begun_to_start or word.generation != self._generation:
             return []
         lost = rebalance.stopping.pop(word.member, frozenset())
@@ -466,12 +494,25 @@ class GroupCoordinator:
         self._tell(Happening.REBALANCE_RETRIED, *sorted(late))
         self._not_before_ms = now_ms + self._rules.rebalance_backoff_ms
 
-    def _fail_rebalance(self, now_ms: float) -> None:
-        """Give up what is under way, as a member has gone: it is worked out anew at once."""
+    def _make_due(self, now_ms: float) -> None:
+        """Give up what is under way, and have it worked out anew soon: who there is has changed, or who has what."""
+        self._rebalance = None
+        self._retries = 0
+        self._not_before_ms = now_ms
+        self._gather(now_ms)
+
+    def _excuse(self, now_ms: float) -> None:
+        """Hold against nobody what was not heard while this process had no turn."""
+        away_ms, self._turn_ms = now_ms - self._turn_ms, now_ms
+        if away_ms <= _ABSENT_MS:
+            return
+        self._sent_ms = {number: sent_ms + away_ms for number, sent_ms in self._sent_ms.items()}
+        for member in self._members.values():
+            if member.unanswered_ms is not None:
+                member.unanswered_ms += away_ms
+        self._recovers_until_ms += away_ms
         if self._rebalance is not None:
-            self._rebalance = None
-            self._is_due = True
-            self._not_before_ms = now_ms
+            self._rebalance.wait_longer(away_ms)
 
     # Who has what
 

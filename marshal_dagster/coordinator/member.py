@@ -66,6 +66,8 @@ class Membership:
     _next_call_ms: float = field(init=False)
     _stopping: frozenset[Place] = frozenset()
     """What it has yet to stop with."""
+    _generation: int = 0
+    """Of the newest order of this coordinator; what is of an older one has been overtaken."""
     _awaited: dict[int, frozenset[Place]] = field(default_factory=dict)
     """Of that, what a coordinator waits for, by the generation that wants it."""
     _last_round: int | None = None
@@ -80,45 +82,35 @@ class Membership:
         """After so long without a word from the coordinator it stops."""
         return self.registration.session_timeout_ms
 
+    def _is_gone(self) -> bool:
+        return self.standing is Standing.GONE
+
     def silent_ms(self, now_ms: float) -> float:
         """Give for how long no coordinator has been heard."""
         return now_ms - self._heard_ms
 
     def hear(self, order: Order, now_ms: float, offsets: Offsets | None = None) -> Told:
         """Take an order; `offsets` are where it stands, for members that commit by themselves."""
-        if order.group != self.registration.group or order.epoch < self._epoch or self.standing is Standing.GONE:
+        if order.group != self.registration.group or order.epoch < self._epoch or self._is_gone():
             return Told()
-        is_new = order.epoch > self._epoch
-        if is_new:
-            self._epoch = order.epoch
-            if self.standing is Standing.REGISTERED:
-                self.standing = Standing.LOOKING
+        late = self._end_if_silent(now_ms)
+        if self._is_gone():
+            return Told(stop=late)
+        if order.epoch > self._epoch:
+            self._follow(order.epoch)
         if not isinstance(order, Ping) and not self._is_me(order):
-            return Told()
+            return Told(stop=late)
         self._heard_ms = now_ms
-        match order:
-            case Ping():
-                return self._ping(order, now_ms, offsets)
-            case Registered():
-                return self._registered(order, now_ms)
-            case StopFetcher():
-                return self._stop(order)
-            case StartFetcher():
-                return self._start(order)
+        told = self._obey(order, now_ms, offsets)
+        return Told(told.words, told.stop | late, told.start)
 
     def tick(self, now_ms: float) -> Told:
         """Let time pass: look for the coordinator; stop all if it has been silent for a session time-out."""
-        if self.standing in {Standing.GONE, Standing.REFUSED}:
-            return Told()
-        stop: frozenset[Place] = frozenset()
-        if self.silent_ms(now_ms) >= self.session_ms:
-            stop = self._give_up(self.places)
-            self._awaited = {}
-            if self.standing is Standing.LEAVING:
-                self.standing = Standing.GONE
-                return Told(stop=stop)
-            self.standing = Standing.LOOKING
-        if self.standing is not Standing.LOOKING or now_ms < self._next_call_ms:
+        stop = self._end_if_silent(now_ms)
+        is_asking = self.standing is Standing.LOOKING or (
+            self.standing is Standing.REFUSED and self.error == "duplicate_id"
+        )
+        if not is_asking or now_ms < self._next_call_ms:
             return Told(stop=stop)
         return Told((self._call(now_ms),), stop=stop)
 
@@ -137,6 +129,31 @@ class Membership:
             return Told()
         return self._go()
 
+    def _end_if_silent(self, now_ms: float) -> frozenset[Place]:
+        """Give all up when no coordinator has been heard for a session time-out, and follow any from then on."""
+        if self.standing in {Standing.GONE, Standing.REFUSED} or self.silent_ms(now_ms) < self.session_ms:
+            return frozenset()
+        self._awaited, self._epoch, self._generation = {}, 0, 0
+        self.standing = Standing.GONE if self.standing is Standing.LEAVING else Standing.LOOKING
+        return self._give_up(self.places)
+
+    def _follow(self, epoch: int) -> None:
+        """Take a coordinator's word from now on; what the one before waits for, it does not."""
+        self._awaited, self._epoch, self._generation = {}, epoch, 0
+        if self.standing is Standing.REGISTERED:
+            self.standing = Standing.LOOKING
+
+    def _obey(self, order: Order, now_ms: float, offsets: Offsets | None) -> Told:
+        match order:
+            case Ping():
+                return self._ping(order, now_ms, offsets)
+            case Registered():
+                return self._registered(order, now_ms)
+        if order.generation < self._generation:
+            return Told()
+        self._generation = order.generation
+        return self._stop(order) if isinstance(order, StopFetcher) else self._start(order)
+
     def _ping(self, order: Ping, now_ms: float, offsets: Offsets | None) -> Told:
         if self.standing is Standing.LOOKING:
             return Told((self._call(now_ms),))
@@ -154,15 +171,18 @@ class Membership:
         return Told((Leave(**self._signed()),), stop=self._give_up(self.places))
 
     def _registered(self, order: Registered, now_ms: float) -> Told:
+        if order.error is not None and self.standing is Standing.LEAVING:
+            return self._go()
         if order.error == "unknown_member":
             self.standing = Standing.LOOKING
             return Told((self._call(now_ms),))
         if order.error is not None:
             self.standing, self.error = Standing.REFUSED, order.error
             return Told(stop=self._give_up(self.places))
-        if self.standing is Standing.LOOKING:
+        was_refused, self.error = self.standing is Standing.REFUSED, None
+        if self.standing is not Standing.LEAVING:
             self.standing = Standing.REGISTERED
-        return Told()
+        return Told((self._call(now_ms),)) if was_refused else Told()
 
     def _stop(self, order: StopFetcher) -> Told:
         wanted = places_of(order.places)
@@ -186,8 +206,12 @@ class Membership:
         return places
 
     def _call(self, now_ms: float) -> Register:
+        """Register; one that was refused, as another has its name, takes it only once nobody does."""
         self._next_call_ms = now_ms + self.session_ms / 3
-        return self.registration.model_copy(update={"epoch": self._epoch, "holds": by_topic(self.places)})
+        says = {"epoch": self._epoch, "holds": by_topic(self.places)}
+        if self.standing is Standing.REFUSED:
+            says["is_static"] = False
+        return self.registration.model_copy(update=says)
 
     def _is_me(self, order: Registered | StopFetcher | StartFetcher) -> bool:
         return (order.member, order.tenure) == (self.registration.member, self.registration.tenure)

@@ -4,6 +4,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,11 +12,11 @@ from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import Place, sticky_assignment
 from marshal_dagster.coordinator.group import Event, GroupCoordinator, Happening, Rules
 from marshal_dagster.coordinator.messages import Order, StartFetcher, parse_order, parse_word
-from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, Writer, read_all
+from marshal_dagster.coordinator.wire import CLIENT_FAILURES, CoordinatorTopics, Reader, Writer, end_of, read_all
 from marshal_dagster.election.elector import Elector
 from marshal_dagster.election.rules import Event as ElectionEvent
 from marshal_dagster.election.rules import Resigned, Term, Timing
-from marshal_dagster.errors import MarshalError, UnavailableError
+from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 
@@ -23,8 +24,13 @@ logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.05
 _LOOK_AT_TOPICS_MS: Final = 5_000.0
+_AGAIN_AFTER_S: Final = 0.5
+_HELPERS: Final = 4
 LookAtTopics = Callable[[], Mapping[str, int]]
 """Gives how many partitions each topic has; may raise `UnavailableError`."""
+
+Listener = Callable[[str, Event], None]
+"""Told what happens, with the group's name, in the coordinator's thread."""
 
 _GONE: Final = frozenset({Happening.LEFT, Happening.FAILED})
 
@@ -48,6 +54,10 @@ class _Shard:
     topics: Mapping[str, int] = field(default_factory=dict)
 
 
+_Shares = Mapping[str, Sequence[StartFetcher]]
+"""What members have been told to work on, by group."""
+
+
 class Coordinator:
     """Leads the groups of the partitions that it is elected for; several processes share them.
 
@@ -60,19 +70,27 @@ class Coordinator:
         topics: CoordinatorTopics | None = None,
         options: CoordinatorOptions | None = None,
         clock: Clock | None = None,
+        *,
         look: LookAtTopics | None = None,
+        listener: Listener | None = None,
     ) -> None:
-        """Connect to nothing yet. `look` tells which topics there are, instead of the brokers."""
+        """Connect to nothing yet. `look` tells which topics there are, by default the brokers."""
         self._connection = connection
         self._topics = topics or CoordinatorTopics()
         self._options = options or CoordinatorOptions()
         self._clock = clock or SystemClock()
         self._look = look or self._ask_brokers
+        self._listener = listener
         self._stop = threading.Event()
         self._elections: queue.SimpleQueue[tuple[int, ElectionEvent]] = queue.SimpleQueue()
         self._shards: dict[int, _Shard] = {}
-        self._known: Mapping[str, int] = {}
+        self._beginning: dict[int, tuple[Term, Future[tuple[_Shares, int]]]] = {}
+        """Partitions in which a term has begun that is not led yet: what was told before is still being read."""
+        self._known: Mapping[str, int] | None = None
+        """How many partitions each topic has, once that was looked up."""
+        self._looking: Future[Mapping[str, int]] | None = None
         self._next_look_ms = 0.0
+        self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
 
     def stop(self) -> None:
         """Have `run` end."""
@@ -90,10 +108,6 @@ class Coordinator:
         Raises `ConfigurationError`, `TopicMissing`, `RightMissing`, `UnavailableError` at the beginning only.
         """
         partitions = self._topics.partitions(self._connection)
-        reader, writer = (
-            Reader(self._connection, self._topics.words),
-            Writer(self._connection, self._topics, partitions),
-        )
         elector = Elector(
             self._connection,
             self._topics.leader,
@@ -101,22 +115,35 @@ class Coordinator:
             timing=self._options.timing,
             listener=lambda partition, event: self._elections.put((partition, event)),
         )
+        reader = Reader(self._connection, self._topics.words)
         try:
             with elector:
                 while not self._stop.is_set():
-                    self._turn(elector, reader, writer)
+                    self._lead_with(Writer(self._connection, self._topics, partitions), elector, reader)
         finally:
+            self._helpers.shutdown(wait=False, cancel_futures=True)
             reader.close()
+
+    def _lead_with(self, writer: Writer, elector: Elector, reader: Reader) -> None:
+        """Lead until the end, or until the producer is of no more use."""
+        try:
+            while not self._stop.is_set():
+                self._turn(elector, reader, writer)
+        except CLIENT_FAILURES as error:
+            logger.warning("coordinator: %s; it connects again", error)
+            self._stop.wait(_AGAIN_AFTER_S)
+        finally:
             writer.close()
 
     def _turn(self, elector: Elector, reader: Reader, writer: Writer) -> None:
-        self._take_elections(elector, reader)
+        self._take_elections(reader)
+        self._take_up(elector, reader)
         if not self._shards:
             self._stop.wait(_TICK_S)
             return
         self._look_at_topics()
-        for partition, _, _, value in reader.read(_TICK_S):
-            shard, word = self._shards.get(partition), parse_word(value)
+        for came in reader.read(_TICK_S):
+            shard, word = self._shards.get(came.partition), parse_word(came.value)
             if shard is None or word is None:
                 continue
             if word.group not in shard.groups:
@@ -125,13 +152,14 @@ class Coordinator:
         for partition, shard in list(self._shards.items()):
             if not elector.leads(shard.term, partition):
                 del self._shards[partition]
+                reader.leave([partition])
                 continue
             self._lead(shard, elector, partition, writer)
         writer.poll()
 
     def _lead(self, shard: _Shard, elector: Elector, partition: int, writer: Writer) -> None:
         for name, group in list(shard.groups.items()):
-            orders = [*group.topics_are(self._known, self._now_ms), *group.tick(self._now_ms)]
+            orders = [*self._tell_topics(group), *group.tick(self._now_ms)]
             events, group.events = group.events, []
             self._write(writer, orders)
             self._tell(name, events, writer)
@@ -139,32 +167,41 @@ class Coordinator:
                 elector.give_up(shard.term, "a later coordinator was heard of", partition)
                 return
 
-    def _take_elections(self, elector: Elector, reader: Reader) -> None:
-        changed = False
+    def _take_elections(self, reader: Reader) -> None:
         while not self._elections.empty():
             partition, event = self._elections.get()
-            changed = True
-            if isinstance(event, Resigned):
-                self._shards.pop(partition, None)
-                continue
-            try:
-                self._shards[partition] = self._begin(partition, event.term)
-            except MarshalError as error:
-                logger.warning("coordinator of partition %d: %s", partition, error)
-                elector.give_up(event.term, str(error), partition)
-        if changed:
-            reader.follow(dict.fromkeys(self._shards))
+            self._shards.pop(partition, None)
+            reader.leave([partition])
+            self._beginning.pop(partition, None)
+            if not isinstance(event, Resigned):
+                self._beginning[partition] = event.term, self._helpers.submit(self._read, partition)
 
-    def _begin(self, partition: int, term: Term) -> _Shard:
-        """Take up what coordinators before have told members."""
-        kept, _ = read_all(self._connection, self._topics.orders, partition)
+    def _read(self, partition: int) -> tuple[_Shares, int]:
+        """Read what coordinators before have told members; give the end of what members have said, from before that."""
+        end = end_of(self._connection, self._topics.words, partition)
         shares: dict[str, list[StartFetcher]] = {}
-        for value in kept.values():
-            order = parse_order(value)
+        for came in read_all(self._connection, self._topics.orders, partition):
+            order = parse_order(came.value)
             if isinstance(order, StartFetcher):
                 shares.setdefault(order.group, []).append(order)
-        self._next_look_ms = 0.0
-        return _Shard(term, {name: self._group(name, term, each) for name, each in shares.items()})
+        return shares, end
+
+    def _take_up(self, elector: Elector, reader: Reader) -> None:
+        """Begin to lead where what was told before has been read."""
+        for partition, (term, found) in list(self._beginning.items()):
+            if not found.done():
+                continue
+            del self._beginning[partition]
+            try:
+                shares, end = found.result()
+            except (MarshalError, *CLIENT_FAILURES) as error:
+                logger.warning("coordinator of partition %d: %s", partition, error)
+                elector.give_up(term, str(error), partition)
+                continue
+            groups = {name: self._group(name, term, each) for name, each in shares.items()}
+            self._shards[partition] = _Shard(term, groups)
+            self._next_look_ms = 0.0
+            reader.follow({partition: end})
 
     def _group(self, name: str, term: Term, kept: Sequence[StartFetcher]) -> GroupCoordinator:
         recovery_ms = self._options.recovery_ms if kept else 0.0
@@ -173,18 +210,24 @@ class Coordinator:
         return GroupCoordinator(name, epoch, self._options.rules, self._now_ms, kept=kept, recovery_ms=recovery_ms)
 
     def _look_at_topics(self) -> None:
-        """Look, now and then, which topics there are with how many partitions."""
-        if self._now_ms < self._next_look_ms:
-            return
-        self._next_look_ms = self._now_ms + _LOOK_AT_TOPICS_MS
-        try:
-            self._known = self._look()
-        except UnavailableError as error:
-            logger.warning("the topics could not be looked up: %s", error)
+        """Look, now and then and in the background, which topics there are with how many partitions."""
+        looking = self._looking
+        if looking is not None and looking.done():
+            self._looking = None
+            try:
+                self._known = looking.result()
+            except MarshalError as error:
+                logger.warning("the topics could not be looked up: %s", error)
+        if self._looking is None and self._now_ms >= self._next_look_ms:
+            self._next_look_ms = self._now_ms + _LOOK_AT_TOPICS_MS
+            self._looking = self._helpers.submit(self._look)
 
     def _ask_brokers(self) -> Mapping[str, int]:
         with Topics(self._connection) as topics:
             return topics.partition_counts()
+
+    def _tell_topics(self, group: GroupCoordinator) -> Sequence[Order]:
+        return [] if self._known is None else group.topics_are(self._known, self._now_ms)
 
     def _write(self, writer: Writer, orders: Sequence[Order]) -> None:
         for order in orders:
@@ -201,6 +244,8 @@ class Coordinator:
                 ", ".join(event.members),
                 f" ({event.moved} partitions changed hands)" if event.moved else "",
             )
+            if self._listener is not None:
+                self._listener(group, event)
             if event.happening in _GONE:
                 for member in event.members:
                     writer.forget(group, member)

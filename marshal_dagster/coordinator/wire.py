@@ -2,9 +2,9 @@
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
@@ -24,8 +24,11 @@ DEFAULT_PARTITIONS: Final = 8
 _SAFE_COPIES: Final = 3
 _BATCH: Final = 10_000
 _DELIVERY_MS: Final = 5_000
-_ASK_S: Final = 2.0
 _TO_A_MEMBER: Final = ("registered", "stop", "start")
+CLIENT_FAILURES: Final = (UnavailableError, KafkaException, SystemError)
+"""What a client that is of no more use raises; the last, by a fatal error amid callbacks."""
+_OUTSIDE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
+"""Codes that say that a position is not in the log any more; the client reads there no more."""
 _WORDS_SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.bytes": "16777216"}
 _ORDERS_SETTINGS: Final = {
     "cleanup.policy": "compact",
@@ -69,13 +72,23 @@ class CoordinatorTopics:
             with Topics(connection) as topics:
                 return len(topics.describe(self.words).partitions)
         except TopicMissing as error:
-            raise TopicMissing(f"{error}; `CoordinatorTopics.create` makes the coordinator's topics") from None
+            raise TopicMissing(f"{error}; `marshal-dagster coordinator init` makes the coordinator's topics") from None
 
 
 def partition_of(group: str, partitions: int) -> int:
     """Give the partition that a group's records are in."""
     digest = hashlib.md5(group.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], "little") % partitions
+
+
+class Came(NamedTuple):
+    """A record that was read; `at_ms` is the broker's time or its writer's, in unix milliseconds."""
+
+    partition: int
+    offset: int
+    key: bytes
+    value: bytes | None
+    at_ms: int
 
 
 class Reader:
@@ -87,42 +100,43 @@ class Reader:
         self._connection = connection
         self._consumer: Consumer
         self._consumer, self._log = clients.consumer(connection, client_id=CLIENT_ID, fetch_wait_ms=20)
+        self.ends: dict[int, int] = {}
+        """Up to where partitions were read when nothing more was there."""
 
-    def follow(self, starts: Mapping[int, int | None]) -> None:
-        """Read these partitions from these offsets on, None for the present end, and no others.
+    def follow(self, starts: Mapping[int, int]) -> None:
+        """Read these partitions too, from these offsets on."""
+        self.leave(starts)
+        self._consumer.incremental_assign([TopicPartition(self._topic, number, at) for number, at in starts.items()])
 
-        It asks for the end before it returns: what is written from then on is read.
-        """
-        self._consumer.assign(
-            [
-                TopicPartition(self._topic, number, self._end(number) if at is None else at)
-                for number, at in starts.items()
-            ]
-        )
+    def leave(self, partitions: Iterable[int]) -> None:
+        """Read these partitions no more, those of them that are read."""
+        followed = {each.partition for each in self._consumer.assignment()}
+        gone = followed.intersection(partitions)
+        if gone:
+            self._consumer.incremental_unassign([TopicPartition(self._topic, number) for number in gone])
+        for number in gone:
+            self.ends.pop(number, None)
 
-    def read(self, timeout_s: float) -> Iterator[tuple[int, int, bytes | None, bytes | None]]:
-        """Give what has come, as partition, offset, key and value, within `timeout_s` seconds."""
+    def read(self, timeout_s: float) -> Iterator[Came]:
+        """Give what has come within `timeout_s` seconds."""
         first = self._consumer.consume(1, timeout_s)
         messages: list[Any] = [*first, *self._consumer.consume(_BATCH, 0)] if first else []
         for message in messages:
             error = message.error()
             if error is None:
-                yield message.partition(), message.offset(), message.key(), message.value()
-            elif error.code() != KafkaError._PARTITION_EOF and error.code() not in clients.HARMLESS_TO_A_READER:  # noqa: SLF001
+                _, at_ms = message.timestamp()
+                yield Came(message.partition(), message.offset(), message.key() or b"", message.value(), at_ms)
+            elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
+                self.ends[message.partition()] = message.offset()
+            elif error.code() in _OUTSIDE:
+                logger.warning("reading %r: %s; it is read from its end on", self._topic, error)
+                self.follow({message.partition(): OFFSET_END})
+            elif error.code() not in clients.HARMLESS_TO_A_READER:
                 logger.debug("reading %r: %s", self._topic, error)
 
     def close(self) -> None:
         """Let go of the connections."""
         let_go(self._consumer, self._log)
-
-    def _end(self, partition: int) -> int:
-        """Give a partition's end; what stands for it if no broker tells soon, as what gets lost is asked for again."""
-        try:
-            bounds = self._consumer.get_watermark_offsets(TopicPartition(self._topic, partition), _ASK_S)
-        except KafkaException as error:
-            logger.debug("where %r ends: %s", self._topic, error)
-            return OFFSET_END
-        return int(bounds[1])
 
 
 class Writer:
@@ -171,34 +185,38 @@ def order_key(group: str, member: str, kind: str) -> bytes:
     return f"{group}/{member}/{kind}".encode()
 
 
-def read_all(connection: KafkaConnection, topic: str, partition: int) -> tuple[dict[bytes, bytes], int]:
-    """Read a partition up to its present end; give the newest value of each key, and the end.
+def end_of(connection: KafkaConnection, topic: str, partition: int) -> int:
+    """Look up the offset of the next record. Raises `UnavailableError`, `TopicMissing`."""
+    with Topics(connection) as topics:
+        return topics.offsets(topic, [partition], committed_only=False)[partition].end
+
+
+def read_all(connection: KafkaConnection, topic: str, partition: int) -> list[Came]:
+    """Read a partition up to its present end; give the newest record of each key, in the order of offsets.
 
     Raises `UnavailableError`, `TopicMissing`.
     """
     with Topics(connection) as topics:
         at = topics.offsets(topic, [partition], committed_only=False)[partition]
-    found: dict[bytes, bytes] = {}
+    found: dict[bytes, Came] = {}
     reader = Reader(connection, topic)
     try:
         reader.follow({partition: at.start})
         if at.start < at.end:
-            _read_up_to(reader, at.end, found, connection.timeout_s)
+            _read_up_to(reader, partition, at.end, found, connection.timeout_s)
     finally:
         reader.close()
-    return found, at.end
+    return sorted((each for each in found.values() if each.value is not None), key=lambda each: each.offset)
 
 
-def _read_up_to(reader: Reader, end: int, found: dict[bytes, bytes], timeout_s: float) -> None:
+def _read_up_to(reader: Reader, partition: int, end: int, found: dict[bytes, Came], timeout_s: float) -> None:
+    """Read up to `end`, be the last offsets before it a transaction's marks or compacted away."""
     quiet_s, position = 0.0, 0
-    while position < end:
+    while max(position, reader.ends.get(partition, 0)) < end:
         came = list(reader.read(0.1))
         quiet_s = 0.0 if came else quiet_s + 0.1
         if quiet_s > timeout_s:
             raise UnavailableError(f"the coordinator's orders were not read up to {end} within {timeout_s:g} s")
-        for _, offset, key, value in came:
-            position = max(position, offset + 1)
-            if value is None:
-                found.pop(key or b"", None)
-            else:
-                found[key or b""] = value
+        for each in came:
+            position = max(position, each.offset + 1)
+            found[each.key] = each

@@ -2,9 +2,11 @@
 
 import pytest
 
-from marshal_dagster.coordinator.group import Happening
-from marshal_dagster.coordinator.member import Standing
-from tests.coordinator_world import World, befall
+from marshal_dagster.coordinator.assignment import sticky_assignment
+from marshal_dagster.coordinator.group import GroupCoordinator, Happening, Rules
+from marshal_dagster.coordinator.member import Membership, Standing
+from marshal_dagster.coordinator.messages import Leave, Register, Registered, StartFetcher, StopFetcher
+from tests.coordinator_world import GROUP, World, befall
 
 
 def started(members: int = 3, **fields: object) -> World:
@@ -62,14 +64,26 @@ def test_who_leaves_is_followed_at_once() -> None:
 def test_a_new_coordinator_moves_nothing() -> None:
     """The members register again with what they have; the membership is the same."""
     world = started()
-    before = dict(world.claims)
+    before = world.owners()
     world.depose(world.coordinators[0])
     world.run(3_000)
     world.elect()
     world.run(20_000)
-    assert world.claims == before
+    assert world.owners() == before
     assert Happening.REBALANCED not in happened(world)
     assert sum(each.stopped_for for each in world.workers.values()) == 0
+
+
+def test_a_new_coordinator_waits_for_whom_an_older_one_has_struck_too() -> None:
+    """A process that does not yet know that it leads no more may strike what its successor told a member."""
+    world = started()
+    before = world.owners()
+    world.depose(world.coordinators[0])
+    del world.kept["m2"]
+    world.workers["m2"].sleeps_until_ms = world.now_ms + 500
+    world.elect()
+    world.run(10_000)
+    assert world.owners() == before
 
 
 def test_a_member_that_died_with_the_coordinator_is_found() -> None:
@@ -130,12 +144,12 @@ def test_a_member_of_a_fixed_name_that_restarts_causes_no_rebalance() -> None:
         world.join(name, is_static=True)
     world.until(world.is_even, 5_000)
     world.run(1_000)
-    before, count = dict(world.claims), happened(world).count(Happening.REBALANCED)
+    before, count = world.owners(), happened(world).count(Happening.REBALANCED)
     world.workers["a"].is_dead = True
     world.run(1_000)
     world.join("a", is_static=True)
     world.run(10_000)
-    assert world.claims == before
+    assert world.owners() == before
     assert happened(world).count(Happening.REBALANCED) == count
 
 
@@ -200,12 +214,26 @@ def test_a_rebalance_does_not_wait_for_ever_for_those_to_come() -> None:
     """Where members come and come, the work of those who are there begins within ten such moments."""
     world = World()
     world.elect()
+    world.run(2_000)
     for number in range(30):
         world.join(f"m{number}")
         world.run(50)
         if happened(world).count(Happening.REBALANCED) > 0:
             break
-    assert world.rules.gather_ms * 10 <= world.now_ms <= world.rules.gather_ms * 10 + 200
+    assert world.rules.gather_ms * 10 <= world.now_ms - 2_000 <= world.rules.gather_ms * 10 + 200
+
+
+def test_those_who_keep_coming_do_not_hold_up_those_before_them() -> None:
+    """Each waits for the rebalance under way, which goes on: nobody that is in it has changed."""
+    world = started()
+    for worker in world.workers.values():
+        worker.stops_in_ms = 300
+    for number in range(3, 60):
+        world.join(f"m{number}")
+        world.run(200)
+        if number >= 20 and not world.workers["m3"].membership.places:
+            break
+    assert number == 59
 
 
 @pytest.mark.thorough
@@ -239,7 +267,164 @@ def test_members_that_commit_by_themselves_wait_for_one_more_ping() -> None:
     assert world.until(lambda: "a" not in world.workers, 5_000) > 1_000
 
 
-@pytest.mark.parametrize("seed", range(40))
+def test_who_gave_all_up_and_comes_back_in_time_is_told_again() -> None:
+    """Its last pings were lost, so it stopped; the coordinator had not yet taken it for dead."""
+    world = started()
+    worker = world.workers["m0"]
+    world._do(worker, worker.membership.tick(world.now_ms + world.session_ms))
+    world.until(lambda: not worker.membership.places, 1_000)
+    world.until(world.is_even, 5_000)
+
+
+def test_what_was_stopped_for_a_rebalance_that_failed_is_begun_with_again() -> None:
+    """Members have stopped for one that leaves before it gets anything."""
+    world = started()
+    for worker in world.workers.values():
+        worker.stops_in_ms = 1_000
+    world.join("m3")
+    world.until(lambda: sum(each.stopped_for for each in world.workers.values()) == 6, 5_000)
+    world.leave("m3")
+    world.run(2_000)
+    world.until(world.is_even, 5_000)
+
+
+def test_an_order_that_was_overtaken_counts_for_nothing() -> None:
+    """A share, and a stop, of an older rebalance that come late; but a later coordinator counts anew."""
+    register = Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000)
+    member = Membership(register, 0)
+    share = StartFetcher(group=GROUP, member="a", tenure="t", epoch=3, generation=7, places={"orders": [1, 2]})
+    older = StopFetcher(group=GROUP, member="a", tenure="t", epoch=3, generation=6, places={"orders": [1]})
+    both = {("orders", 1), ("orders", 2)}
+    assert member.hear(share, 1).start == both
+    assert not member.hear(share.model_copy(update={"generation": 6, "places": {}}), 2).words
+    assert not member.hear(older, 3).stop
+    assert member.places == both
+    assert member.hear(share.model_copy(update={"epoch": 4, "generation": 1, "places": {}}), 4).stop == both
+
+
+def test_a_coordinator_that_was_stopped_takes_nobody_for_dead() -> None:
+    """The answers to its last ping are there, yet unread; who does not answer from then on is found as ever."""
+    leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
+    leader.hear(Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000), 0)
+    assert [order.kind for order in leader.tick(10)] == ["ping"]
+    for now_ms in range(20_000, 25_900, 100):
+        leader.tick(now_ms)
+    assert leader.members == ["a"]
+    leader.tick(26_100)
+    assert leader.members == []
+
+
+def test_a_coordinator_that_hears_nobody_for_a_while_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Members hear it and work on; when it hears them again, each has what it had."""
+    world = started()
+    before = world.owners()
+    with monkeypatch.context() as deaf:
+        deaf.setattr(world, "_send_word", lambda _: None)
+        world.until(lambda: happened(world).count(Happening.FAILED) == 3, 10_000)
+    world.until(world.is_even, 10_000)
+    world.run(5_000)
+    assert world.owners() == before
+    assert sum(each.stopped_for for each in world.workers.values()) == 0
+
+
+def test_who_wants_to_leave_and_is_not_known_any_more_is_gone() -> None:
+    """It does not register again: nobody would ever tell it to leave."""
+    register = Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000, auto_commit=True)
+    member = Membership(register, 0)
+    answer = Registered(group=GROUP, member="a", epoch=1, tenure="t")
+    member.hear(answer, 1)
+    member.leave()
+    told = member.hear(answer.model_copy(update={"error": "unknown_member"}), 2)
+    assert (member.standing, [type(word) for word in told.words]) == (Standing.GONE, [Leave])
+
+
+def test_who_was_refused_its_name_has_it_once_it_is_free() -> None:
+    """As a process has that was started again before its first one was found dead."""
+    world = started()
+    world.kill("m0")
+    second = world.join("m0")
+    world.until(lambda: second.membership.standing is Standing.REFUSED, 2_000)
+    world.until(world.is_even, 15_000)
+    assert second.membership.error is None
+
+
+def test_who_was_refused_its_fixed_name_does_not_take_it_from_another_by_asking() -> None:
+    """Not even when a new coordinator does not know who came first."""
+    world = World()
+    world.elect()
+    old = world.join("a", is_static=True)
+    world.until(world.is_even, 5_000)
+    new = world.join("a", is_static=True)
+    world.until(lambda: old.membership.standing is Standing.REFUSED, 10_000)
+    world.depose(world.coordinators[0])
+    world.elect()
+    world.run(30_000)
+    assert (old.membership.standing, new.membership.standing) == (Standing.REFUSED, Standing.REGISTERED)
+    assert new.stopped_for == 0
+
+
+def test_a_coordinator_that_does_not_know_the_topics_yet_takes_nothing_from_anybody() -> None:
+    """Those who register with what they have go on."""
+    leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
+    register = Register(
+        group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000, topics=["orders"], holds={"orders": [0]}
+    )
+    assert [order.kind for order in leader.hear(register, 0)] == ["registered"]
+    assert [order.kind for order in leader.tick(10)] == ["ping"]
+    assert leader.topics_are({"orders": 1}, 20) == []
+
+
+def test_whom_no_coordinator_heard_of_again_is_told_of_once() -> None:
+    """So that what it was told can be struck, and the next coordinator does not wait for it."""
+    world = started()
+    world.depose(world.coordinators[0])
+    world.kill("m0")
+    world.elect()
+    world.until(world.is_even, 15_000)
+    told = [event.members for event in world.coordinators[0].events if event.happening is Happening.FAILED]
+    assert told == [("m0",)]
+    assert world.kept.keys() == {"m1", "m2"}
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_after_a_rebalance_was_given_up_what_changes_is_followed_at_once(leaves: bool) -> None:
+    """The long pause ends when one that was waited for has stopped at last, or somebody goes."""
+    world = started()
+    for worker in world.workers.values():
+        worker.stops_in_ms = 30_000 if not leaves else 1e9
+    world.join("m3")
+    world.until(lambda: Happening.REBALANCE_GIVEN_UP in happened(world), 30_000)
+    for worker in world.workers.values():
+        worker.stops_in_ms = 10
+    if leaves:
+        world.leave("m0")
+        world.run(1_000)
+        assert len(world.workers["m3"].membership.places) == 8
+    else:
+        world.until(world.is_even, 9_000)
+
+
+def test_members_follow_a_coordinator_of_topics_that_were_made_anew() -> None:
+    """Its epoch is smaller than any they knew; they find it after a session time-out."""
+    world = World()
+    world.terms = 1_000
+    world.elect()
+    for name in ("a", "b"):
+        world.join(name)
+    world.until(world.is_even, 5_000)
+    world.depose(world.coordinators[0])
+    world.terms = 0
+    world.elect()
+    for _ in range(20):
+        world.run(500)
+        for leader in world.coordinators[:]:
+            if Happening.SUPERSEDED in [event.happening for event in leader.events]:
+                world.depose(leader)
+                world.elect()
+    world.until(world.is_even, 10_000)
+
+
+@pytest.mark.parametrize("seed", range(20))
 def test_whatever_befalls_them_the_work_is_shared_in_the_end(seed: int) -> None:
     """Records lost, late and repeated, members that flap, sleep and die, coordinators that come and overlap.
 

@@ -11,11 +11,9 @@ import pytest
 
 from marshal_dagster.coordinator.assignment import Place
 from marshal_dagster.coordinator.client import CoordinatedMember
-from marshal_dagster.coordinator.group import ALL
 from marshal_dagster.coordinator.member import Standing
-from marshal_dagster.coordinator.messages import Order, Ping, parse_order
 from marshal_dagster.coordinator.service import Coordinator, LookAtTopics
-from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, Writer, partition_of, read_all
+from marshal_dagster.coordinator.wire import CoordinatorTopics, partition_of, read_all
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
@@ -141,30 +139,6 @@ def test_a_second_of_the_same_name_is_refused(
         assert even([first], 2)()
 
 
-def came(reader: Reader) -> list[Order | None]:
-    """Wait for orders."""
-    found: list[Order | None] = []
-    deadline_s = time.monotonic() + 10
-    while not found and time.monotonic() < deadline_s:
-        found += [parse_order(value) for *_, value in reader.read(0.1)]
-    return found
-
-
-def test_a_reader_from_the_end_reads_what_is_written_from_then_on(
-    connection: KafkaConnection, topics_of: CoordinatorTopics
-) -> None:
-    """A member's first order comes as soon as it has registered, and must not be missed."""
-    partitions = topics_of.partitions(connection)
-    writer = Writer(connection, topics_of, partitions)
-    for number in range(5):
-        reader = Reader(connection, topics_of.orders)
-        reader.follow({partition_of("etl", partitions): None})
-        writer.order(Ping(group="etl", member=ALL, epoch=1, round=number))
-        assert came(reader) == [Ping(group="etl", member=ALL, epoch=1, round=number)]
-        reader.close()
-    writer.close()
-
-
 def test_nothing_is_kept_of_a_member_that_has_gone(
     connection: KafkaConnection, topics_of: CoordinatorTopics, topic: MakeTopic
 ) -> None:
@@ -176,7 +150,7 @@ def test_nothing_is_kept_of_a_member_that_has_gone(
         wait_until(even([stays], 4), 30)
 
         def kept() -> set[bytes]:
-            return set(read_all(connection, topics_of.orders, partition)[0])
+            return {each.key for each in read_all(connection, topics_of.orders, partition)}
 
         wait_until(lambda: not any(key.startswith(b"etl/goes/") for key in kept()), 10)
         assert b"etl/stays/start" in kept()
