@@ -293,7 +293,7 @@ class GroupCoordinator:
         is_same = before is not None and _interests(before.registration) == _interests(word) and places == had
         if before is None:
             self._tell(Happening.JOINED, word.member)
-        if before is None and not places:
+        if before is None and not places and self._rebalance is not None:
             self._gather(now_ms)
         elif not is_known or not is_same or not is_as_said:
             self._make_due(now_ms)

@@ -148,8 +148,7 @@ class Coordinator:
                 continue
             if word.group not in shard.groups:
                 shard.groups[word.group] = self._group(word.group, shard.term, ())
-            group = shard.groups[word.group]
-            self._write(writer, [*self._tell_topics(group), *group.hear(word, self._now_ms)])
+            self._write(writer, shard.groups[word.group].hear(word, self._now_ms))
         for partition, shard in list(self._shards.items()):
             if not elector.leads(shard.term, partition):
                 del self._shards[partition]

@@ -24,6 +24,7 @@ DEFAULT_PARTITIONS: Final = 8
 _SAFE_COPIES: Final = 3
 _BATCH: Final = 10_000
 _DELIVERY_MS: Final = 5_000
+_TO_A_MEMBER: Final = ("registered", "stop", "start")
 CLIENT_FAILURES: Final = (UnavailableError, KafkaException, SystemError)
 """What a client that is of no more use raises; the last, by a fatal error amid callbacks."""
 _OUTSIDE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
@@ -157,8 +158,9 @@ class Writer:
         self._write(self._topics.orders, order.group, order_key(order.group, order.member, order.kind), render(order))
 
     def forget(self, group: str, member: str) -> None:
-        """Strike what a member was told to work on."""
-        self._write(self._topics.orders, group, order_key(group, member, "start"), None)
+        """Strike what a member was told, so that nothing of it is kept for ever."""
+        for kind in _TO_A_MEMBER:
+            self._write(self._topics.orders, group, order_key(group, member, kind), None)
 
     def poll(self) -> None:
         """Let the client work on what has been answered. Raises `UnavailableError` when it is of no more use."""

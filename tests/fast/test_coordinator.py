@@ -198,17 +198,6 @@ def test_one_that_does_not_stop_is_tried_again_and_told_of() -> None:
     assert happened(world).count(Happening.REBALANCE_RETRIED) == world.rules.max_rebalance_retries
 
 
-def test_what_one_has_stopped_for_a_rebalance_that_fails_goes_on() -> None:
-    """It is told to begin again with what it keeps after all."""
-    world = started()
-    world.join("m3")
-    world.until(lambda: any(each.stopped_for for each in world.workers.values()), 5_000)
-    world.leave("m3")
-    world.run(1_000)
-    assert world.is_even(), world.told()
-    assert sum(len(each.membership.places) for each in world.workers.values()) == 24
-
-
 def test_those_who_come_together_are_shared_out_to_once() -> None:
     """A rebalance begins when nobody has come for a moment."""
     world = World()
@@ -232,6 +221,19 @@ def test_a_rebalance_does_not_wait_for_ever_for_those_to_come() -> None:
         if happened(world).count(Happening.REBALANCED) > 0:
             break
     assert world.rules.gather_ms * 10 <= world.now_ms - 2_000 <= world.rules.gather_ms * 10 + 200
+
+
+def test_those_who_keep_coming_do_not_hold_up_those_before_them() -> None:
+    """Each waits for the rebalance under way, which goes on: nobody that is in it has changed."""
+    world = started()
+    for worker in world.workers.values():
+        worker.stops_in_ms = 300
+    for number in range(3, 60):
+        world.join(f"m{number}")
+        world.run(200)
+        if number >= 20 and not world.workers["m3"].membership.places:
+            break
+    assert number == 59
 
 
 @pytest.mark.thorough

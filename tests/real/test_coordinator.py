@@ -12,8 +12,8 @@ import pytest
 from marshal_dagster.coordinator.assignment import Place
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.member import Standing
-from marshal_dagster.coordinator.service import Coordinator
-from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.coordinator.service import Coordinator, LookAtTopics
+from marshal_dagster.coordinator.wire import CoordinatorTopics, partition_of, read_all
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
@@ -40,9 +40,11 @@ class Member:
 
 
 @contextmanager
-def coordinator(connection: KafkaConnection, topics: CoordinatorTopics) -> Iterator[Coordinator]:
+def coordinator(
+    connection: KafkaConnection, topics: CoordinatorTopics, look: LookAtTopics | None = None
+) -> Iterator[Coordinator]:
     """Run a coordinator in a thread."""
-    service = Coordinator(connection, topics)
+    service = Coordinator(connection, topics, look=look)
     thread = threading.Thread(target=service.run)
     thread.start()
     try:
@@ -135,6 +137,32 @@ def test_a_second_of_the_same_name_is_refused(
             wait_until(lambda: second.client.standing is Standing.REFUSED, 30)
             assert second.client.error == "duplicate_id"
         assert even([first], 2)()
+
+
+def test_nothing_is_kept_of_a_member_that_has_gone(
+    connection: KafkaConnection, topics_of: CoordinatorTopics, topic: MakeTopic
+) -> None:
+    """Neither its share nor the answers to it: they would stay in the topic for ever."""
+    wanted, partition = topic(4), partition_of("etl", topics_of.partitions(connection))
+    with coordinator(connection, topics_of), member(connection, topics_of, "stays", wanted) as stays:
+        with member(connection, topics_of, "goes", wanted) as goes:
+            wait_until(even([stays, goes], 4), 60)
+        wait_until(even([stays], 4), 30)
+
+        def kept() -> set[bytes]:
+            return {each.key for each in read_all(connection, topics_of.orders, partition)}
+
+        wait_until(lambda: not any(key.startswith(b"etl/goes/") for key in kept()), 10)
+        assert b"etl/stays/start" in kept()
+
+
+def test_a_coordinator_may_be_told_which_topics_there_are(
+    connection: KafkaConnection, topics_of: CoordinatorTopics
+) -> None:
+    """The brokers are not asked then."""
+    look = {"nowhere": 7}.copy
+    with coordinator(connection, topics_of, look), member(connection, topics_of, "m", "nowhere") as one:
+        wait_until(even([one], 7), 60)
 
 
 def test_what_is_missing_or_wrong_is_told(connection: KafkaConnection) -> None:
