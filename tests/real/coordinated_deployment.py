@@ -23,15 +23,17 @@ logger = logging.getLogger(__name__)
 def tick_on(
     sensor: dg.SensorDefinition, claimer: object, instance: dg.DagsterInstance, ending: threading.Event
 ) -> None:
-    """Evaluate the sensor again and again, as Dagster's daemon does beside the runs."""
+    """Evaluate the sensor again and again, as Dagster's daemon does beside the runs; then leave the group."""
     cursor: str | None = None
     while not ending.is_set():
         with dg.build_sensor_context(instance=instance, cursor=cursor, resources={"claimer": claimer}) as context:
             tick = sensor(context)
         assert isinstance(tick, dg.SensorResult)
         cursor = tick.cursor
-        logger.info("%s", tick.skip_reason or f"{len(tick.run_requests or ())} runs asked for")
+        skipped = tick.skip_reason
+        logger.info("%s", "a run is asked for" if skipped is None else skipped.skip_message)
         ending.wait(PAUSE_S)
+    leave_all()
 
 
 def main() -> None:
@@ -48,7 +50,6 @@ def main() -> None:
             assert job.execute_in_process(instance=instance).success
             ending.wait(PAUSE_S)
         ticking.join()
-    leave_all()
 
 
 if __name__ == "__main__":
