@@ -146,8 +146,9 @@ class Writer:
         self._write(self._topics.orders, order.group, order_key(order.group, order.member, order.kind), render(order))
 
     def forget(self, group: str, member: str) -> None:
-        """Strike what a member was told to work on."""
-        self._write(self._topics.orders, group, order_key(group, member, "start"), None)
+        """Strike all that a member was told: what it is to work on, and what else would stay for ever."""
+        for kind in ("start", "stop", "registered"):
+            self._write(self._topics.orders, group, order_key(group, member, kind), None)
 
     def poll(self) -> None:
         """Let the client work on what has been answered. Raises `UnavailableError` when it is of no more use."""

@@ -139,6 +139,23 @@ def test_a_second_of_the_same_name_is_refused(
         assert even([first], 2)()
 
 
+def test_nothing_is_left_of_a_member_that_has_left(
+    connection: KafkaConnection, topics_of: CoordinatorTopics, topic: MakeTopic
+) -> None:
+    """Of what it was told; else a compacted topic would grow with each name that ever was."""
+    wanted = topic(2)
+    with coordinator(connection, topics_of):
+        with member(connection, topics_of, "m", wanted) as one:
+            wait_until(even([one], 2), 60)
+        wait_until(
+            lambda: (
+                {key for number in range(2) for key in read_all(connection, topics_of.orders, number)[0]}
+                == {b"etl/*/ping"}
+            ),
+            30,
+        )
+
+
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
     connection: KafkaConnection, topics_of: CoordinatorTopics, commits: bool
