@@ -33,7 +33,8 @@ START_WITHIN_S: Final = 90.0
 SETTLE_WITHIN_S: Final = 60.0
 """After the last fault, until each partition has an owner and the spread is even: the promise that is judged."""
 END_WITHIN_S: Final = 30.0
-CALM_S: Final = 6.0
+STAYS_S: Final = 2.0
+"""For how much longer than a session time-out it must stay so, as the last fault may be found so late."""
 TICK_S: Final = 0.02
 
 Script = Generator[None]
@@ -188,14 +189,21 @@ class Run:
         self._retire(self.stranger)
 
     def _settle(self, when: str) -> float:
-        """Wait until each partition has an owner among the members, evenly; give how long it took, in seconds."""
-        began_s = time.monotonic()
-        wrong = ""
-        while (wrong := self._what_is_wrong() or "") and time.monotonic() < began_s + SETTLE_WITHIN_S:
+        """Wait until each partition has an owner among the members, evenly, and that stays for a session time-out.
+
+        Give how long it took to be so, in seconds.
+        """
+        began_s = since_s = time.monotonic()
+        stays_s = self.of.session_ms / 1_000 + STAYS_S
+        before = self._ownership()
+        while time.monotonic() < since_s + stays_s:
             self._tick()
-        if wrong:
-            raise Failed(f"not so within {SETTLE_WITHIN_S:g} s {when}: {wrong}")
-        return round(time.monotonic() - began_s, 1)
+            now, wrong = self._ownership(), self._what_is_wrong()
+            if wrong or now != before:
+                since_s, before = time.monotonic(), now
+            if since_s > began_s + SETTLE_WITHIN_S:
+                raise Failed(f"not so within {SETTLE_WITHIN_S:g} s {when}: {wrong or 'it still changes'}")
+        return round(since_s - began_s, 1)
 
     def _what_is_wrong(self) -> str | None:
         return self._ownership().what_is_wrong(self._places(), [each.run_id for each in self.members])
@@ -218,8 +226,7 @@ class Run:
 
     def _end_calmly(self) -> None:
         """Do the one thing that is looked at without any fault, and see what it moves."""
-        self._pause_for(1.0)
-        before, since_ms, began_s = self._ownership(), now_ms(), time.monotonic()
+        before, since_ms = self._ownership(), now_ms()
         leaving: list[str] = []
         if self.of.ending is Ending.JOINED:
             late = Process(Role.MEMBER, self.of.members, self.folder)
@@ -229,13 +236,15 @@ class Run:
             leaver = self.members.pop()
             leaving.append(leaver.run_id)
             self._retire(leaver)
-        else:
+        elif self.of.ending is Ending.WITHOUT:
             self._be_without_coordinators(before)
-        self._settle(f"after {self.of.ending.value}")
-        self.tally.ended_after_s = round(time.monotonic() - began_s, 1)
+        else:
+            self._kill(next((each for each in self.coordinators if each.leads), self.coordinators[0]))
+        self.tally.ended_after_s = self._settle(f"after {self.of.ending.value}")
         if self.of.ending is Ending.WITHOUT:
-            self._pause_for(CALM_S)
-            self._check_unmoved(before, "once there is a coordinator again")
+            return
+        if self.of.ending is Ending.REPLACED:
+            self._check_unmoved(before, "under another coordinator")
         needless = needless_stops(self._journals(), since_ms, self._ownership(), leaving)
         if needless:
             self.wrong.append(f"only what moves is stopped: {self.of.ending.value}: {needless[:5]}")

@@ -12,6 +12,10 @@ LINKED: Final = 2
 LINKS: Final = 2 * LINKED
 
 
+TAKEOVER_MS: Final = 10_000
+"""A session time-out within which another coordinator takes over from one that was killed."""
+
+
 class FaultKind(StrEnum):
     """What befalls a coordinated group, as the table of results names it."""
 
@@ -58,6 +62,7 @@ class Ending(StrEnum):
     JOINED = "a member joined"
     LEFT = "a member left"
     WITHOUT = "no coordinator for a while"
+    REPLACED = "the coordinator replaced"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +105,16 @@ def scenario(seed: int) -> Scenario:
     """Draw a run from a seed; 16 seeds one after another have each kind of fault first, others beside it."""
     chance = random.Random(f"coordinator {seed}")
     kinds = [KINDS[seed % len(KINDS)], *chance.choices(KINDS, k=chance.randint(1, 3))]
+    ending = tuple(Ending)[chance.randrange(len(Ending))]
     return Scenario(
         seed=seed,
         coordinators=chance.randint(2, 3),
         members=chance.randint(3, 7),
         partitions=chance.randint(6, 12),
-        session_ms=chance.choice((4_000, 6_000)),
+        session_ms=TAKEOVER_MS if ending is Ending.REPLACED else chance.choice((4_000, 6_000)),
         slow_stop_s=chance.choice((0.0, 0.0, 0.5, 3.0)),
         faults=tuple(_fault(kind, chance) for kind in kinds),
-        ending=tuple(Ending)[seed % len(Ending)],
+        ending=ending,
     )
 
 

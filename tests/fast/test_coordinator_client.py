@@ -152,8 +152,15 @@ class Work:
 def member(work: Work, name: str) -> CoordinatedMember:
     """Make a member of the hub's group."""
     connection = KafkaConnection(bootstrap_servers="127.0.0.1:1")
-    wanted = {"topics_wanted": ["orders"], "session_timeout_ms": SESSION_MS}
-    return CoordinatedMember(connection, GROUP, name, start=work.start, stop=work.stop, **wanted)
+    return CoordinatedMember(
+        connection,
+        GROUP,
+        name,
+        start=work.start,
+        stop=work.stop,
+        topics_wanted=["orders"],
+        session_timeout_ms=SESSION_MS,
+    )
 
 
 def wait_until(condition: Callable[[], bool], within_s: float = 20) -> None:
@@ -184,7 +191,8 @@ def test_a_client_that_is_of_no_more_use_is_replaced(hub: Hub) -> None:
         hub.fatal.append(UnavailableError("the client has failed for good"))
         wait_until(lambda: hub.made == 2)
         wait_until(lambda: not hub.fatal and found.standing is Standing.REGISTERED)
-        assert (work.on, found.places, work.calls) == (PLACES, PLACES, 1)
+        assert work.on == found.places == PLACES
+        assert work.calls == 1
 
 
 @pytest.mark.parametrize("in_stop", [False, True])

@@ -36,6 +36,13 @@ def tick_on(
     leave_all()
 
 
+def work_on(job: dg.JobDefinition, instance: dg.DagsterInstance, ending: threading.Event) -> None:
+    """Run the job again and again, as a schedule does."""
+    while not ending.is_set():
+        assert job.execute_in_process(instance=instance).success
+        ending.wait(PAUSE_S)
+
+
 def main() -> None:
     """Go on until a signal comes; the argument is a folder for Dagster's instance."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -44,12 +51,15 @@ def main() -> None:
     defs: dg.Definitions = runpy.run_path(str(PARCELS))["defs"]
     sensor, job = defs.resolve_sensor_def("parcels_job_member"), defs.resolve_job_def("parcels_job")
     with dg.DagsterInstance.local_temp(sys.argv[1]) as instance:
-        ticking = threading.Thread(target=tick_on, args=(sensor, (defs.resources or {})["claimer"], instance, ending))
-        ticking.start()
-        while not ending.is_set():
-            assert job.execute_in_process(instance=instance).success
-            ending.wait(PAUSE_S)
-        ticking.join()
+        # Within a run Dagster takes signals to itself, in the main thread.
+        threads = [
+            threading.Thread(target=tick_on, args=(sensor, (defs.resources or {})["claimer"], instance, ending)),
+            threading.Thread(target=work_on, args=(job, instance, ending)),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 if __name__ == "__main__":

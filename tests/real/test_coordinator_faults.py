@@ -6,7 +6,7 @@
 import pytest
 
 from tests.coordinator_faults.__main__ import running_bed
-from tests.coordinator_faults.scenario import Ending, FaultKind, scenario
+from tests.coordinator_faults.scenario import FaultKind, scenario
 
 SEEDS = (2, 6, 13)
 WORST = {
@@ -18,9 +18,7 @@ WORST = {
 
 def test_the_seeds_have_the_worst_faults() -> None:
     """The short form leaves none of them out."""
-    chosen = [scenario(seed) for seed in SEEDS]
-    assert {fault.kind for of in chosen for fault in of.faults} >= WORST
-    assert {of.ending for of in chosen} >= {Ending.WITHOUT}
+    assert {fault.kind for seed in SEEDS for fault in scenario(seed).faults} >= WORST
 
 
 @pytest.mark.timeout(400)
