@@ -82,7 +82,9 @@ class Depot:
 
     def kill(self, name: str) -> None:
         """Kill a process and its children."""
-        kill_tree(self.processes.pop(name).pid)
+        process = self.processes.pop(name)
+        kill_tree(process.pid)
+        process.wait(20)
 
     def stop(self) -> None:
         """End what is left."""
