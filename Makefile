@@ -88,7 +88,7 @@ test-real: java $(READY) ## the tests on real services, which they start and sto
 test-ui: java chromium $(READY) ## Dagster's pages in a real Chromium; what they showed is in build/ui
 	$(BIN)/pytest tests/ui
 
-.PHONY: simulate simulate-outbox soak soak-faults soak-outbox mutants
+.PHONY: simulate simulate-outbox soak soak-faults soak-outbox soak-coordinator mutants
 FIRST ?= 0
 SEEDS ?= 10000
 simulate: $(READY) ## whole groups under faults, on a virtual clock: FIRST=0 SEEDS=10000
@@ -101,6 +101,7 @@ soak: $(READY) ## a million seeds, then 200 runs of each kind on real brokers; m
 	$(BIN)/python -m tests.simulator --seeds 1000000 --results tests/results/simulator.jsonl
 	@$(MAKE) --no-print-directory soak-faults
 	@$(MAKE) --no-print-directory soak-outbox
+	@$(MAKE) --no-print-directory soak-coordinator
 
 RUNS ?= 200
 soak-faults: java $(READY) ## groups of real members under faults, on three real brokers: RUNS=200
@@ -110,6 +111,10 @@ soak-faults: java $(READY) ## groups of real members under faults, on three real
 soak-outbox: java $(READY) ## outboxes under faults, on three real brokers and a real PostgreSQL: RUNS=200
 	$(BIN)/python -m tests.outbox_faults --runs $(RUNS) --results tests/results/outbox_faults.jsonl
 	$(BIN)/python -m tests.outbox_faults --table tests/results/outbox_faults.jsonl
+
+soak-coordinator: java $(READY) ## coordinated groups under faults, on three real brokers: RUNS=200
+	$(BIN)/python -m tests.coordinator_faults --runs $(RUNS) --results tests/results/coordinator_faults.jsonl
+	$(BIN)/python -m tests.coordinator_faults --table tests/results/coordinator_faults.jsonl
 
 mutants: $(READY) ## the library broken in one way after another: the simulator must catch each
 	$(BIN)/python -m tests.simulator.mutants

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         marshal_asset,
     )
     from marshal_dagster.component import ClaimedTopicComponent
+    from marshal_dagster.coordinator.client import CoordinatedMember
     from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason, PartitionReport, RangeOptions
     from marshal_dagster.errors import (
         BadRecord,
@@ -127,6 +128,7 @@ __all__ = [
     "ClaimedTopicComponent",
     "ClaimerResource",
     "ConfigurationError",
+    "CoordinatedMember",
     "DataLoss",
     "DataTopicChanged",
     "Decoded",
@@ -231,6 +233,7 @@ _ELSEWHERE: Final = {
         "marshal_asset",
     ),
     "component": ("ClaimedTopicComponent",),
+    "coordinator.client": ("CoordinatedMember",),
     "delivery": ("BatchRequest", "ClaimedBatch", "Delivery", "IdleReason", "PartitionReport", "RangeOptions"),
     "jobs": ("build_claimed_batch_job", "build_claimed_batch_schedule", "build_reprocess_job"),
     "kafka.connection": ("KafkaConnection",),

@@ -1,7 +1,7 @@
 """`coordinator init|run|status|assignments`: groups led, and looked at."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from marshal_dagster.cli.connecting import check_topic, connection_of, data_conn
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.serving import attend
+from marshal_dagster.cli.survey import listed
 from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.coordinator.assignment import STRATEGIES
 from marshal_dagster.coordinator.group import Event, Happening, Rules
@@ -134,17 +135,6 @@ def assignments(place: Place, group: str, *, as_json: bool) -> ExitCode:
     return ExitCode.OK if is_known else ExitCode.PROBLEMS
 
 
-def spans(numbers: Iterable[int]) -> str:
-    """Write numbers down, neighbours as `first-last`."""
-    found: list[list[int]] = []
-    for number in sorted(numbers):
-        if found and found[-1][1] == number - 1:
-            found[-1][1] = number
-        else:
-            found.append([number, number])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
-
-
 def _partition_counts(connection: KafkaConnection) -> Mapping[str, int]:
     with Topics(connection) as topics:
         return topics.partition_counts()
@@ -199,7 +189,7 @@ def _rows(share: Share) -> list[tuple[str, str, str, str]]:
     topics = by_topic(share.places)
     if not topics:
         return [(share.member, output.NOTHING, "0", output.NOTHING)]
-    return [(share.member, topic, str(len(numbers)), spans(numbers)) for topic, numbers in topics.items()]
+    return [(share.member, topic, str(len(numbers)), listed(numbers)) for topic, numbers in topics.items()]
 
 
 def _to_json(view: GroupView, now_ms: float) -> dict[str, Any]:

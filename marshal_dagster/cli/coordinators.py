@@ -73,14 +73,14 @@ def _init(  # noqa: PLR0917 - typer gives options by name
         "that run share the groups, and take over from each other. What happens is told in lines on stderr, with "
         "--json on stdout.",
         "coordinator run",
-        "coordinator run --strategy weighted --json",
+        "coordinator run --strategy range --json",
     ),
 )
 def _run(  # noqa: PLR0917 - by name
     topic: CoordinatorTopic = DEFAULT_TOPIC,
     strategy: Annotated[
-        Literal["sticky", "weighted", "range", "round_robin"],
-        typer.Option("--strategy", help="How partitions are spread: sticky moves the fewest, weighted goes by lag."),
+        Literal["sticky", "range", "round_robin"],
+        typer.Option("--strategy", help="How partitions are spread; sticky moves the fewest, and knows capacities."),
     ] = "sticky",
     min_session: Annotated[
         float,

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import Place
 from marshal_dagster.coordinator.member import Membership, Standing, Told
-from marshal_dagster.coordinator.messages import Register, parse_order
+from marshal_dagster.coordinator.messages import Leave, Register, parse_order
 from marshal_dagster.coordinator.wire import CLIENT_FAILURES, CoordinatorTopics, Reader, Writer, end_of, partition_of
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -108,14 +108,18 @@ class CoordinatedMember:
             self._thread.join(_LEAVE_WITHIN_S)
 
     def _run(self, membership: Membership, partitions: int, at: int) -> None:
-        while True:
-            at = self._be(membership, partitions, at)
-            if self._is_over.wait(self._register.session_timeout_ms / 1_000):
-                break
-            self._hands.take_failure()
-            register = self._register.model_copy(update={"tenure": uuid.uuid4().hex})
-            membership = self._membership = Membership(register, self._clock.lease_ms())
-        self._hands.end()
+        try:
+            while True:
+                at = self._be(membership, partitions, at)
+                if self._is_over.wait(self._register.session_timeout_ms / 1_000):
+                    break
+                self._hands.take_failure()
+                register = self._register.model_copy(update={"tenure": uuid.uuid4().hex})
+                membership = self._membership = Membership(register, self._clock.lease_ms())
+        finally:
+            if self.places:
+                self._hands.do(Told(stop=self.places))
+            self._hands.end()
 
     def _be(self, membership: Membership, partitions: int, at: int) -> int:
         """Be a member until it has left, with one client after another; give up to where orders were read."""
@@ -153,7 +157,8 @@ class CoordinatedMember:
 
     def _do(self, told: Told, writer: Writer) -> None:
         """Have work stopped and begun with, and say so once that is done; what needs no work is said at once."""
-        if told.stop or told.start:
+        is_last = any(isinstance(word, Leave) for word in told.words)
+        if told.stop or told.start or is_last:
             self._hands.do(told)
             return
         for word in told.words:

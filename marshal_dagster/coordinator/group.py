@@ -388,6 +388,7 @@ class GroupCoordinator:
     def _gather(self, now_ms: float) -> None:
         """Have the work shared out anew, with those that come or go together with this one."""
         self._is_due = True
+        self._retries = 0
         if self._gathers_from_ms is None:
             self._gathers_from_ms = now_ms
         longest_ms = _GATHER_AT_MOST * self._rules.gather_ms
@@ -497,7 +498,6 @@ class GroupCoordinator:
     def _make_due(self, now_ms: float) -> None:
         """Give up what is under way, and have it worked out anew soon: who there is has changed, or who has what."""
         self._rebalance = None
-        self._retries = 0
         self._not_before_ms = now_ms
         self._gather(now_ms)
 

@@ -116,12 +116,14 @@ class Coordinator:
             listener=lambda partition, event: self._elections.put((partition, event)),
         )
         reader = Reader(self._connection, self._topics.words)
+        self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
         try:
             with elector:
                 while not self._stop.is_set():
                     self._lead_with(Writer(self._connection, self._topics, partitions), elector, reader)
         finally:
             self._helpers.shutdown(wait=False, cancel_futures=True)
+            self._shards, self._beginning, self._looking = {}, {}, None
             reader.close()
 
     def _lead_with(self, writer: Writer, elector: Elector, reader: Reader) -> None:
@@ -198,6 +200,8 @@ class Coordinator:
                 logger.warning("coordinator of partition %d: %s", partition, error)
                 elector.give_up(term, str(error), partition)
                 continue
+            if not self._shards:
+                self._known = None
             groups = {name: self._group(name, term, each) for name, each in shares.items()}
             self._shards[partition] = _Shard(term, groups)
             self._next_look_ms = 0.0

@@ -23,14 +23,23 @@ logger = logging.getLogger(__name__)
 def tick_on(
     sensor: dg.SensorDefinition, claimer: object, instance: dg.DagsterInstance, ending: threading.Event
 ) -> None:
-    """Evaluate the sensor again and again, as Dagster's daemon does beside the runs."""
+    """Evaluate the sensor again and again, as Dagster's daemon does beside the runs; then leave the group."""
     cursor: str | None = None
     while not ending.is_set():
         with dg.build_sensor_context(instance=instance, cursor=cursor, resources={"claimer": claimer}) as context:
             tick = sensor(context)
         assert isinstance(tick, dg.SensorResult)
         cursor = tick.cursor
-        logger.info("%s", tick.skip_reason or f"{len(tick.run_requests or ())} runs asked for")
+        skipped = tick.skip_reason
+        logger.info("%s", "a run is asked for" if skipped is None else skipped.skip_message)
+        ending.wait(PAUSE_S)
+    leave_all()
+
+
+def work_on(job: dg.JobDefinition, instance: dg.DagsterInstance, ending: threading.Event) -> None:
+    """Run the job again and again, as a schedule does."""
+    while not ending.is_set():
+        assert job.execute_in_process(instance=instance).success
         ending.wait(PAUSE_S)
 
 
@@ -42,13 +51,15 @@ def main() -> None:
     defs: dg.Definitions = runpy.run_path(str(PARCELS))["defs"]
     sensor, job = defs.resolve_sensor_def("parcels_job_member"), defs.resolve_job_def("parcels_job")
     with dg.DagsterInstance.local_temp(sys.argv[1]) as instance:
-        ticking = threading.Thread(target=tick_on, args=(sensor, (defs.resources or {})["claimer"], instance, ending))
-        ticking.start()
-        while not ending.is_set():
-            assert job.execute_in_process(instance=instance).success
-            ending.wait(PAUSE_S)
-        ticking.join()
-    leave_all()
+        # Within a run Dagster takes signals to itself, in the main thread.
+        threads = [
+            threading.Thread(target=tick_on, args=(sensor, (defs.resources or {})["claimer"], instance, ending)),
+            threading.Thread(target=work_on, args=(job, instance, ending)),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
 
 if __name__ == "__main__":

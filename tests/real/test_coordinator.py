@@ -8,12 +8,14 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 
 import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.coordinator.assignment import Place
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.member import Standing
 from marshal_dagster.coordinator.service import Coordinator, LookAtTopics
-from marshal_dagster.coordinator.wire import CoordinatorTopics, partition_of, read_all
+from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, end_of, partition_of, read_all
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
@@ -163,6 +165,48 @@ def test_a_coordinator_may_be_told_which_topics_there_are(
     look = {"nowhere": 7}.copy
     with coordinator(connection, topics_of, look), member(connection, topics_of, "m", "nowhere") as one:
         wait_until(even([one], 7), 60)
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
+    connection: KafkaConnection, topics_of: CoordinatorTopics, commits: bool
+) -> None:
+    """The last offset is the transaction's own mark, which no reader is given; no coordinator waits for it."""
+    producer = Producer({"bootstrap.servers": connection.bootstrap_servers, "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topics_of.orders, b"value", b"key", 0)
+    producer.flush(30)
+    (producer.commit_transaction if commits else producer.abort_transaction)(30)
+    found = read_all(connection, topics_of.orders, 0)
+    assert [(each.offset, each.key, each.value) for each in found] == [(0, b"key", b"value")]
+    assert end_of(connection, topics_of.orders, 0) == 2
+
+
+def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
+    connection: KafkaConnection, topics_of: CoordinatorTopics
+) -> None:
+    """As one that was stopped for longer than members' words are kept."""
+    producer = Producer({"bootstrap.servers": connection.bootstrap_servers})
+    for _ in range(3):
+        producer.produce(topics_of.words, b"old", partition=0)
+    producer.flush(30)
+    admin = AdminClient({"bootstrap.servers": connection.bootstrap_servers})
+    for done in admin.delete_records([TopicPartition(topics_of.words, 0, 3)]).values():
+        done.result(30)
+    reader = Reader(connection, topics_of.words)
+    try:
+        reader.follow({0: 0})
+        wait_until(lambda: not list(reader.read(0.1)) and reader.ends.get(0) == 3, 30)
+        producer.produce(topics_of.words, b"new", partition=0)
+        producer.flush(30)
+        found: list[bytes | None] = []
+        deadline_s = time.monotonic() + 30
+        while not found and time.monotonic() < deadline_s:
+            found += [each.value for each in reader.read(0.1)]
+        assert (found, end_of(connection, topics_of.words, 0)) == ([b"new"], 4)
+    finally:
+        reader.close()
 
 
 def test_what_is_missing_or_wrong_is_told(connection: KafkaConnection) -> None:

@@ -29,13 +29,6 @@ if TYPE_CHECKING:
 
 PARTITIONS, GROUP, TOPIC = 24, "parcels", "parcels"
 WAIT_S = 240.0
-COORDINATOR = """
-import os, logging
-from marshal_dagster.coordinator.service import Coordinator
-from marshal_dagster.kafka.connection import KafkaConnection
-logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-Coordinator(KafkaConnection(bootstrap_servers=os.environ["MARSHAL_BOOTSTRAP_SERVERS"])).run()
-"""
 FIRST, LATER = ("east", "north", "west"), ("south", "centre")
 
 logger = logging.getLogger(__name__)
@@ -85,7 +78,7 @@ class Depot:
 
     def start_coordinator(self, name: str) -> None:
         """Start a coordinator."""
-        self.start(name, "-c", COORDINATOR)
+        self.start(name, "-m", "marshal_dagster.cli", "coordinator", "run")
 
     def kill(self, name: str) -> None:
         """Kill a process and its children."""
@@ -138,7 +131,7 @@ def depot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Depot]:
         connection = KafkaConnection(bootstrap_servers=cluster.bootstrap_servers)
         monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", cluster.bootstrap_servers)
         assert run(["topic", "create"]) == 0
-        CoordinatorTopics().create(connection)
+        assert run(["coordinator", "init"]) == 0
         with Topics(connection) as topics:
             topics.create(TOPIC, PARTITIONS, 1)
         made = Depot(connection, tmp_path, Producer({"bootstrap.servers": cluster.bootstrap_servers}))
@@ -159,7 +152,7 @@ def history(depot: Depot) -> list[str]:
         came = list(reader.read(0.1))
         quiet = 0 if came else quiet + 1
         for record in came:
-            order = parse_order(record[3])
+            order = parse_order(record.value)
             if isinstance(order, StartFetcher) and order.group == GROUP:
                 before, now = shares.get(order.member, frozenset()), places_of(order.places)
                 gained, lost = len(now - before), len(before - now)

@@ -1,0 +1,208 @@
+"""Runs seeds: `python -m tests.coordinator_faults --first 0 --runs 16`, or one: `... --seed 7`.
+
+`--results FILE` adds a row for each finished run, with the commit that it ran on, and leaves out the seeds that are in
+it for the same commit. `--table FILE` prints what they came to. What violates keeps its folder.
+"""
+
+import argparse
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from tests import soaking
+from tests.coordinator_faults.run import SETTLE_WITHIN_S, Run, Tally
+from tests.coordinator_faults.scenario import KINDS, LINKS, scenario
+from tests.faults.cluster import FaultyKafka, faulty_kafka
+
+MOST_KEPT: Final = 10
+CODE: Final = (
+    "marshal_dagster/coordinator",
+    "marshal_dagster/election",
+    "marshal_dagster/kafka",
+    "marshal_dagster/errors.py",
+    "tests/coordinator_faults/*.py",
+    "tests/faults/*.py",
+)
+"""What a run's result depends on, as git names it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What a run came to, as the results file keeps it."""
+
+    commit: str
+    seed: int
+    faults: tuple[str, ...]
+    ending: str
+    coordinators: int
+    members: int
+    claims: int
+    commits: int
+    terms: int
+    stops: int
+    two_owners: int
+    lost: int
+    foreign: int
+    settled_after_s: float
+    ended_after_s: float
+    violations: tuple[str, ...]
+    seconds: float
+
+
+class Bed:
+    """Brokers on which one run after another goes on."""
+
+    def __init__(self, kafka: FaultyKafka, folder: Path, commit: str) -> None:
+        self.kafka = kafka
+        self.folder = folder
+        self.commit = commit
+
+    def row(self, seed: int) -> Row:
+        """Run a seed."""
+        of, began_s = scenario(seed), time.monotonic()
+        folder = self.folder / f"seed{seed}"
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            tally = Run(of, self.kafka, folder).go()
+        except Exception as error:  # noqa: BLE001 - the next run may go better; this one counts as failed
+            tally = Tally()
+            tally.verdict.violations.append(f"the run itself works: {error!r}, {traceback.format_exc()[-1_500:]}")
+        verdict = tally.verdict
+        if not verdict.violations:
+            shutil.rmtree(folder)
+        return Row(
+            commit=self.commit,
+            seed=seed,
+            faults=tuple(fault.kind.value for fault in of.faults),
+            ending=of.ending.value,
+            coordinators=of.coordinators,
+            members=of.members,
+            claims=tally.claims,
+            commits=tally.commits,
+            terms=tally.terms,
+            stops=tally.stops,
+            two_owners=verdict.two_owners,
+            lost=verdict.lost,
+            foreign=verdict.foreign,
+            settled_after_s=tally.settled_after_s,
+            ended_after_s=tally.ended_after_s,
+            violations=tuple(verdict.violations[:MOST_KEPT]),
+            seconds=round(time.monotonic() - began_s, 1),
+        )
+
+
+@contextmanager
+def running_bed() -> Iterator[Bed]:
+    """Give brokers for runs; the folders of runs that violate something stay."""
+    folder = Path(tempfile.mkdtemp(prefix="marshal-coordinator-faults-"))
+    with faulty_kafka(folder / "kafka", links=LINKS) as kafka:
+        yield Bed(kafka, folder, soaking.code_version(CODE))
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read a results file."""
+    return [_read_row(fields) for fields in soaking.read_rows(path)]
+
+
+def _read_row(fields: dict[str, object]) -> Row:
+    return Row(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})  # type: ignore[arg-type]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Give the results as a markdown table; a run counts in the line of each of its faults."""
+    lines = [
+        "| fault | runs | terms | claims | settled after: median, longest | two owners | lost | foreign | violations |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    lines += [_line(kind.value, [row for row in rows if kind.value in row.faults]) for kind in KINDS]
+    lines.append(_line("all runs", rows))
+    commits = ", ".join(sorted({row.commit for row in rows}))
+    lines.append("")
+    lines.append(
+        f"Of commit {commits}, in {sum(row.seconds for row in rows) / 60:,.0f} minutes of runs, with "
+        f"{sum(row.commits for row in rows):,} commits. To be settled within {SETTLE_WITHIN_S:g} s is what is promised."
+    )
+    return "\n".join(lines)
+
+
+def _line(name: str, rows: Sequence[Row]) -> str:
+    took = [row.settled_after_s for row in rows]
+    cells = (
+        f"{len(rows):,}",
+        f"{sum(row.terms for row in rows):,}",
+        f"{sum(row.claims for row in rows):,}",
+        f"{median(took):.1f} s, {max(took):.1f} s" if took else "",
+        f"{sum(row.two_owners for row in rows):,}",
+        f"{sum(row.lost for row in rows):,}",
+        f"{sum(row.foreign for row in rows):,}",
+        f"{sum(bool(row.violations) for row in rows):,}",
+    )
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def report(row: Row, folder: Path) -> None:
+    """Say what a run came to."""
+    print(
+        f"seed {row.seed}: {', '.join(row.faults)}; {row.ending}: {row.members} members, {row.claims} claims, "
+        f"{row.commits} commits, {row.terms} terms, settled after {row.settled_after_s} s, {row.seconds} s",
+        flush=True,
+    )
+    for violation in row.violations:
+        print(f"    VIOLATED {violation}", flush=True)
+    if row.violations:
+        print(f"    python -m tests.coordinator_faults --seed {row.seed}    # left in {folder / f'seed{row.seed}'}")
+
+
+def soak(seeds: Sequence[int], results: Path | None) -> list[Row]:
+    """Run what `results` does not have yet for this commit."""
+    rows = read_rows(results) if results else []
+    at = soaking.code_version(CODE)
+    done = {row.seed: row for row in rows if row.commit == at}
+    due = [seed for seed in seeds if seed not in done]
+    found = [done[seed] for seed in seeds if seed in done]
+    if not due:
+        return found
+    with running_bed() as bed:
+        for seed in due:
+            row = bed.row(seed)
+            report(row, bed.folder)
+            found.append(row)
+            if results:
+                soaking.add_row(results, asdict(row))
+            bed.kafka.repair()
+    return found
+
+
+def main() -> int:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser(prog="python -m tests.coordinator_faults", description=__doc__)
+    parser.add_argument("--seed", type=int, help="run one seed")
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--runs", type=int, default=len(KINDS))
+    parser.add_argument("--results", type=Path, help="add finished runs to this file; leave out those in it")
+    parser.add_argument("--table", type=Path, help="print what is in this file")
+    options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    if options.table:
+        print(table(read_rows(options.table)))
+        return 0
+    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.runs)
+    rows = soak(seeds, options.results)
+    failed = sum(bool(row.violations) for row in rows)
+    print(f"{len(rows)} runs, {sum(row.terms for row in rows)} terms, {failed} with violations")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

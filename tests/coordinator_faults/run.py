@@ -1,0 +1,538 @@
+"""One seed's run: a group of its own, what befalls it, and what is looked at when all is calm."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+from tests.coordinator_faults.journal import Did, Line, read_journal
+from tests.coordinator_faults.judging import Ownership, Place, Verdict, judge, needless_stops
+from tests.coordinator_faults.scenario import LINKED, OF_LINKS, Ending, Fault, FaultKind, Scenario
+from tests.coordinator_faults.worker import GROUP, Orders, Role
+from tests.faults.cluster import BROKERS, FaultyKafka
+from tests.faults.journal import now_ms
+from tests.faults.proxy import FAIR, Weather
+from tests.faults.run import DATA_SETTINGS, LOG_SETTINGS, Watcher
+
+TOP: Final = Path(__file__).parents[2]
+COORDINATION_PARTITIONS: Final = 2
+COORDINATOR_PARTITIONS: Final = 2
+START_WITHIN_S: Final = 90.0
+SETTLE_WITHIN_S: Final = 60.0
+"""After the last fault, until each partition has an owner and the spread is even: the promise that is judged."""
+END_WITHIN_S: Final = 30.0
+STAYS_S: Final = 2.0
+"""For how much longer than a session time-out it must stay so, as the last fault may be found so late."""
+TICK_S: Final = 0.02
+
+Script = Generator[None]
+"""What happens in time: goes on at each tick."""
+
+
+class Failed(Exception):
+    """The run itself did not go as it must: a promise of liveness, or the test bed."""
+
+
+@dataclass(slots=True)
+class Process:
+    """One of the group's processes, run after run."""
+
+    role: Role
+    number: int
+    folder: Path
+    is_static: bool = False
+    link: int | None = None
+    runs: int = 0
+    process: subprocess.Popen[bytes] | None = None
+    is_held: bool = False
+    """Whether a fault decides when it is started again."""
+
+    @property
+    def name(self) -> str:
+        """The member that it is."""
+        return f"{self.role.value}{self.number}"
+
+    @property
+    def run_id(self) -> str:
+        """What tells this run of it from others."""
+        return f"{self.name}x{self.runs}"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its process is there, stopped or not."""
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def leads(self) -> bool:
+        """Whether it believes that it leads the group, by its journal."""
+        told = [line.did for line in read_journal(self.journal) if line.did in {Did.LEADS, Did.FOLLOWS}]
+        return self.is_alive and told[-1:] == [Did.LEADS]
+
+    @property
+    def journal(self) -> Path:
+        """What this run writes down."""
+        return self.folder / f"{self.run_id}.jsonl"
+
+    @property
+    def errors(self) -> Path:
+        """What this run says."""
+        return self.folder / f"{self.run_id}.stderr"
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send its process a signal."""
+        if self.process is not None and self.is_alive:
+            self.process.send_signal(number)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run came to."""
+
+    verdict: Verdict = field(default_factory=Verdict)
+    claims: int = 0
+    commits: int = 0
+    terms: int = 0
+    stops: int = 0
+    settled_after_s: float = 0.0
+    ended_after_s: float = 0.0
+
+
+class Run:
+    """A seed's run, from its topics to its end; `folder` has what it leaves."""
+
+    def __init__(self, of: Scenario, kafka: FaultyKafka, folder: Path) -> None:
+        self.of = of
+        self.kafka = kafka
+        self.folder = folder
+        self.chance = random.Random(of.seed * 3 + 1)
+        stem = f"s{of.seed}-{os.urandom(3).hex()}"
+        self.topic, self.pattern, self.log_topic = f"{stem}-data", f"{stem}-more*", f"{stem}-log"
+        self.topics = {self.topic: of.partitions}
+        self.coordinator_topics = CoordinatorTopics(f"{stem}-words")
+        self.connection = KafkaConnection(bootstrap_servers=kafka.bootstrap_servers, timeout_s=30)
+        linked = any(fault.kind in OF_LINKS for fault in of.faults)
+        self.coordinators = [
+            Process(Role.COORDINATOR, n, folder, link=n if linked and n < LINKED else None)
+            for n in range(of.coordinators)
+        ]
+        self.members = [
+            Process(Role.MEMBER, n, folder, n % 2 == 0, LINKED + n if linked and n < LINKED else None)
+            for n in range(of.members)
+        ]
+        self.stranger = Process(Role.STRANGER, 0, folder)
+        self.twins: list[Process] = []
+        self.tally = Tally()
+        self.wrong: list[str] = []
+        self._helpers = ThreadPoolExecutor(4)
+        self._starts: list[tuple[Process, str]] = []
+
+    @property
+    def processes(self) -> list[Process]:
+        """All that run now."""
+        return [*self.coordinators, *self.members, *self.twins, self.stranger]
+
+    def go(self) -> Tally:
+        """Let it all happen, and judge."""
+        self.folder.mkdir(parents=True)
+        with Topics(self.connection) as topics:
+            topics.create(self.log_topic, COORDINATION_PARTITIONS, 3, LOG_SETTINGS)
+            topics.create(self.topic, self.of.partitions, 3, DATA_SETTINGS)
+            self.coordinator_topics.create(self.connection, COORDINATOR_PARTITIONS)
+            self.watcher = Watcher(self.kafka.bootstrap_servers, self.log_topic, COORDINATION_PARTITIONS)
+            try:
+                self._live(topics)
+            except Failed as failed:
+                self.wrong.append(f"the group goes on: {failed}")
+            finally:
+                self._end()
+            self._judge()
+            if not self.wrong and not self.tally.verdict.violations:
+                self._remove(topics)
+        self.tally.verdict.violations[:0] = self.wrong
+        return self.tally
+
+    # What goes on all the time
+
+    def _live(self, topics: Topics) -> None:
+        for process in self.processes:
+            self._start(process)
+        self._wait(lambda: len(self._owned()) >= self.of.partitions / 2, START_WITHIN_S, "a first share")
+        scripts = [self._befall(fault, topics) for fault in self.of.faults]
+        while scripts:
+            self._tick()
+            scripts = [script for script in scripts if next(script, scripts) is None]
+        self._calm_down()
+        self.tally.settled_after_s = self._settle("after the last fault")
+        self._end_calmly()
+
+    def _calm_down(self) -> None:
+        """See to it that all run: of two of one name one, by chance; the stranger goes."""
+        self.kafka.repair()
+        for twin in self.twins:
+            double = next(each for each in self.members if each.name == twin.name)
+            loser, winner = (double, twin) if self.chance.random() < 0.5 else (twin, double)
+            self._kill(loser)
+            self.members = [winner if each is double else each for each in self.members]
+        self.twins = []
+        self._retire(self.stranger)
+
+    def _settle(self, when: str) -> float:
+        """Wait until each partition has an owner among the members, evenly, and that stays for a session time-out.
+
+        Give how long it took to be so, in seconds.
+        """
+        began_s = since_s = time.monotonic()
+        stays_s = self.of.session_ms / 1_000 + STAYS_S
+        before = self._ownership()
+        while time.monotonic() < since_s + stays_s:
+            self._tick()
+            now, wrong = self._ownership(), self._what_is_wrong()
+            if wrong or now != before:
+                since_s, before = time.monotonic(), now
+            if since_s > began_s + SETTLE_WITHIN_S:
+                raise Failed(f"not so within {SETTLE_WITHIN_S:g} s {when}: {wrong or 'it still changes'}")
+        return round(since_s - began_s, 1)
+
+    def _what_is_wrong(self) -> str | None:
+        return self._ownership().what_is_wrong(self._places(), [each.run_id for each in self.members])
+
+    def _places(self) -> set[Place]:
+        return {(topic, number) for topic, count in self.topics.items() for number in range(count)}
+
+    def _ownership(self) -> Ownership:
+        return Ownership(self._owned())
+
+    def _owned(self) -> dict[Place, tuple[str, int]]:
+        """Give who owns what by the log as it is read here."""
+        self.watcher.look()
+        found = {}
+        for log in self.watcher.reader.logs.values():
+            for place, key in log["groups"].get(GROUP, {"keys": {}})["keys"].items():
+                if key["owner"] is not None:
+                    found[place] = (key["owner"]["instance"].rpartition(".")[0], key["owner"]["epoch"])
+        return found
+
+    def _end_calmly(self) -> None:
+        """Do the one thing that is looked at without any fault, and see what it moves."""
+        before, since_ms = self._ownership(), now_ms()
+        leaving: list[str] = []
+        if self.of.ending is Ending.JOINED:
+            late = Process(Role.MEMBER, self.of.members, self.folder)
+            self._start(late)
+            self.members.append(late)
+        elif self.of.ending is Ending.LEFT:
+            leaver = self.members.pop()
+            leaving.append(leaver.run_id)
+            self._retire(leaver)
+        elif self.of.ending is Ending.WITHOUT:
+            self._be_without_coordinators(before)
+        else:
+            self._kill(next((each for each in self.coordinators if each.leads), self.coordinators[0]))
+        self.tally.ended_after_s = self._settle(f"after {self.of.ending.value}")
+        if self.of.ending is Ending.WITHOUT:
+            return
+        if self.of.ending is Ending.REPLACED:
+            self._check_unmoved(before, "under another coordinator")
+        needless = needless_stops(self._journals(), since_ms, self._ownership(), leaving)
+        if needless:
+            self.wrong.append(f"only what moves is stopped: {self.of.ending.value}: {needless[:5]}")
+
+    def _be_without_coordinators(self, before: Ownership) -> None:
+        """Kill all coordinators for a while that is shorter than a session: what members have stays, and goes on."""
+        for each in self.coordinators:
+            self._kill(each)
+        offsets = self._offsets()
+        self._pause_for(self.of.session_ms / 1_000 * 0.5)
+        self._check_unmoved(before, "without a coordinator")
+        still = {place for place in self._places() if self._offsets().get(place, 0) <= offsets.get(place, 0)}
+        if still:
+            self.wrong.append(f"progress goes on without a coordinator: not of {sorted(still)[:5]}")
+        for each in self.coordinators:
+            self._start(each)
+
+    def _check_unmoved(self, before: Ownership, when: str) -> None:
+        now = self._ownership().owners
+        moved = {place: (had, now.get(place)) for place, had in before.owners.items() if now.get(place) != had}
+        if moved:
+            self.wrong.append(f"claims stay: {when}: {moved}")
+
+    def _offsets(self) -> dict[Place, int]:
+        self.watcher.look()
+        return {
+            place: key["offset"]
+            for log in self.watcher.reader.logs.values()
+            for place, key in log["groups"].get(GROUP, {"keys": {}})["keys"].items()
+            if key["offset"] is not None
+        }
+
+    def _end(self) -> None:
+        """End all, after which nothing changes any more."""
+        for process in self.processes:
+            process.signal(signal.SIGCONT)
+            process.signal(signal.SIGTERM)
+        for process in self.processes:
+            if process.process is None:
+                continue
+            with suppress(subprocess.TimeoutExpired):
+                process.process.wait(END_WITHIN_S)
+            if process.is_alive:
+                self.wrong.append(f"a process ends when told to: {process.run_id} does not")
+                self._kill(process)
+            elif not process.is_held:
+                self._check_exit(process)
+        self._helpers.shutdown()
+        deadline_s = time.monotonic() + 20
+        while not self.watcher.is_at_end() and time.monotonic() < deadline_s:
+            time.sleep(TICK_S)
+        self.watcher.close()
+
+    def _tick(self) -> None:
+        for process in self.processes:
+            if not process.is_alive and not process.is_held:
+                self._check_exit(process)
+                self._start(process)
+        self.watcher.look()
+        time.sleep(TICK_S)
+
+    def _check_exit(self, process: Process) -> None:
+        if process.process is None:
+            return
+        code = process.process.returncode
+        if code not in {0, -signal.SIGTERM}:
+            said = process.errors.read_text()[-1_500:]
+            self.wrong.append(f"nothing else goes wrong: {process.run_id} ended with {code}: {said}")
+
+    def _wait(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
+        deadline_s = time.monotonic() + within_s
+        while not condition():
+            if time.monotonic() > deadline_s:
+                raise Failed(f"waited {within_s:g} s for {what}")
+            self._tick()
+
+    def _pause_for(self, seconds: float) -> None:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            self._tick()
+
+    def _start(self, process: Process) -> None:
+        if process.process is not None:
+            process.process.wait()
+        taken = {run_id for _, run_id in self._starts}
+        process.runs += 1
+        while process.run_id in taken:
+            process.runs += 1
+        self._starts.append((process, process.run_id))
+        orders = Orders(
+            role=process.role,
+            bootstrap_servers=self.kafka.servers(process.link),
+            name=process.name,
+            run_id=process.run_id,
+            words=self.coordinator_topics.words,
+            coordination_topic=self.log_topic,
+            topic=self.topic,
+            pattern=self.pattern,
+            partitions=self.of.partitions,
+            session_ms=self.of.session_ms,
+            slow_stop_s=self.of.slow_stop_s,
+            is_static=process.is_static,
+            seed=self.of.seed,
+            journal=process.journal,
+        )
+        with process.errors.open("wb") as errors:
+            process.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.coordinator_faults.worker", orders.model_dump_json()],
+                cwd=TOP,
+                stdout=subprocess.DEVNULL,
+                stderr=errors,
+            )
+        process.is_held = False
+
+    def _kill(self, process: Process) -> None:
+        process.is_held = True
+        process.signal(signal.SIGKILL)
+        if process.process is not None:
+            process.process.wait()
+
+    def _retire(self, process: Process) -> None:
+        """Have it end in order, for good."""
+        process.is_held = True
+        process.signal(signal.SIGCONT)
+        process.signal(signal.SIGTERM)
+        self._wait(lambda: not process.is_alive, END_WITHIN_S, f"{process.run_id} to end")
+        self._check_exit(process)
+
+    # What befalls it
+
+    def _befall(self, fault: Fault, topics: Topics) -> Script:
+        yield from self._pause(fault.at_s)
+        kind = FaultKind
+        scripts: dict[FaultKind, Callable[[], Script]] = {
+            kind.COORDINATOR_KILLED: lambda: self._killed(fault, [self._coordinator(fault)]),
+            kind.COORDINATOR_STOPPED: lambda: self._stopped(fault, [self._coordinator(fault)]),
+            kind.ALL_COORDINATORS_KILLED: lambda: self._killed(fault, self.coordinators),
+            kind.ALL_COORDINATORS_STOPPED: lambda: self._stopped(fault, self.coordinators),
+            kind.COORDINATOR_CUT: lambda: self._link(fault, fault.number % LINKED),
+            kind.COORDINATOR_HELD: lambda: self._link(fault, fault.number % LINKED),
+            kind.MEMBER_KILLED: lambda: self._killed(fault, [self._member(fault)]),
+            kind.MEMBER_STOPPED: lambda: self._stopped(fault, [self._member(fault)]),
+            kind.MEMBER_CUT: lambda: self._link(fault, LINKED + fault.number % LINKED),
+            kind.MEMBER_HELD: lambda: self._link(fault, LINKED + fault.number % LINKED),
+            kind.MEMBERS_FLAP: lambda: self._flap(fault),
+            kind.NAME_TAKEN: lambda: self._name_taken(fault),
+            kind.BROKER_KILLED: lambda: self._broker_killed(fault),
+            kind.BROKER_STOPPED: lambda: self._broker_stopped(fault),
+            kind.PARTITIONS_ADDED: lambda: self._partitions_added(topics),
+            kind.TOPIC_CREATED: lambda: self._topic_created(topics),
+        }
+        yield from scripts[fault.kind]()
+
+    def _coordinator(self, fault: Fault) -> Process:
+        leading = [each for each in self.coordinators if each.leads]
+        return leading[0] if leading and fault.number == 0 else self.coordinators[fault.number % len(self.coordinators)]
+
+    def _member(self, fault: Fault) -> Process:
+        return self.members[fault.number % len(self.members)]
+
+    def _killed(self, fault: Fault, processes: Iterable[Process]) -> Script:
+        held = [each for each in processes if not each.is_held]
+        for process in held:
+            self._kill(process)
+        yield from self._pause(fault.lasts_s)
+        for process in held:
+            self._start(process)
+
+    def _stopped(self, fault: Fault, processes: Iterable[Process]) -> Script:
+        held = [each for each in processes if not each.is_held]
+        for process in held:
+            process.signal(signal.SIGSTOP)
+        yield from self._pause(fault.lasts_s)
+        for process in held:
+            process.signal(signal.SIGCONT)
+
+    def _flap(self, fault: Fault) -> Script:
+        """Members end and come back, some of them in order, again and again."""
+        for _ in range(4):
+            member = self.chance.choice(self.members)
+            if member.is_held:
+                continue
+            if self.chance.random() < 0.5:
+                self._kill(member)
+            else:
+                member.is_held = True
+                member.signal(signal.SIGCONT)
+                member.signal(signal.SIGTERM)
+                yield from self._until_dead(member)
+            yield from self._pause(fault.lasts_s)
+            self._start(member)
+            yield from self._pause(fault.lasts_s)
+
+    def _until_dead(self, process: Process) -> Script:
+        deadline_s = time.monotonic() + END_WITHIN_S
+        while process.is_alive:
+            if time.monotonic() > deadline_s:
+                raise Failed(f"{process.run_id} does not end within {END_WITHIN_S:g} s of SIGTERM")
+            process.signal(signal.SIGCONT)
+            yield
+
+    def _name_taken(self, fault: Fault) -> Script:
+        """Start a second process of a member's name, beside the first."""
+        double = self._member(fault)
+        if any(twin.number == double.number for twin in self.twins):
+            return
+        twin = Process(Role.MEMBER, double.number, self.folder, double.is_static, runs=100 + double.runs)
+        self._start(twin)
+        self.twins.append(twin)
+        yield from self._pause(fault.lasts_s)
+
+    def _broker(self) -> Generator[None, None, int]:
+        """Choose a broker: mostly one that leads what coordinators or members write to."""
+        words = self.coordinator_topics
+        topic = self.chance.choice((words.words, words.orders, words.leader, self.log_topic))
+        asked = self._helpers.submit(self.kafka.leader, topic, self.chance.randrange(2))
+        while not asked.done():
+            yield
+        with suppress(Exception):
+            if asked.result() in BROKERS:
+                return asked.result()
+        return self.chance.choice(BROKERS)
+
+    def _broker_killed(self, fault: Fault) -> Script:
+        broker = yield from self._broker()
+        yield from self._aside(lambda: self.kafka.kill(broker))
+        yield from self._pause(fault.lasts_s)
+        yield from self._aside(self.kafka.repair)
+
+    def _broker_stopped(self, fault: Fault) -> Script:
+        broker = yield from self._broker()
+        with suppress(ProcessLookupError):
+            self.kafka.suspend(broker)
+        yield from self._pause(fault.lasts_s)
+        self.kafka.resume(broker)
+
+    def _link(self, fault: Fault, link: int) -> Script:
+        is_cut = fault.kind in {FaultKind.COORDINATOR_CUT, FaultKind.MEMBER_CUT}
+        self.kafka.proxy.change(link, Weather(is_cut, held=fault.held), delivers_late=fault.comes_late)
+        try:
+            yield from self._pause(fault.lasts_s)
+        finally:
+            self.kafka.proxy.change(link, FAIR, delivers_late=fault.comes_late)
+
+    def _partitions_added(self, topics: Topics) -> Script:
+        more = self.topics[self.topic] + self.chance.randint(1, 3)
+        yield from self._aside(lambda: topics.grow(self.topic, more))
+        self.topics[self.topic] = more
+
+    def _topic_created(self, topics: Topics) -> Script:
+        name = self.pattern.replace("*", str(len(self.topics)))
+        yield from self._aside(lambda: topics.create(name, 3, 3, DATA_SETTINGS))
+        self.topics[name] = 3
+
+    def _pause(self, seconds: float) -> Script:
+        until_s = time.monotonic() + seconds
+        while time.monotonic() < until_s:
+            yield
+
+    def _aside(self, work: Callable[[], object]) -> Script:
+        """Do what takes long in a thread."""
+        done: Future[object] = self._helpers.submit(work)
+        while not done.done():
+            yield
+        done.result()
+
+    # What it came to
+
+    def _journals(self) -> dict[str, list[Line]]:
+        return {run_id: read_journal(self.folder / f"{run_id}.jsonl") for _, run_id in self._starts}
+
+    def _judge(self) -> None:
+        journals, tally = self._journals(), self.tally
+        tally.verdict = judge(GROUP, COORDINATION_PARTITIONS, self.watcher.records, journals)
+        lines = [line for journal in journals.values() for line in journal]
+        tally.claims = len({(line.place, line.epoch) for line in lines if line.did is Did.WORKS})
+        tally.commits = sum(line.did is Did.COMMITTED for line in lines)
+        tally.terms = sum(line.did is Did.LEADS for line in lines)
+        tally.stops = sum(line.did is Did.STOPS and line.place != ("", 0) for line in lines)
+        if tally.verdict.violations or self.wrong:
+            with (self.folder / "log.jsonl").open("w") as file:
+                for partition, offset, at_ms, value in self.watcher.records:
+                    text = value.decode("utf-8", "replace")
+                    line = {"partition": partition, "offset": offset, "timestamp": at_ms, "value": text}
+                    file.write(json.dumps(line) + "\n")
+
+    def _remove(self, topics: Topics) -> None:
+        words = self.coordinator_topics
+        for topic in (*self.topics, self.log_topic, words.words, words.orders, words.leader):
+            with suppress(Exception):
+                topics.delete(topic)

@@ -1,0 +1,222 @@
+"""A member in a process: what it does when its work, or the client for Kafka, fails it."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+
+from marshal_dagster.coordinator import client
+from marshal_dagster.coordinator.assignment import Place, sticky_assignment
+from marshal_dagster.coordinator.client import CoordinatedMember
+from marshal_dagster.coordinator.group import GroupCoordinator, Happening, Rules
+from marshal_dagster.coordinator.member import Standing
+from marshal_dagster.coordinator.messages import Order, Word, render
+from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
+
+GROUP = "etl"
+SESSION_MS = 600
+PLACES = {("orders", number) for number in range(4)}
+
+
+class Hub:
+    """A coordinator that members' readers and writers reach in memory."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        rules = Rules(sticky_assignment, min_session_ms=100, rebalance_backoff_ms=100)
+        self.leader = GroupCoordinator(GROUP, 1, rules, self.now_ms)
+        self.leader.topics_are({"orders": 4}, self.now_ms)
+        self.readers: list[queue.SimpleQueue[bytes]] = []
+        self.fatal: list[Exception] = []
+        """What the members' next turns raise."""
+        self.made = 0
+
+    @property
+    def now_ms(self) -> float:
+        """The time."""
+        return time.monotonic() * 1_000
+
+    @property
+    def happened(self) -> list[Happening]:
+        """What the coordinator told of."""
+        return [event.happening for event in self.leader.events]
+
+    def say(self, word: Word) -> None:
+        """Have the coordinator hear a word."""
+        with self.lock:
+            self._send(self.leader.hear(word, self.now_ms))
+
+    def tick(self) -> None:
+        """Let time pass."""
+        with self.lock:
+            self._send(self.leader.tick(self.now_ms))
+
+    def _send(self, orders: list[Order]) -> None:
+        for order in orders:
+            for reader in self.readers:
+                reader.put(render(order))
+
+
+class Reader:
+    """Reads what the hub's coordinator orders."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._values: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+        hub.made += 1
+
+    def follow(self, _: object) -> None:
+        """Read from now on."""
+        self._hub.readers.append(self._values)
+
+    def read(self, timeout_s: float) -> Iterator[tuple[int, int, None, bytes]]:
+        """Give one order, if there is one in time."""
+        with suppress(queue.Empty):
+            yield 0, 0, None, self._values.get(timeout=timeout_s)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._hub.readers.remove(self._values)
+
+
+class Writer:
+    """Writes to the hub's coordinator."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self.say = hub.say
+
+    def poll(self) -> None:
+        """Fail, if that is due."""
+        if self._hub.fatal:
+            raise self._hub.fatal.pop()
+
+    def close(self) -> None:
+        """Write no more."""
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """Give a hub that the members' clients end in."""
+    hub = Hub()
+    monkeypatch.setattr(client, "Reader", lambda *_: Reader(hub))
+    monkeypatch.setattr(client, "Writer", lambda *_: Writer(hub))
+    monkeypatch.setattr(client, "end_of", lambda *_: 0)
+    monkeypatch.setattr(CoordinatorTopics, "partitions", lambda *_: 1)
+    monkeypatch.setattr(client, "_AGAIN_AFTER_S", 0.05)
+    over = threading.Event()
+
+    def tick() -> None:
+        while not over.wait(0.02):
+            hub.tick()
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    yield hub
+    over.set()
+    thread.join()
+
+
+class Work:
+    """What a member works on."""
+
+    def __init__(self) -> None:
+        self.on: set[Place] = set()
+        self.calls = 0
+        self.stop_takes_s = 0.0
+        self.fails: list[Exception] = []
+        """What the next calls raise."""
+
+    def start(self, places: frozenset[Place]) -> None:
+        """Begin."""
+        self._call()
+        self.on |= places
+
+    def stop(self, places: frozenset[Place]) -> None:
+        """End."""
+        time.sleep(self.stop_takes_s)
+        self.on -= places
+        self._call()
+
+    def _call(self) -> None:
+        self.calls += 1
+        if self.fails:
+            raise self.fails.pop()
+
+
+def member(work: Work, name: str) -> CoordinatedMember:
+    """Make a member of the hub's group."""
+    connection = KafkaConnection(bootstrap_servers="127.0.0.1:1")
+    return CoordinatedMember(
+        connection,
+        GROUP,
+        name,
+        start=work.start,
+        stop=work.stop,
+        topics_wanted=["orders"],
+        session_timeout_ms=SESSION_MS,
+    )
+
+
+def wait_until(condition: Callable[[], bool], within_s: float = 20) -> None:
+    """Wait until something is so. Raises `AssertionError` when it is not in time."""
+    deadline_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline_s, f"not so within {within_s} s"
+        time.sleep(0.01)
+
+
+def test_one_that_stops_slowly_answers_pings_meanwhile(hub: Hub) -> None:
+    """It is not taken for dead, though that takes longer than its session time-out."""
+    one, other = Work(), Work()
+    with member(one, "a"):
+        wait_until(lambda: one.on == PLACES)
+        one.stop_takes_s = 3 * SESSION_MS / 1_000
+        with member(other, "b"):
+            wait_until(lambda: len(one.on) == len(other.on) == 2)
+            assert Happening.FAILED not in hub.happened
+            one.stop_takes_s = 0
+
+
+def test_a_client_that_is_of_no_more_use_is_replaced(hub: Hub) -> None:
+    """The member goes on with another one, with what it had."""
+    work = Work()
+    with member(work, "a") as found:
+        wait_until(lambda: work.on == PLACES)
+        hub.fatal.append(UnavailableError("the client has failed for good"))
+        wait_until(lambda: hub.made == 2)
+        wait_until(lambda: not hub.fatal and found.standing is Standing.REGISTERED)
+        assert work.on == found.places == PLACES
+        assert work.calls == 1
+
+
+@pytest.mark.parametrize("in_stop", [False, True])
+def test_one_whose_work_cannot_be_done_leaves_and_comes_back(hub: Hub, in_stop: bool) -> None:
+    """Others have its share meanwhile; nobody is left with work that nobody does."""
+    one, other = Work(), Work()
+    with member(one, "a"):
+        wait_until(lambda: one.on == PLACES)
+        if in_stop:
+            one.fails.append(ValueError("it cannot stop"))
+        else:
+            other.fails.append(ValueError("it cannot start"))
+        with member(other, "b"):
+            wait_until(lambda: hub.happened.count(Happening.LEFT) == 1)
+            wait_until(lambda: hub.happened.count(Happening.JOINED) == 3)
+            wait_until(lambda: len(one.on) == len(other.on) == 2 and one.on | other.on == PLACES)
+
+
+def test_who_leaves_has_stopped_before_it_says_so(hub: Hub) -> None:
+    """Else another would begin with what it still works on."""
+    work = Work()
+    with member(work, "a") as found:
+        wait_until(lambda: work.on == PLACES)
+        work.stop_takes_s = 0.3
+    assert not work.on
+    assert found.standing is Standing.GONE
+    wait_until(lambda: hub.happened[-1] is Happening.LEFT)

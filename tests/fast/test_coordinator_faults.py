@@ -1,0 +1,95 @@
+"""The judges of coordinated groups under faults: each doctored journal or log is caught."""
+
+import pytest
+
+from marshal_dagster.protocol.placement import coordination_partition
+from tests.coordinator_faults.journal import Did, Line
+from tests.coordinator_faults.judging import Ownership, Record, judge, needless_stops
+from tests.coordinator_faults.scenario import KINDS, scenario
+
+GROUP, TOPIC = "fleet", "orders"
+HOME = coordination_partition(TOPIC, 2)
+
+
+def log(*texts: str) -> list[Record]:
+    """Give records of the topic's coordination partition, a tenth of a second apart."""
+    return [(HOME, offset, 1_000 + 100 * offset, text.encode()) for offset, text in enumerate(texts)]
+
+
+def claiming(instance: str) -> str:
+    """Claim partition 0."""
+    return f"ClaimingPartition/1/7/{instance}/client/{GROUP}/{TOPIC}/0"
+
+
+def beat(instance: str, offset: int) -> str:
+    """Commit an offset of partition 0."""
+    return f"Heartbeat/1/7/{instance}/client/{GROUP}/{TOPIC}/0/{offset}"
+
+
+def releasing(instance: str, offset: int) -> str:
+    """Release partition 0."""
+    return f"ReleasingPartition/1/7/{instance}/client/{GROUP}/{TOPIC}/0/{offset}"
+
+
+def line(did: Did, at_ms: float, instance: str, epoch: int, offset: int) -> Line:
+    """Give a line about partition 0."""
+    return Line(at_ms, did, TOPIC, 0, instance, epoch, offset)
+
+
+GOOD_LOG = log(
+    claiming("a.1"),
+    beat("a.1", 0),
+    beat("a.1", 1),
+    releasing("a.1", 1),
+    claiming("b.1"),
+    beat("b.1", 1),
+    beat("b.1", 2),
+)
+A = [line(Did.WORKS, 10, "a.1", 0, 0), line(Did.COMMITTED, 20, "a.1", 0, 1)]
+B = [line(Did.WORKS, 50, "b.1", 4, 1), line(Did.COMMITTED, 60, "b.1", 4, 2)]
+
+
+def broken(records: list[Record], a: list[Line], b: list[Line]) -> set[str]:
+    """Give the promises that are found broken."""
+    return {text.partition(":")[0] for text in judge(GROUP, 2, records, {"a": a, "b": b}).violations}
+
+
+def test_a_good_run_passes() -> None:
+    """Two owners one after another, whose commits are in the log."""
+    assert broken(GOOD_LOG, A, B) == set()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "promise"),
+    [
+        ([*A, line(Did.WORKS, 55, "a.1", 0, 1)], B, "never two owners"),
+        (A, [line(Did.WORKS, 50, "b.1", 5, 1)], "who works has won its claim"),
+        ([*A, line(Did.COMMITTED, 30, "a.1", 0, 2)], B, "a commit that is believed in is in the log"),
+        (A, [*B, line(Did.COMMITTED, 70, "b.1", 4, 3)], "no offset is lost"),
+    ],
+)
+def test_a_doctored_journal_is_caught(a: list[Line], b: list[Line], promise: str) -> None:
+    """By the promise that it breaks."""
+    assert promise in broken(GOOD_LOG, a, b)
+
+
+def test_uneven_and_homeless_partitions_are_told() -> None:
+    """As are those whose owner is none of the living."""
+    places = [(TOPIC, number) for number in range(4)]
+    owners = {place: ("a" if number < 2 else "b", number) for number, place in enumerate(places)}
+    assert Ownership(owners).what_is_wrong(places, ["a", "b"]) is None
+    assert Ownership(owners).what_is_wrong(places, ["a", "b", "c"]) == "spread {'a': 2, 'b': 2, 'c': 0}"
+    assert "no owner" in (Ownership(owners).what_is_wrong(places, ["a", "c"]) or "")
+
+
+def test_a_stop_of_what_stays_is_needless() -> None:
+    """One of what moved is not, nor one from before."""
+    journals = {"a": [Line(at_ms, Did.STOPS, TOPIC, number) for at_ms, number in ((1, 0), (5, 0), (5, 1))]}
+    after = Ownership({(TOPIC, 0): ("a", 9), (TOPIC, 1): ("b", 9)})
+    assert needless_stops(journals, 2, after) == [f"a: {journals['a'][1]}"]
+    assert needless_stops(journals, 2, after, leaving=["a"]) == []
+
+
+def test_each_kind_of_fault_is_first_in_some_run() -> None:
+    """In as many seeds one after another as there are kinds."""
+    assert [scenario(seed).faults[0].kind for seed in range(len(KINDS))] == list(KINDS)

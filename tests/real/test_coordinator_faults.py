@@ -1,0 +1,31 @@
+"""A coordinated group under faults on three real brokers: a few seeds with the worst of them.
+
+`make soak-coordinator` runs 200.
+"""
+
+import pytest
+
+from tests.coordinator_faults.__main__ import running_bed
+from tests.coordinator_faults.scenario import FaultKind, scenario
+
+SEEDS = (2, 6, 13)
+WORST = {
+    FaultKind.ALL_COORDINATORS_KILLED,
+    FaultKind.MEMBER_KILLED,
+    FaultKind.BROKER_STOPPED,
+}
+
+
+def test_the_seeds_have_the_worst_faults() -> None:
+    """The short form leaves none of them out."""
+    assert {fault.kind for seed in SEEDS for fault in scenario(seed).faults} >= WORST
+
+
+@pytest.mark.timeout(400)
+def test_a_coordinated_group_keeps_its_promises_under_faults() -> None:
+    """Never two owners, no offset lost or committed by a stranger; soon all is worked on again, and evenly."""
+    with running_bed() as bed:
+        rows = [bed.row(seed) for seed in SEEDS]
+    assert [(row.seed, row.violations) for row in rows if row.violations] == []
+    assert sum(row.two_owners + row.lost + row.foreign for row in rows) == 0
+    assert min(row.commits for row in rows) > 20
