@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final, Literal
 
-from marshal_dagster.coordinator.assignment import Assignment, Board, Place, Strategy, Subscriber, moves
+from marshal_dagster.coordinator.assignment import Assignment, Board, Place, Strategy, Subscriber
 from marshal_dagster.coordinator.messages import (
     Leave,
     Order,
@@ -408,7 +408,7 @@ class GroupCoordinator:
         before: Assignment = dict(self._owner)
         target = self._target(before)
         after = {place: name for name, places in target.items() for place in places}
-        changed = moves(before, after)
+        moved = sum(before.get(place) != name for place, name in after.items()) + len(before.keys() - after.keys())
         shares = frozenset(
             name for name, member in self._members.items() if member.places != target[name] or not member.is_told
         )
@@ -417,7 +417,7 @@ class GroupCoordinator:
             return []
         self._generation += 1
         stopping = {name: lost for name, member in self._members.items() if (lost := member.places - target[name])}
-        self._rebalance = _Rebalance(target, stopping, len(changed), shares)
+        self._rebalance = _Rebalance(target, stopping, moved, shares)
         if not stopping:
             return self._start_all(now_ms)
         self._rebalance.wait_for(self._answers_within_ms(stopping), now_ms)
