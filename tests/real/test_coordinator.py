@@ -167,6 +167,7 @@ def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
     producer.produce(topics_of.orders, b"value", b"key", 0)
     producer.flush(30)
     (producer.commit_transaction if commits else producer.abort_transaction)(30)
+    wait_until(lambda: end_of(connection, topics_of.orders, 0) == 2, 30)
     found, end = read_all(connection, topics_of.orders, 0)
     assert (found, end) == ({b"key": b"value"}, 2)
 
