@@ -178,9 +178,9 @@ def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
     producer.produce(topics_of.orders, b"value", b"key", 0)
     producer.flush(30)
     (producer.commit_transaction if commits else producer.abort_transaction)(30)
+    wait_until(lambda: end_of(connection, topics_of.orders, 0) == 2, 30)
     found = read_all(connection, topics_of.orders, 0)
     assert [(each.offset, each.key, each.value) for each in found] == [(0, b"key", b"value")]
-    assert end_of(connection, topics_of.orders, 0) == 2
 
 
 def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
