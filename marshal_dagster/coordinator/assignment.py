@@ -146,11 +146,14 @@ class _Balancing:
         homeless = []
         heaviest_first = sorted(self._board.places)
         heaviest_first.sort(key=self._weights.__getitem__, reverse=True)
+        before, by_id, held, loads, weights = self._board.previous, self._by_id, self._held, self._loads, self._weights
         for place in heaviest_first:
-            member = self._by_id.get(self._board.previous.get(place, ""))
-            if member is not None and place[0] in member.topics:
-                self._give(place, member)
-            elif self._subscribers[place[0]]:
+            name, topic = before.get(place, ""), place[0]
+            member = by_id.get(name)
+            if member is not None and topic in member.topics:
+                held[name][topic].append(place)
+                loads[name] += weights[place]
+            elif self._subscribers[topic]:
                 homeless.append(place)
         return homeless
 

@@ -221,7 +221,7 @@ class GroupCoordinator:
     # What comes in
 
     def hear(self, word: Word, now_ms: float) -> list[Order]:
-        """Take a member's word."""
+        """Take a member's word. A rebalance that it makes due begins with a `tick`, once all that came were heard."""
         self._excuse(now_ms)
         if word.epoch > self.epoch:
             self._tell(Happening.SUPERSEDED)
@@ -236,7 +236,7 @@ class GroupCoordinator:
             return [self._answer(word.member, word.tenure, error)]
         if isinstance(word, Leave):
             self._remove([word.member], Happening.LEFT, now_ms)
-            return self._go_on(now_ms)
+            return []
         if word.epoch < self.epoch:
             return []
         match word:
@@ -247,7 +247,7 @@ class GroupCoordinator:
             case Stopped():
                 return self._stopped(word, now_ms)
             case Started():
-                return self._started(word, now_ms)
+                return self._started(word)
 
     def topics_are(self, topics: Mapping[str, int], now_ms: float) -> list[Order]:
         """Take how many partitions each topic has."""
@@ -299,7 +299,7 @@ class GroupCoordinator:
             self._make_due(now_ms)
         if before is not None and before.tenure != word.tenure:
             self._replace(before.tenure)
-        return [self._answer(word.member, word.tenure, None), *self._go_on(now_ms)]
+        return [self._answer(word.member, word.tenure, None)]
 
     def _why_not(self, word: Register) -> Refusal | None:
         if word.session_timeout_ms < self._rules.min_session_ms:
@@ -439,7 +439,6 @@ class GroupCoordinator:
         rebalance = self._rebalance
         if rebalance is None and word.generation == self._generation:
             self._not_before_ms = now_ms
-            return self._go_on(now_ms)
         if rebalance is None or rebalance.has_begun_to_start or word.generation != self._generation:
             return []
         lost = rebalance.stopping.pop(word.member, frozenset())
@@ -460,7 +459,7 @@ class GroupCoordinator:
         self._end_if_done()
         return orders
 
-    def _started(self, word: Started, now_ms: float) -> list[Order]:
+    def _started(self, word: Started) -> list[Order]:
         rebalance = self._rebalance
         if rebalance is None or word.generation != self._generation:
             return []
@@ -469,7 +468,7 @@ class GroupCoordinator:
             self._members[word.member].is_told = True
         rebalance.has_answered(word.member)
         self._end_if_done()
-        return self._go_on(now_ms)
+        return []
 
     def _answers_within_ms(self, members: Iterable[str]) -> dict[str, float]:
         return {name: self._members[name].session_ms * 2 / 3 for name in members}
@@ -531,15 +530,13 @@ class GroupCoordinator:
             for name, member in self._members.items()
         ]
         wanted = {topic for each in subscribers for topic in each.topics}
-        places = {
-            (topic, number): self._weights.get((topic, number), 1.0)
-            for topic in wanted
-            for number in range(self._topics.get(topic, 0))
-        }
+        numbered = ((topic, number) for topic in wanted for number in range(self._topics.get(topic, 0)))
+        places = dict.fromkeys(numbered, 1.0)
+        places |= {place: weight for place, weight in self._weights.items() if place in places}
         found = self._rules.strategy(Board(places, subscribers, before))
-        shares: dict[str, set[Place]] = {name: set() for name in self._members}
+        shares: dict[str, list[Place]] = {name: [] for name in self._members}
         for place, name in found.items():
-            shares[name].add(place)
+            shares[name].append(place)
         return {name: frozenset(share) for name, share in shares.items()}
 
     def _wanted(self, registration: Register) -> Iterable[str]:

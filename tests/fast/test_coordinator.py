@@ -224,6 +224,18 @@ def test_a_rebalance_does_not_wait_for_ever_for_those_to_come() -> None:
     assert world.rules.gather_ms * 10 <= world.now_ms - 2_000 <= world.rules.gather_ms * 10 + 200
 
 
+def test_words_that_have_waited_are_all_heard_before_anything_is_worked_out() -> None:
+    """However long ago the first of them came: working it out takes long where there are thousands."""
+    leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
+    leader.topics_are({"orders": 4}, 0)
+    for number in range(4):
+        register = Register(
+            group=GROUP, member=f"m{number}", epoch=0, tenure="t", session_timeout_ms=6_000, topics=["orders"]
+        )
+        assert [order.kind for order in leader.hear(register, 5_000 + 900 * number)] == ["registered"]
+    assert [order.kind for order in leader.tick(9_000)] == ["ping"] + ["start"] * 4
+
+
 def test_those_who_keep_coming_do_not_hold_up_those_before_them() -> None:
     """Each waits for the rebalance under way, which goes on: nobody that is in it has changed."""
     world = started()
