@@ -106,6 +106,10 @@ class Ownership:
 
     owners: Mapping[Place, tuple[str, int]]
 
+    def names(self) -> dict[Place, str]:
+        """Give the run that owns each partition, under whichever claim."""
+        return {place: run_id for place, (run_id, _) in self.owners.items()}
+
     def counts(self, run_ids: Iterable[str]) -> dict[str, int]:
         """Give how many each of these runs owns."""
         counted = dict.fromkeys(run_ids, 0)

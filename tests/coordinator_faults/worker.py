@@ -34,7 +34,7 @@ from tests.coordinator_faults.journal import Did, Journal, Line
 from tests.faults.journal import now_ms
 
 GROUP: Final = "fleet"
-HI_MS: Final = 1_000
+HI_MS: Final = 1_500
 WORK_S: Final = 0.25
 STOP_WITHIN_S: Final = 30.0
 STRANGER_HOLDS_S: Final = 1.5
