@@ -129,7 +129,8 @@ def _doctor(  # noqa: PLR0917 - typer gives options by name
     epilog=HELP,
     help=help_text(
         "Show the world state that the coordination log leads to: groups, pauses, settings, and each key with its "
-        "owner, offset and plan. Freshness and lag are as of now.",
+        "owner, offset and plan. Freshness and lag are as of now. Where a coordinator leads a group, it also shows to "
+        "whom each partition is assigned.",
         "status",
         "status --group flights --topic flights --json",
     ),
@@ -158,7 +159,8 @@ def _status(  # noqa: PLR0917 - typer gives options by name
     help=help_text(
         "Watch who works on what: claims and their owners, when these were last heard of, lag, how fast positions "
         "move, paused groups. It only reads. `q` ends it, as Ctrl-C does. Where stdout is no terminal, and with --once "
-        "or --json, it looks twice, an interval apart, shows that, and ends.",
+        "or --json, it looks twice, an interval apart, shows that, and ends. Where a coordinator leads a group, it "
+        "also shows to whom each partition is assigned.",
         "top --group flights",
         "top --json --interval 10",
     ),
