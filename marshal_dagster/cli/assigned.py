@@ -13,6 +13,8 @@ from marshal_dagster.errors import MarshalError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 
 _OLD_S: Final = 5.0
+_TIMEOUT_S: Final = 3.0
+"""What is only shown beside the rest keeps nobody waiting for long."""
 _VARIABLE: Final = "MARSHAL_COORDINATOR_TOPIC"
 
 
@@ -33,8 +35,10 @@ class Assignments:
         is_new = self._read_at_s is not None and time.monotonic() - self._read_at_s < _OLD_S
         if is_new or not self._has_topics:
             return self._found
+        self._read_at_s = time.monotonic()
+        impatient = self.connection.model_copy(update={"timeout_s": min(self.connection.timeout_s, _TIMEOUT_S)})
         try:
-            views = [read_group(self.connection, self.topics, name) for name in groups]
+            views = [read_group(impatient, self.topics, name) for name in groups]
         except TopicMissing:
             self._has_topics = False
             return {}
@@ -44,5 +48,4 @@ class Assignments:
             view.group: {place: share.member for share in view.shares.values() for place in share.places}
             for view in views
         }
-        self._read_at_s = time.monotonic()
         return self._found
