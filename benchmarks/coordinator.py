@@ -10,7 +10,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
@@ -377,7 +377,8 @@ def _process(serve: Callable[..., None], *arguments: object) -> "Iterator[tuple[
     try:
         yield ours, psutil.Process(process.pid)
     finally:
-        ours.send(None)
+        with suppress(OSError):  # it has ended
+            ours.send(None)
         process.join(_WITHIN_S)
 
 
