@@ -33,6 +33,7 @@ START_WITHIN_S: Final = 90.0
 SETTLE_WITHIN_S: Final = 60.0
 """After the last fault, until each partition has an owner and the spread is even: the promise that is judged."""
 END_WITHIN_S: Final = 30.0
+BROKER_WITHIN_S: Final = 180.0
 STAYS_S: Final = 2.0
 """For how much longer than a session time-out it must stay so, as the last fault may be found so late."""
 TICK_S: Final = 0.02
@@ -179,7 +180,7 @@ class Run:
 
     def _calm_down(self) -> None:
         """See to it that all run: of two of one name one, by chance; the stranger goes."""
-        self.kafka.repair()
+        self._repair()
         for twin in self.twins:
             double = next(each for each in self.members if each.name == twin.name)
             loser, winner = (double, twin) if self.chance.random() < 0.5 else (twin, double)
@@ -476,7 +477,13 @@ class Run:
         broker = yield from self._broker()
         yield from self._aside(lambda: self.kafka.kill(broker))
         yield from self._pause(fault.lasts_s)
-        yield from self._aside(self.kafka.repair)
+        yield from self._aside(self._repair)
+
+    def _repair(self) -> None:
+        """See to it that all brokers run, on a busy machine too."""
+        for broker in BROKERS:
+            self.kafka.resume(broker)
+        self.kafka.up(timeout_s=BROKER_WITHIN_S)
 
     def _broker_stopped(self, fault: Fault) -> Script:
         broker = yield from self._broker()
