@@ -50,7 +50,10 @@ class Sides:
         sink = KafkaSink(self.connection, OUTPUT)
         began_s = time.perf_counter()
         outcome = sink.write(self._rows("partition", "offset"), ranges, dict)
-        return self._rate(began_s, sum(outcome.rows.values()))
+        written = sum(outcome.rows.values())
+        if written != self._wanted:
+            raise RuntimeError(f"{written} records were written, not {self._wanted}")
+        return self._rate(began_s)
 
     def beside(self) -> float:
         """By Spark's writer, whose records stay when the batch fails, and come again with the next."""
@@ -58,7 +61,10 @@ class Sides:
         options = {**self.connection.spark_options(), "topic": OUTPUT}
         began_s = time.perf_counter()
         self._rows().write.format("kafka").options(**options).save()
-        return self._rate(began_s, self._written() - before)
+        rate, written = self._rate(began_s), self._written() - before
+        if written < self._wanted:  # a task that was tried again has written more
+            raise RuntimeError(f"{written} records were written, not {self._wanted}")
+        return rate
 
     def _rows(self, *also: str) -> "DataFrame":
         width = self.sizes.records // self.sizes.partitions
@@ -84,12 +90,12 @@ class Sides:
         found = self.data.offsets(OUTPUT, range(self.sizes.partitions))
         return sum(at.end for at in found.values())
 
-    def _rate(self, began_s: float, records: int) -> float:
-        took_s = time.perf_counter() - began_s
-        wanted = self.sizes.records // self.sizes.partitions * self.sizes.partitions
-        if records != wanted:
-            raise RuntimeError(f"{records} records were written, not {wanted}")
-        return records / took_s
+    @property
+    def _wanted(self) -> int:
+        return self.sizes.records // self.sizes.partitions * self.sizes.partitions
+
+    def _rate(self, began_s: float) -> float:
+        return self._wanted / (time.perf_counter() - began_s)
 
 
 def run(sizes: Sizes) -> Measured:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 TOP: Final = Path(__file__).resolve().parent.parent
-_MEASURED_CODE: Final = ("marshal_dagster", "benchmarks", "tests/log_generator.py")
+_MEASURED_CODE: Final = ("marshal_dagster", "benchmarks", "tests/log_generator.py", "tests/coordinator_world.py")
 _BYTES_PER_GIB: Final = 2**30
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 

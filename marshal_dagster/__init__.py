@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         marshal_asset,
     )
     from marshal_dagster.component import ClaimedTopicComponent
+    from marshal_dagster.coordinator.client import CoordinatedMember
     from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason, PartitionReport, RangeOptions
     from marshal_dagster.errors import (
         BadRecord,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     )
     from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
     from marshal_dagster.kafka.connection import KafkaConnection
+    from marshal_dagster.membership import build_group_member_sensor
     from marshal_dagster.operator_jobs import (
         AdoptConfig,
         PauseConfig,
@@ -126,6 +128,7 @@ __all__ = [
     "ClaimedTopicComponent",
     "ClaimerResource",
     "ConfigurationError",
+    "CoordinatedMember",
     "DataLoss",
     "DataTopicChanged",
     "Decoded",
@@ -190,6 +193,7 @@ __all__ = [
     "build_claimed_batch_schedule",
     "build_dead_run_sensors",
     "build_given_up_check",
+    "build_group_member_sensor",
     "build_lag_sensor",
     "build_outbox_backlog_sensor",
     "build_outbox_check",
@@ -229,9 +233,11 @@ _ELSEWHERE: Final = {
         "marshal_asset",
     ),
     "component": ("ClaimedTopicComponent",),
+    "coordinator.client": ("CoordinatedMember",),
     "delivery": ("BatchRequest", "ClaimedBatch", "Delivery", "IdleReason", "PartitionReport", "RangeOptions"),
     "jobs": ("build_claimed_batch_job", "build_claimed_batch_schedule", "build_reprocess_job"),
     "kafka.connection": ("KafkaConnection",),
+    "membership": ("build_group_member_sensor",),
     "operator_jobs": (
         "AdoptConfig",
         "PauseConfig",

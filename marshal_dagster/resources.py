@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from marshal_dagster.coordination.heartbeats import ReasonToStop
     from marshal_dagster.coordination.log import Append, CoordinationLog
     from marshal_dagster.coordination.rationalizer import Rationalizer
-    from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, RangeOptions
+    from marshal_dagster.delivery import Advise, BatchRequest, ClaimedBatch, Delivery, RangeOptions
     from marshal_dagster.kafka.topics import Topics
     from marshal_dagster.protocol.positions import StartPolicy
     from marshal_dagster.protocol.state import Key, Place
@@ -353,10 +353,22 @@ class ClaimerResource(CheckedResource):
         default=False,
         description="Claim even when the coordination topic has settings under which the protocol does not hold.",
     )
+    member: str | None = Field(
+        default=None,
+        description="This deployment's name as a member of a group with a coordinator: claim only what that assigns to "
+        "it, and what is free when the coordinator is silent. By default first come, first served.",
+    )
+    member_session_s: float = Field(
+        default=30.0, ge=1, le=3600, description="The member's session time-out towards the coordinator, in seconds."
+    )
+    coordinator_topic: str = Field(
+        default="__marshal_coordinator",
+        description="The first of the coordinator's topics, beside the coordination topic.",
+    )
 
     _open: dict[str, Any] = PrivateAttr(default_factory=dict)
 
-    _topic_is_allowed = field_validator("coordination_topic")(_check_topic)
+    _topic_is_allowed = field_validator("coordination_topic", "coordinator_topic")(_check_topic)
 
     @field_validator("delivery", "rule_set", mode="before")
     @classmethod
@@ -364,7 +376,7 @@ class ClaimerResource(CheckedResource):
         """Take the enum's member for its text, which is what Dagster config knows."""
         return value.value if isinstance(value, DeliveryMode | RuleSet) else value
 
-    @field_validator("group", "client_id")
+    @field_validator("group", "client_id", "member")
     @classmethod
     def _name_is_allowed(cls, value: str | None) -> str | None:
         if value is not None and not is_name(value):
@@ -396,6 +408,11 @@ class ClaimerResource(CheckedResource):
         connections = {"connection": self.connection, "coordination_connection": self.coordination_connection}
         _check_secrets(type(self).__name__, connections)
         return super().get_resource_definition()
+
+    @property
+    def member_session_ms(self) -> int:
+        """The member's session time-out, in milliseconds."""
+        return round(self.member_session_s * 1_000)
 
     @property
     def settings(self) -> Settings:
@@ -466,7 +483,7 @@ class ClaimerResource(CheckedResource):
         """
         from marshal_dagster.coordination.kafka_log import KafkaLog
 
-        connection = self._coordination()
+        connection = self.coordination()
         deadline_s = time.monotonic() + connection.timeout_s
         # A producer for a long interval would wait beyond a sensor's tick.
         interval_ms = min(self.settings.heartbeat_interval_ms, round(2_000 * connection.timeout_s))
@@ -502,7 +519,7 @@ class ClaimerResource(CheckedResource):
         from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
         from marshal_dagster.coordination.rationalizer import Rationalizer
 
-        connection, topic = self._coordination(), self.coordination_topic
+        connection, topic = self.coordination(), self.coordination_topic
         log, snapshots = KafkaLog(connection, topic, interval_ms), kafka_snapshots(connection, topic)
         return Rationalizer(log, timeout_s=connection.timeout_s, snapshots=snapshots)
 
@@ -511,7 +528,7 @@ class ClaimerResource(CheckedResource):
 
         Raises `RightMissing` naming what is missing, `ConfigurationError`, `TopicMissing`, `UnavailableError`.
         """
-        _require_rights(self._coordination(), self.coordination_topic, to_write=True)
+        _require_rights(self.coordination(), self.coordination_topic, to_write=True)
 
     def open_data(self) -> "Topics":
         """Open what asks the cluster of the data topics; who opens it closes it. Raises `ConfigurationError`."""
@@ -535,9 +552,9 @@ class ClaimerResource(CheckedResource):
         """
         from marshal_dagster.coordination.registry import shared_rationalizer
 
-        reader = shared_rationalizer(self._coordination(), self.coordination_topic)
+        reader = shared_rationalizer(self.coordination(), self.coordination_topic)
         with reader.lock:
-            yield _caught_up(reader, self._coordination())
+            yield _caught_up(reader, self.coordination())
 
     def _revoke_held(self, log: "CoordinationLog", work: "_Revoking") -> None:
         """Append revocations for what the run holds now, and look what became of them."""
@@ -561,9 +578,9 @@ class ClaimerResource(CheckedResource):
         """
         from marshal_dagster.coordination.registry import shared_rationalizer
 
-        reader = shared_rationalizer(self._coordination(), self.coordination_topic)
+        reader = shared_rationalizer(self.coordination(), self.coordination_topic)
         with reader.lock:
-            keys = _caught_up(reader, self._coordination()).keys()
+            keys = _caught_up(reader, self.coordination()).keys()
             held = {
                 place: held
                 for name, place, _, key in keys
@@ -590,7 +607,8 @@ class ClaimerResource(CheckedResource):
             for (topic, partition), kind, epoch in _epochs(held)
         ]
 
-    def _coordination(self) -> KafkaConnection:
+    def coordination(self) -> KafkaConnection:
+        """Give the connection to the cluster of the coordination topic. Raises `ConfigurationError`."""
         if self.coordination_connection is not None:
             return self.coordination_connection.to_connection("coordination_connection")
         return self.connection.to_connection("connection")
@@ -612,7 +630,7 @@ class ClaimerResource(CheckedResource):
         from marshal_dagster.delivery import Delivery
         from marshal_dagster.kafka.topics import Topics
 
-        data, coordination = self.connection.to_connection("connection"), self._coordination()
+        data, coordination = self.connection.to_connection("connection"), self.coordination()
         log = KafkaLog(coordination, self.coordination_topic, self.settings.heartbeat_interval_ms)
         topics = Topics(data)
         delivery = Delivery(
@@ -630,8 +648,26 @@ class ClaimerResource(CheckedResource):
             snapshots=kafka_snapshots(coordination, self.coordination_topic),
         )
         at_end(delivery.close)
+        delivery.advise = self._advise()
         self._check_coordination_topic(coordination, topics if coordination == data else None)
         return delivery
+
+    def _advise(self) -> "Advise | None":
+        """Give what tells batches what is this member's."""
+        if self.member is None:
+            return None
+        from marshal_dagster.coordinator.advising import Adviser
+        from marshal_dagster.coordinator.wire import CoordinatorTopics
+        from marshal_dagster.delivery import Advice
+
+        topics = CoordinatorTopics(self.coordinator_topic)
+        adviser = Adviser(self.coordination(), topics, self.group, self.member, self.member_session_ms)
+
+        def advise(topic: str) -> Advice | None:
+            portion = adviser.portion(topic)
+            return None if portion is None else Advice(portion.partitions, portion.text)
+
+        return advise
 
     def _check_coordination_topic(self, coordination: KafkaConnection, topics: "Topics | None") -> None:
         """Refuse one that this user may not write, or with dangerous settings, unless told to accept these."""

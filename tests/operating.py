@@ -1,7 +1,7 @@
 """What tests of an operator's commands stand on: a group in memory, and a data topic that is none."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -76,6 +76,17 @@ def site_now() -> Site:
     return Site(ManualClock(time.time_ns() // 1_000_000))
 
 
+class Nobodys:
+    """Assignments of a cluster without a coordinator."""
+
+    def of(self, _: Collection[str]) -> dict[str, dict[tuple[str, int], str]]:
+        """Give none."""
+        return {}
+
+
+NOBODYS = Nobodys()
+
+
 def at_work_on(site: Site, monkeypatch: pytest.MonkeyPatch, *modules: object, topics: FakeTopics | None = None) -> None:
     """Have the commands in `modules` find the group and the data topic at any server."""
 
@@ -86,6 +97,8 @@ def at_work_on(site: Site, monkeypatch: pytest.MonkeyPatch, *modules: object, to
         monkeypatch.setattr(module, "open_reader", open_reader)
         if topics is not None:
             monkeypatch.setattr(module, "Topics", lambda *_, **__: topics)
+        if hasattr(module, "Assignments"):
+            monkeypatch.setattr(module, "Assignments", lambda _: NOBODYS)
 
 
 def act(capsys: pytest.CaptureFixture[str], *arguments: Any) -> Answer:  # noqa: ANN401 - words

@@ -1,10 +1,7 @@
 """`outbox harvest` and `outbox drain`: a harvester as a process of its own."""
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,14 +10,13 @@ from marshal_dagster.cli.connecting import connection_of
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.outbox import Place
+from marshal_dagster.cli.serving import attend
 from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions
 from marshal_dagster.outbox.health import HealthServer, address_of
 from marshal_dagster.outbox.holds import Limits
 
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
-_LOOK_S: Final = 0.1
 _WARNS: Final = ("outbox", "election")
 
 
@@ -61,7 +57,7 @@ def harvest(request: HarvestRequest, health: str | None) -> ExitCode:
     teller = _Teller(harvester, as_json=request.as_json)
     with telling_warnings(_WARNS, each_time=True), server as listening:
         teller.started(None if listening is None else listening.address)
-        _attend(harvester, harvester.run, teller.look)
+        attend(harvester.run, harvester.stop, teller.look)
         teller.stopped()
     return ExitCode.OK
 
@@ -70,7 +66,7 @@ def drain(request: HarvestRequest) -> ExitCode:
     """Publish what is there, and tell how much that was. Raises `MarshalError`."""
     harvester = request.harvester()
     with telling_warnings(_WARNS):
-        was_stopped = _attend(harvester, harvester.drain, lambda: None)
+        was_stopped = attend(harvester.drain, harvester.stop)
     counts = harvester.counts
     if request.as_json:
         output.write_json({"published": counts.published, "parked": counts.parked, "complete": not was_stopped})
@@ -125,44 +121,3 @@ def _server(harvester: Harvester, given: str | None) -> AbstractContextManager[H
     except ConfigurationError as error:
         raise ConfigurationError(f"--health: {error}") from None
     return HealthServer(harvester, host, port)
-
-
-def _attend(harvester: Harvester, work: Callable[[], object], look: Callable[[], None]) -> bool:
-    """Have a thread work until it is done, or a signal stops it; tell whether one did. Raises what the work does.
-
-    The handler only notes the signal: what it would call may be in the midst of the same lock. A second signal ends the
-    process as it otherwise would.
-    """
-    raised: list[BaseException] = []
-
-    def carry_out() -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
-            raised.append(error)
-
-    thread = threading.Thread(target=carry_out, name="harvester", daemon=True)
-    try:
-        with _noted_signals() as came:
-            thread.start()
-            while thread.is_alive() and not came:
-                look()
-                thread.join(_LOOK_S)
-    finally:
-        harvester.stop()
-        thread.join()
-    if raised:
-        raise raised[0]
-    return bool(came)
-
-
-@contextmanager
-def _noted_signals() -> Iterator[list[int]]:
-    """Give a list into which the signals come that would end this process; as before at the block's end."""
-    came: list[int] = []
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _SIGNALS}
-    try:
-        yield came
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import typer
 from typer.main import get_command
 
-from marshal_dagster.cli import operating, outboxes, output
+from marshal_dagster.cli import coordinators, operating, outboxes, output
 from marshal_dagster.cli.exits import HELP, ExitCode, code_of
 from marshal_dagster.cli.options import (
     DEFAULT_COORDINATION_TOPIC,
@@ -43,6 +43,7 @@ topic_app = command_group("The coordination topic: created and checked.")
 app.add_typer(operating.app)
 app.add_typer(topic_app, name="topic")
 app.add_typer(outboxes.app, name="outbox")
+app.add_typer(coordinators.app, name="coordinator")
 app.add_typer(kafka_app, name="kafka")
 
 Directory = Annotated[
@@ -128,7 +129,8 @@ def _doctor(  # noqa: PLR0917 - typer gives options by name
     epilog=HELP,
     help=help_text(
         "Show the world state that the coordination log leads to: groups, pauses, settings, and each key with its "
-        "owner, offset and plan. Freshness and lag are as of now.",
+        "owner, offset and plan. Freshness and lag are as of now. Where a coordinator leads a group, it also shows to "
+        "whom each partition is assigned.",
         "status",
         "status --group flights --topic flights --json",
     ),
@@ -157,7 +159,8 @@ def _status(  # noqa: PLR0917 - typer gives options by name
     help=help_text(
         "Watch who works on what: claims and their owners, when these were last heard of, lag, how fast positions "
         "move, paused groups. It only reads. `q` ends it, as Ctrl-C does. Where stdout is no terminal, and with --once "
-        "or --json, it looks twice, an interval apart, shows that, and ends.",
+        "or --json, it looks twice, an interval apart, shows that, and ends. Where a coordinator leads a group, it "
+        "also shows to whom each partition is assigned.",
         "top --group flights",
         "top --json --interval 10",
     ),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marshal_dagster.cli import output, survey, view
+from marshal_dagster.cli.assigned import Assignments
 from marshal_dagster.cli.connecting import (
     check_topic,
     connection_of,
@@ -46,6 +47,8 @@ def run(request: StatusRequest) -> None:
         with Topics(data_connection, client_id="marshal-dagster-status") as topics:
             data = look_at_data(topics, survey.data_places(world, wanted))
         looked = survey.survey(world, at_ms=at_ms, data=data, wanted=wanted)
+        assignments = Assignments(connection)
+        looked = survey.with_assigned(looked, assignments.of([group.name for group in looked.groups]))
         if request.as_json:
             output.write_json(_identity_json(rationalizer.identity) | survey.to_json(world, looked))
         else:

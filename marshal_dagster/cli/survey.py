@@ -5,7 +5,7 @@ the lag up to the data topics' present ends.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -72,6 +72,12 @@ class KeySurvey:
     heard: Heard | None
     lag: Lag | None
     ranges: tuple[RangeSurvey, ...] = ()
+    assigned: str | None = None
+    """The member that is to claim it, where a coordinator leads the group."""
+
+
+Assigned = Mapping[str, Mapping[Place, str]]
+"""The member of each partition, by group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +178,17 @@ def survey(
         refused=_sums(partition.refused for partition in partitions),
         wanted=wanted,
     )
+
+
+def with_assigned(looked: Survey, assigned: Assigned) -> Survey:
+    """Add to whom partitions are assigned."""
+    groups = [
+        replace(group, keys=tuple(replace(key, assigned=members.get(key.place)) for key in group.keys))
+        if (members := assigned.get(group.name))
+        else group
+        for group in looked.groups
+    ]
+    return replace(looked, groups=tuple(groups))
 
 
 def to_json(world: World, looked: Survey) -> dict[str, Any]:
@@ -338,7 +355,8 @@ def _lag(place: Place, key: Key, data: Mapping[str, DataTopicNow]) -> Lag:
 def _added(each: KeySurvey) -> dict[str, Any]:
     lag = each.lag or Lag()
     fresh = None if each.heard is None else each.heard.freshness
-    return {"freshness": fresh, "data_end": lag.end, "lag": lag.records, "lag_unknown": lag.unknown}
+    added = {"freshness": fresh, "data_end": lag.end, "lag": lag.records, "lag_unknown": lag.unknown}
+    return added if each.assigned is None else {**added, "assigned": each.assigned}
 
 
 def _settings_json(group: GroupSurvey) -> dict[str, Any]:

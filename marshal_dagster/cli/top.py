@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from marshal_dagster.cli import output, survey
+from marshal_dagster.cli.assigned import Assignments
 from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of, open_reader
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.output import Line, Table
@@ -67,6 +68,7 @@ class Looker:
     wanted: survey.Wanted
     clock: Clock
     rates: Rates
+    assignments: Assignments
 
     def look(self) -> Looked:
         """Read to the present end. Raises `MarshalError`."""
@@ -74,6 +76,7 @@ class Looker:
         at_s = self.clock.lease_ms() / _MS
         data = look_at_data(self.topics, survey.data_places(world, self.wanted))
         looked = survey.survey(world, at_ms=self.clock.wall_ms(), data=data, wanted=self.wanted)
+        looked = survey.with_assigned(looked, self.assignments.of([group.name for group in looked.groups]))
         self.rates.note(looked, at_s)
         return Looked(world, looked, self.rates)
 
@@ -90,7 +93,8 @@ def run(request: TopRequest) -> None:
         Topics(data_connection, client_id="marshal-dagster-top") as topics,
     ):
         wanted = survey.Wanted(request.group, request.topic)
-        looker = Looker(rationalizer, topics, wanted, SystemClock(), Rates())
+        assignments = Assignments(connection)
+        looker = Looker(rationalizer, topics, wanted, SystemClock(), Rates(), assignments)
         if request.once or request.as_json or not output.is_terminal():
             show_once(looker.look, request)
         else:
@@ -181,8 +185,12 @@ def page(looked: Looked, title: str = "", problem: str | None = None, lines: int
     rows = [(group, each) for group in seen.groups for each in group.keys]
     room = len(rows) if lines is None else max(_LEAST_ROWS, lines - len(head) - len(seen.groups) - 4)
     kept = rows if len(rows) <= room else sorted(rows, key=_urgency)[: room - 1]
-    table = [line for group, each in kept for line in _key_rows(group, each, looked.rates)]
-    yield Table(_KEYS, table, may_fold={"group", "partition", "owner"})
+    table = [(each.assigned, line) for group, each in kept for line in _key_rows(group, each, looked.rates)]
+    if any(member is not None for member, _ in table):
+        wider = [[*line[:2], member or output.NOTHING, *line[2:]] for member, line in table]
+        yield Table((*_KEYS[:2], "assigned to", *_KEYS[2:]), wider, may_fold={"group", "partition", "owner"})
+    else:
+        yield Table(_KEYS, [line for _, line in table], may_fold={"group", "partition", "owner"})
     if len(kept) < len(rows):
         yield f"{len(rows) - len(kept)} more, that lag less; --group and --topic narrow it down"
 

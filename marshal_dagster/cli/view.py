@@ -73,7 +73,15 @@ def _group(group: GroupSurvey, looked: Survey) -> Iterator[str | Line | Table]:
 
 def _keys(keys: tuple[KeySurvey, ...], *, with_clock: bool) -> Table:
     with_lag = any(each.lag is not None for each in keys)
-    columns = ["partition", "owner", "heard of" if with_clock else "last beat", "#offset", "#plan end"]
+    with_assigned = any(each.assigned is not None for each in keys)
+    columns = [
+        "partition",
+        *(["assigned to"] if with_assigned else []),
+        "owner",
+        "heard of" if with_clock else "last beat",
+        "#offset",
+        "#plan end",
+    ]
     columns += ["#lag"] if with_lag else []
     columns += ["#epoch", "#generation"]
     rows = [
@@ -81,7 +89,10 @@ def _keys(keys: tuple[KeySurvey, ...], *, with_clock: bool) -> Table:
         for each in keys
         for row in (_row(each, with_lag=with_lag), *(_range_row(one, each.place, with_lag) for one in each.ranges))
     ]
-    return Table(columns, rows, may_fold={"partition", "owner"})
+    if with_assigned:
+        members = [each.assigned or output.NOTHING for each in keys for _ in range(1 + len(each.ranges))]
+        rows = [[row[0], member, *row[1:]] for row, member in zip(rows, members, strict=True)]
+    return Table(columns, rows, may_fold={"partition", "owner", "assigned to"})
 
 
 def _row(each: KeySurvey, *, with_lag: bool) -> list[str | Line]:

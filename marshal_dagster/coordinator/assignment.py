@@ -4,10 +4,10 @@ The result is advice: claims in the coordination log decide who works on what.
 """
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Final
@@ -129,6 +129,8 @@ class _Balancing:
         self._loads = dict.fromkeys(self._by_id, 0)
         self._held: dict[str, dict[str, list[Place]]] = {name: defaultdict(list) for name in self._by_id}
         """What each member has, by topic, the lightest last."""
+        self._share_of_one = math.lcm(*(member.capacity for member in board.members))
+        """What a load of 1 is to a member of capacity 1: shares of all capacities are whole numbers by it."""
         self._kinds: dict[_Kind, list[Subscriber]] = defaultdict(list)
         for member in sorted(board.members, key=lambda member: member.id):
             self._kinds[_kind(member)].append(member)
@@ -142,11 +144,16 @@ class _Balancing:
     def _keep(self) -> list[Place]:
         """Leave with everybody what they had and still take; give the rest, the heaviest first."""
         homeless = []
-        for place in sorted(self._board.places, key=lambda place: (-self._weights[place], place)):
-            member = self._by_id.get(self._board.previous.get(place, ""))
-            if member is not None and place[0] in member.topics:
-                self._give(place, member)
-            elif self._subscribers[place[0]]:
+        heaviest_first = sorted(self._board.places)
+        heaviest_first.sort(key=self._weights.__getitem__, reverse=True)
+        before, by_id, held, loads, weights = self._board.previous, self._by_id, self._held, self._loads, self._weights
+        for place in heaviest_first:
+            name, topic = before.get(place, ""), place[0]
+            member = by_id.get(name)
+            if member is not None and topic in member.topics:
+                held[name][topic].append(place)
+                loads[name] += weights[place]
+            elif self._subscribers[topic]:
                 homeless.append(place)
         return homeless
 
@@ -159,6 +166,14 @@ class _Balancing:
 
     def _level(self) -> None:
         """Move from the fullest member to the emptiest that takes it, while that leaves both below the fullest."""
+        while self._level_once():
+            pass
+
+    def _level_once(self) -> bool:
+        """Do so; tell whether one had nothing to give before another gave something, and so may have now."""
+        had_nothing = is_to_be_seen_again = False
+        # Where all partitions weigh the same and all members take the same, no other can have what the fullest has not.
+        is_one_for_all = len({topics for topics, _ in self._kinds}) == len(set(self._weights.values())) == 1
         heaps = self._heaps()
         fullest = [(-self._share(member), member.id) for member in self._board.members]
         heapq.heapify(fullest)
@@ -168,8 +183,12 @@ class _Balancing:
             if -share != self._share(member):
                 continue
             found = self._better(heaps, member)
+            if found is None and is_one_for_all:
+                break
             if found is None:
+                had_nothing = True
                 continue
+            is_to_be_seen_again = had_nothing
             place, other = found
             self._held[name][place[0]].remove(place)
             self._loads[name] -= self._weights[place]
@@ -177,10 +196,11 @@ class _Balancing:
             for each in (member, other):
                 heapq.heappush(heaps[_kind(each)], (self._loads[each.id], each.id))
                 heapq.heappush(fullest, (-self._share(each), each.id))
+        return is_to_be_seen_again
 
     def _better(self, heaps: "_Heaps", member: Subscriber) -> tuple[Place, Subscriber] | None:
         """Give what of a member's would be better with which other; the heaviest for which that is so."""
-        best: tuple[Fraction, Place, Subscriber] | None = None
+        best: tuple[int, Place, Subscriber] | None = None
         share = self._share(member)
         for topic, places in self._held[member.id].items():
             for place in places:
@@ -202,24 +222,24 @@ class _Balancing:
         heapq.heappop(heaps[_kind(member)])
         return member
 
-    def _least(self, heaps: "_Heaps", topic: str, weight: int) -> tuple[Fraction, Subscriber]:
+    def _least(self, heaps: "_Heaps", topic: str, weight: int) -> tuple[int, Subscriber]:
         """Give who of those that take a topic would have the least with so much more, and how much that is.
 
         There must be one. What a heap has of older loads is thrown away.
         """
-        found: list[tuple[Fraction, str]] = []
+        found: list[tuple[int, str]] = []
         for (topics, capacity), heap in heaps.items():
             if topic not in topics:
                 continue
             while heap[0][0] != self._loads[heap[0][1]]:
                 heapq.heappop(heap)
             load, name = heap[0]
-            found.append((Fraction(load + weight, capacity), name))
+            found.append(((load + weight) * self._share_of_one // capacity, name))
         after, name = min(found)
         return after, self._by_id[name]
 
-    def _share(self, member: Subscriber) -> Fraction:
-        return Fraction(self._loads[member.id], member.capacity)
+    def _share(self, member: Subscriber) -> int:
+        return self._loads[member.id] * self._share_of_one // member.capacity
 
     def _give(self, place: Place, member: Subscriber) -> None:
         self._held[member.id][place[0]].append(place)

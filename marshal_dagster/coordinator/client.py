@@ -82,6 +82,11 @@ class CoordinatedMember:
         """Why it was refused."""
         return None if self._membership is None else self._membership.error
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, having left or because of an error."""
+        return self._thread is not None and not self._thread.is_alive()
+
     def silent_ms(self) -> float:
         """Give for how long no coordinator has been heard."""
         return 0.0 if self._membership is None else self._membership.silent_ms(self._clock.lease_ms())
@@ -137,9 +142,9 @@ class CoordinatedMember:
                 writer.close()
 
     def _turn(self, membership: Membership, reader: Reader, writer: Writer, at: int) -> int:
-        for _, offset, _, value in reader.read(_BUSY_TICK_S if self._hands.are_busy else _TICK_S):
-            at = offset + 1
-            order = parse_order(value)
+        for came in reader.read(_BUSY_TICK_S if self._hands.are_busy else _TICK_S):
+            at = came.offset + 1
+            order = parse_order(came.value)
             if order is not None:
                 self._do(membership.hear(order, self._clock.lease_ms()), writer)
         self._do(membership.tick(self._clock.lease_ms()), writer)

@@ -4,15 +4,16 @@ Times are milliseconds of a clock that never jumps. Words of members come in, or
 second coordinator orders can cost balance, never safety, which is the claims' in the coordination log.
 """
 
+import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from fnmatch import fnmatchcase
 from types import MappingProxyType
 from typing import Final, Literal
 
-from marshal_dagster.coordinator.assignment import Assignment, Board, Place, Strategy, Subscriber, moves
+from marshal_dagster.coordinator.assignment import Assignment, Board, Place, Strategy, Subscriber
 from marshal_dagster.coordinator.messages import (
     Leave,
     Order,
@@ -39,6 +40,8 @@ _ROUNDS_KEPT: Final = 32
 _REPLACED_KEPT: Final = 1_000
 _LONG: Final = 30
 """How many times the usual pause follows a rebalance that was given up."""
+_GATHER_AT_MOST: Final = 10
+"""How many times the usual while a rebalance waits for more members that come or go."""
 _AT_LEAST_MS: Final = 1_000.0
 """How long a coordinator that takes over waits for members of which the one before has left no record."""
 _ABSENT_MS: Final = 1_000.0
@@ -48,19 +51,25 @@ _IS_PATTERN: Final = re.compile(r"[A-Za-z0-9._*?-]+").fullmatch
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """How a coordinator leads its groups; times in milliseconds."""
+    """How a coordinator leads its groups; times in milliseconds.
+
+    A rebalance begins `gather_ms` after the last member came or went, and ten times that after the first at the
+    latest: those of thousands that come together are shared out to once, not one after the other.
+    """
 
     strategy: Strategy
     min_session_ms: int = 1_000
     max_failed_pings: int = 1
+    gather_ms: float = 100.0
     rebalance_backoff_ms: float = 1_000.0
     max_rebalance_retries: int = 4
 
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for values that cannot be."""
-        for name in ("min_session_ms", "max_failed_pings", "rebalance_backoff_ms", "max_rebalance_retries"):
-            if getattr(self, name) < 0:
-                raise ConfigurationError(f"{name}: {getattr(self, name)}; give 0 or more")
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, int | float) and value < 0:
+                raise ConfigurationError(f"{each.name}: {value}; give 0 or more")
 
 
 class Happening(Enum):
@@ -115,8 +124,31 @@ class _Rebalance:
     changed: frozenset[str]
     """Whose share is not what it was, or is told to a member for the first time."""
     starting: set[str] = field(default_factory=set)
-    deadlines_ms: dict[str, float] = field(default_factory=dict)
     has_begun_to_start: bool = False
+    _deadlines_ms: dict[str, float] = field(default_factory=dict)
+    _first_ms: float = math.inf
+    """No deadline is before."""
+
+    def wait_for(self, members: Mapping[str, float], now_ms: float) -> None:
+        """Wait for these members' answers, and no others', so many milliseconds each."""
+        self._deadlines_ms = {name: now_ms + wait_ms for name, wait_ms in members.items()}
+        self._first_ms = min(self._deadlines_ms.values(), default=math.inf)
+
+    def wait_longer(self, more_ms: float) -> None:
+        """Wait so much longer for each."""
+        self._deadlines_ms = {name: at_ms + more_ms for name, at_ms in self._deadlines_ms.items()}
+        self._first_ms += more_ms
+
+    def has_answered(self, member: str) -> None:
+        """Wait no more for a member."""
+        self._deadlines_ms.pop(member, None)
+
+    def late(self, now_ms: float) -> list[str]:
+        """Give the members that have not answered in time."""
+        if now_ms < self._first_ms:
+            return []
+        self._first_ms = min(self._deadlines_ms.values(), default=math.inf)
+        return [name for name, deadline_ms in self._deadlines_ms.items() if now_ms >= deadline_ms]
 
 
 class GroupCoordinator:
@@ -160,8 +192,12 @@ class GroupCoordinator:
         self._round = 0
         self._sent_ms: dict[int, float] = {}
         self._next_ping_ms = now_ms
+        self._none_dead_before_ms = math.inf
+        """No member can have failed too many pings earlier, unless another ping is sent."""
         self._turn_ms = now_ms
         self._is_due = False
+        self._gathers_from_ms: float | None = None
+        self._gathers_until_ms = now_ms
         self._not_before_ms = now_ms
         self._retries = 0
         self._rebalance: _Rebalance | None = None
@@ -185,7 +221,7 @@ class GroupCoordinator:
     # What comes in
 
     def hear(self, word: Word, now_ms: float) -> list[Order]:
-        """Take a member's word."""
+        """Take a member's word. A rebalance that it makes due begins with a `tick`, once all that came were heard."""
         self._excuse(now_ms)
         if word.epoch > self.epoch:
             self._tell(Happening.SUPERSEDED)
@@ -200,7 +236,7 @@ class GroupCoordinator:
             return [self._answer(word.member, word.tenure, error)]
         if isinstance(word, Leave):
             self._remove([word.member], Happening.LEFT, now_ms)
-            return self._go_on(now_ms)
+            return []
         if word.epoch < self.epoch:
             return []
         match word:
@@ -211,7 +247,7 @@ class GroupCoordinator:
             case Stopped():
                 return self._stopped(word, now_ms)
             case Started():
-                return self._started(word, now_ms)
+                return self._started(word)
 
     def topics_are(self, topics: Mapping[str, int], now_ms: float) -> list[Order]:
         """Take how many partitions each topic has."""
@@ -257,11 +293,13 @@ class GroupCoordinator:
         is_same = before is not None and _interests(before.registration) == _interests(word) and places == had
         if before is None:
             self._tell(Happening.JOINED, word.member)
-        if not is_known or not is_same or not is_as_said:
+        if before is None and not places and self._rebalance is not None:
+            self._gather(now_ms)
+        elif not is_known or not is_same or not is_as_said:
             self._make_due(now_ms)
         if before is not None and before.tenure != word.tenure:
             self._replace(before.tenure)
-        return [self._answer(word.member, word.tenure, None), *self._go_on(now_ms)]
+        return [self._answer(word.member, word.tenure, None)]
 
     def _why_not(self, word: Register) -> Refusal | None:
         if word.session_timeout_ms < self._rules.min_session_ms:
@@ -291,21 +329,23 @@ class GroupCoordinator:
         return frozenset(place for place in told if self._owner.get(place, word.member) == word.member)
 
     def _fail_silent(self, now_ms: float) -> None:
-        dead = [name for name, member in self._members.items() if self._is_dead(member, now_ms)]
-        if not dead:
+        if now_ms < self._none_dead_before_ms:
             return
+        dead = [name for name, member in self._members.items() if now_ms >= self._dies_ms(member)]
         if len(dead) == len(self._members) > 1:
             # Rather it is the coordinator who hears nothing: those who come back find what they had.
             self._kept |= {name: self._start(name) for name in dead}
             self._recovers_until_ms = now_ms + max(self._members[name].session_ms for name in dead)
-        self._remove(dead, Happening.FAILED, now_ms)
+        if dead:
+            self._remove(dead, Happening.FAILED, now_ms)
+        self._none_dead_before_ms = min(map(self._dies_ms, self._members.values()), default=math.inf)
 
-    def _is_dead(self, member: _Member, now_ms: float) -> bool:
-        """Tell whether a member has failed more pings than it may: each counts as failed after 2/3 of its session."""
+    def _dies_ms(self, member: _Member) -> float:
+        """Give when a member has failed more pings than it may: each counts as failed after 2/3 of its session."""
         if member.unanswered_ms is None:
-            return False
+            return math.inf
         thirds = 2 + self._rules.max_failed_pings
-        return now_ms - member.unanswered_ms >= member.session_ms * thirds / 3
+        return member.unanswered_ms + member.session_ms * thirds / 3
 
     def _remove(self, names: Iterable[str], happening: Happening, now_ms: float) -> None:
         for name in names:
@@ -321,6 +361,7 @@ class GroupCoordinator:
         for member in self._members.values():
             if member.unanswered_ms is None:
                 member.unanswered_ms = now_ms
+        self._none_dead_before_ms = min(map(self._dies_ms, self._members.values()), default=math.inf)
         sessions_ms = [member.session_ms for member in self._members.values()]
         self._next_ping_ms = now_ms + min(sessions_ms, default=self._rules.min_session_ms) / 3
         unanswered = [each.unanswered_ms for each in self._members.values() if each.unanswered_ms is not None]
@@ -334,15 +375,24 @@ class GroupCoordinator:
         """Do what is due of a rebalance."""
         rebalance = self._rebalance
         if rebalance is not None:
-            late = [name for name, deadline_ms in rebalance.deadlines_ms.items() if now_ms >= deadline_ms]
+            late = rebalance.late(now_ms)
             if not late:
                 return []
             self._retry(late, now_ms)
         if not self._is_due or not self._knows_topics:
             return []
-        if now_ms < self._not_before_ms or self._is_recovering(now_ms):
+        if now_ms < max(self._not_before_ms, self._gathers_until_ms) or self._is_recovering(now_ms):
             return []
         return self._begin(now_ms)
+
+    def _gather(self, now_ms: float) -> None:
+        """Have the work shared out anew, with those that come or go together with this one."""
+        self._is_due = True
+        self._retries = 0
+        if self._gathers_from_ms is None:
+            self._gathers_from_ms = now_ms
+        longest_ms = _GATHER_AT_MOST * self._rules.gather_ms
+        self._gathers_until_ms = min(now_ms + self._rules.gather_ms, self._gathers_from_ms + longest_ms)
 
     def _is_recovering(self, now_ms: float) -> bool:
         return now_ms < (self._recovers_until_ms if self._kept else self._waits_until_ms)
@@ -350,6 +400,7 @@ class GroupCoordinator:
     def _begin(self, now_ms: float) -> list[Order]:
         """Work out who is to have what; tell those to stop who give something up."""
         self._is_due = False
+        self._gathers_from_ms = None
         self._kept = {}
         for name in sorted(self._unheard):
             self._tell(Happening.FAILED, name)
@@ -357,7 +408,7 @@ class GroupCoordinator:
         before: Assignment = dict(self._owner)
         target = self._target(before)
         after = {place: name for name, places in target.items() for place in places}
-        changed = moves(before, after)
+        moved = sum(before.get(place) != name for place, name in after.items()) + len(before.keys() - after.keys())
         shares = frozenset(
             name for name, member in self._members.items() if member.places != target[name] or not member.is_told
         )
@@ -366,12 +417,12 @@ class GroupCoordinator:
             return []
         self._generation += 1
         stopping = {name: lost for name, member in self._members.items() if (lost := member.places - target[name])}
-        self._rebalance = _Rebalance(target, stopping, len(changed), shares)
-        self._rebalance.deadlines_ms = {name: now_ms + self._members[name].session_ms * 2 / 3 for name in stopping}
-        for name in stopping:
-            self._members[name].is_told = False
+        self._rebalance = _Rebalance(target, stopping, moved, shares)
         if not stopping:
             return self._start_all(now_ms)
+        self._rebalance.wait_for(self._answers_within_ms(stopping), now_ms)
+        for name in stopping:
+            self._members[name].is_told = False
         return [
             StopFetcher(
                 group=self.group,
@@ -388,11 +439,10 @@ class GroupCoordinator:
         rebalance = self._rebalance
         if rebalance is None and word.generation == self._generation:
             self._not_before_ms = now_ms
-            return self._go_on(now_ms)
         if rebalance is None or rebalance.has_begun_to_start or word.generation != self._generation:
             return []
         lost = rebalance.stopping.pop(word.member, frozenset())
-        rebalance.deadlines_ms.pop(word.member, None)
+        rebalance.has_answered(word.member)
         self._has(word.member, self._members[word.member].places - lost)
         return [] if rebalance.stopping else self._start_all(now_ms)
 
@@ -401,7 +451,7 @@ class GroupCoordinator:
         assert rebalance is not None  # noqa: S101 - it calls this
         rebalance.has_begun_to_start = True
         rebalance.starting = set(rebalance.changed)
-        rebalance.deadlines_ms = {name: now_ms + self._members[name].session_ms * 2 / 3 for name in rebalance.starting}
+        rebalance.wait_for(self._answers_within_ms(rebalance.starting), now_ms)
         for name in rebalance.starting:
             self._has(name, rebalance.target[name])
             self._members[name].is_told = False
@@ -409,16 +459,19 @@ class GroupCoordinator:
         self._end_if_done()
         return orders
 
-    def _started(self, word: Started, now_ms: float) -> list[Order]:
+    def _started(self, word: Started) -> list[Order]:
         rebalance = self._rebalance
         if rebalance is None or word.generation != self._generation:
             return []
         if word.member in rebalance.starting:
             rebalance.starting.remove(word.member)
             self._members[word.member].is_told = True
-        rebalance.deadlines_ms.pop(word.member, None)
+        rebalance.has_answered(word.member)
         self._end_if_done()
-        return self._go_on(now_ms)
+        return []
+
+    def _answers_within_ms(self, members: Iterable[str]) -> dict[str, float]:
+        return {name: self._members[name].session_ms * 2 / 3 for name in members}
 
     def _end_if_done(self) -> None:
         rebalance = self._rebalance
@@ -442,11 +495,10 @@ class GroupCoordinator:
         self._not_before_ms = now_ms + self._rules.rebalance_backoff_ms
 
     def _make_due(self, now_ms: float) -> None:
-        """Give up what is under way, and have it worked out anew at once: who there is has changed, or who has what."""
+        """Give up what is under way, and have it worked out anew soon: who there is has changed, or who has what."""
         self._rebalance = None
-        self._is_due = True
-        self._retries = 0
         self._not_before_ms = now_ms
+        self._gather(now_ms)
 
     def _excuse(self, now_ms: float) -> None:
         """Hold against nobody what was not heard while this process had no turn."""
@@ -459,8 +511,7 @@ class GroupCoordinator:
                 member.unanswered_ms += away_ms
         self._recovers_until_ms += away_ms
         if self._rebalance is not None:
-            late = self._rebalance.deadlines_ms
-            self._rebalance.deadlines_ms = {name: at_ms + away_ms for name, at_ms in late.items()}
+            self._rebalance.wait_longer(away_ms)
 
     # Who has what
 
@@ -479,15 +530,13 @@ class GroupCoordinator:
             for name, member in self._members.items()
         ]
         wanted = {topic for each in subscribers for topic in each.topics}
-        places = {
-            (topic, number): self._weights.get((topic, number), 1.0)
-            for topic in wanted
-            for number in range(self._topics.get(topic, 0))
-        }
+        numbered = ((topic, number) for topic in wanted for number in range(self._topics.get(topic, 0)))
+        places = dict.fromkeys(numbered, 1.0)
+        places |= {place: weight for place, weight in self._weights.items() if place in places}
         found = self._rules.strategy(Board(places, subscribers, before))
-        shares: dict[str, set[Place]] = {name: set() for name in self._members}
+        shares: dict[str, list[Place]] = {name: [] for name in self._members}
         for place, name in found.items():
-            shares[name].add(place)
+            shares[name].append(place)
         return {name: frozenset(share) for name, share in shares.items()}
 
     def _wanted(self, registration: Register) -> Iterable[str]:

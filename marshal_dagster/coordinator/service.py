@@ -3,7 +3,7 @@
 import logging
 import queue
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
@@ -26,6 +26,12 @@ _TICK_S: Final = 0.05
 _LOOK_AT_TOPICS_MS: Final = 5_000.0
 _AGAIN_AFTER_S: Final = 0.5
 _HELPERS: Final = 4
+LookAtTopics = Callable[[], Mapping[str, int]]
+"""Gives how many partitions each topic has; may raise `UnavailableError`."""
+
+Listener = Callable[[str, Event], None]
+"""Told what happens, with the group's name, in the coordinator's thread."""
+
 _GONE: Final = frozenset({Happening.LEFT, Happening.FAILED})
 
 
@@ -64,12 +70,17 @@ class Coordinator:
         topics: CoordinatorTopics | None = None,
         options: CoordinatorOptions | None = None,
         clock: Clock | None = None,
+        *,
+        look: LookAtTopics | None = None,
+        listener: Listener | None = None,
     ) -> None:
-        """Connect to nothing yet."""
+        """Connect to nothing yet. `look` tells which topics there are, by default the brokers."""
         self._connection = connection
         self._topics = topics or CoordinatorTopics()
         self._options = options or CoordinatorOptions()
         self._clock = clock or SystemClock()
+        self._look = look or self._ask_brokers
+        self._listener = listener
         self._stop = threading.Event()
         self._elections: queue.SimpleQueue[tuple[int, ElectionEvent]] = queue.SimpleQueue()
         self._shards: dict[int, _Shard] = {}
@@ -77,7 +88,7 @@ class Coordinator:
         """Partitions in which a term has begun that is not led yet: what was told before is still being read."""
         self._known: Mapping[str, int] | None = None
         """How many partitions each topic has, once that was looked up."""
-        self._look: Future[Mapping[str, int]] | None = None
+        self._looking: Future[Mapping[str, int]] | None = None
         self._next_look_ms = 0.0
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
 
@@ -112,7 +123,7 @@ class Coordinator:
                     self._lead_with(Writer(self._connection, self._topics, partitions), elector, reader)
         finally:
             self._helpers.shutdown(wait=False, cancel_futures=True)
-            self._shards, self._beginning, self._look = {}, {}, None
+            self._shards, self._beginning, self._looking = {}, {}, None
             reader.close()
 
     def _lead_with(self, writer: Writer, elector: Elector, reader: Reader) -> None:
@@ -133,14 +144,13 @@ class Coordinator:
             self._stop.wait(_TICK_S)
             return
         self._look_at_topics()
-        for partition, _, _, value in reader.read(_TICK_S):
-            shard, word = self._shards.get(partition), parse_word(value)
+        for came in reader.read(_TICK_S):
+            shard, word = self._shards.get(came.partition), parse_word(came.value)
             if shard is None or word is None:
                 continue
             if word.group not in shard.groups:
                 shard.groups[word.group] = self._group(word.group, shard.term, ())
-            group = shard.groups[word.group]
-            self._write(writer, [*self._tell_topics(group), *group.hear(word, self._now_ms)])
+            self._write(writer, shard.groups[word.group].hear(word, self._now_ms))
         for partition, shard in list(self._shards.items()):
             if not elector.leads(shard.term, partition):
                 del self._shards[partition]
@@ -171,10 +181,9 @@ class Coordinator:
     def _read(self, partition: int) -> tuple[_Shares, int]:
         """Read what coordinators before have told members; give the end of what members have said, from before that."""
         end = end_of(self._connection, self._topics.words, partition)
-        kept, _ = read_all(self._connection, self._topics.orders, partition)
         shares: dict[str, list[StartFetcher]] = {}
-        for value in kept.values():
-            order = parse_order(value)
+        for came in read_all(self._connection, self._topics.orders, partition):
+            order = parse_order(came.value)
             if isinstance(order, StartFetcher):
                 shares.setdefault(order.group, []).append(order)
         return shares, end
@@ -206,18 +215,18 @@ class Coordinator:
 
     def _look_at_topics(self) -> None:
         """Look, now and then and in the background, which topics there are with how many partitions."""
-        look = self._look
-        if look is not None and look.done():
-            self._look = None
+        looking = self._looking
+        if looking is not None and looking.done():
+            self._looking = None
             try:
-                self._known = look.result()
+                self._known = looking.result()
             except MarshalError as error:
                 logger.warning("the topics could not be looked up: %s", error)
-        if self._look is None and self._now_ms >= self._next_look_ms:
+        if self._looking is None and self._now_ms >= self._next_look_ms:
             self._next_look_ms = self._now_ms + _LOOK_AT_TOPICS_MS
-            self._look = self._helpers.submit(self._topics_now)
+            self._looking = self._helpers.submit(self._look)
 
-    def _topics_now(self) -> Mapping[str, int]:
+    def _ask_brokers(self) -> Mapping[str, int]:
         with Topics(self._connection) as topics:
             return topics.partition_counts()
 
@@ -239,6 +248,8 @@ class Coordinator:
                 ", ".join(event.members),
                 f" ({event.moved} partitions changed hands)" if event.moved else "",
             )
+            if self._listener is not None:
+                self._listener(group, event)
             if event.happening in _GONE:
                 for member in event.members:
                     writer.forget(group, member)

@@ -4,7 +4,7 @@ import hashlib
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
@@ -24,6 +24,7 @@ DEFAULT_PARTITIONS: Final = 8
 _SAFE_COPIES: Final = 3
 _BATCH: Final = 10_000
 _DELIVERY_MS: Final = 5_000
+_TO_A_MEMBER: Final = ("registered", "stop", "start")
 CLIENT_FAILURES: Final = (UnavailableError, KafkaException, SystemError)
 """What a client that is of no more use raises; the last, by a fatal error amid callbacks."""
 _OUTSIDE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
@@ -71,13 +72,23 @@ class CoordinatorTopics:
             with Topics(connection) as topics:
                 return len(topics.describe(self.words).partitions)
         except TopicMissing as error:
-            raise TopicMissing(f"{error}; `CoordinatorTopics.create` makes the coordinator's topics") from None
+            raise TopicMissing(f"{error}; `marshal-dagster coordinator init` makes the coordinator's topics") from None
 
 
 def partition_of(group: str, partitions: int) -> int:
     """Give the partition that a group's records are in."""
     digest = hashlib.md5(group.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], "little") % partitions
+
+
+class Came(NamedTuple):
+    """A record that was read; `at_ms` is the broker's time or its writer's, in unix milliseconds."""
+
+    partition: int
+    offset: int
+    key: bytes
+    value: bytes | None
+    at_ms: int
 
 
 class Reader:
@@ -106,14 +117,15 @@ class Reader:
         for number in gone:
             self.ends.pop(number, None)
 
-    def read(self, timeout_s: float) -> Iterator[tuple[int, int, bytes | None, bytes | None]]:
-        """Give what has come, as partition, offset, key and value, within `timeout_s` seconds."""
+    def read(self, timeout_s: float) -> Iterator[Came]:
+        """Give what has come within `timeout_s` seconds."""
         first = self._consumer.consume(1, timeout_s)
         messages: list[Any] = [*first, *self._consumer.consume(_BATCH, 0)] if first else []
         for message in messages:
             error = message.error()
             if error is None:
-                yield message.partition(), message.offset(), message.key(), message.value()
+                _, at_ms = message.timestamp()
+                yield Came(message.partition(), message.offset(), message.key() or b"", message.value(), at_ms)
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                 self.ends[message.partition()] = message.offset()
             elif error.code() in _OUTSIDE:
@@ -146,8 +158,8 @@ class Writer:
         self._write(self._topics.orders, order.group, order_key(order.group, order.member, order.kind), render(order))
 
     def forget(self, group: str, member: str) -> None:
-        """Strike all that a member was told: what it is to work on, and what else would stay for ever."""
-        for kind in ("start", "stop", "registered"):
+        """Strike what a member was told, so that nothing of it is kept for ever."""
+        for kind in _TO_A_MEMBER:
             self._write(self._topics.orders, group, order_key(group, member, kind), None)
 
     def poll(self) -> None:
@@ -179,14 +191,14 @@ def end_of(connection: KafkaConnection, topic: str, partition: int) -> int:
         return topics.offsets(topic, [partition], committed_only=False)[partition].end
 
 
-def read_all(connection: KafkaConnection, topic: str, partition: int) -> tuple[dict[bytes, bytes], int]:
-    """Read a partition up to its present end; give the newest value of each key, and the end.
+def read_all(connection: KafkaConnection, topic: str, partition: int) -> list[Came]:
+    """Read a partition up to its present end; give the newest record of each key, in the order of offsets.
 
     Raises `UnavailableError`, `TopicMissing`.
     """
     with Topics(connection) as topics:
         at = topics.offsets(topic, [partition], committed_only=False)[partition]
-    found: dict[bytes, bytes] = {}
+    found: dict[bytes, Came] = {}
     reader = Reader(connection, topic)
     try:
         reader.follow({partition: at.start})
@@ -194,10 +206,10 @@ def read_all(connection: KafkaConnection, topic: str, partition: int) -> tuple[d
             _read_up_to(reader, partition, at.end, found, connection.timeout_s)
     finally:
         reader.close()
-    return found, at.end
+    return sorted((each for each in found.values() if each.value is not None), key=lambda each: each.offset)
 
 
-def _read_up_to(reader: Reader, partition: int, end: int, found: dict[bytes, bytes], timeout_s: float) -> None:
+def _read_up_to(reader: Reader, partition: int, end: int, found: dict[bytes, Came], timeout_s: float) -> None:
     """Read up to `end`, be the last offsets before it a transaction's marks or compacted away."""
     quiet_s, position = 0.0, 0
     while max(position, reader.ends.get(partition, 0)) < end:
@@ -205,9 +217,6 @@ def _read_up_to(reader: Reader, partition: int, end: int, found: dict[bytes, byt
         quiet_s = 0.0 if came else quiet_s + 0.1
         if quiet_s > timeout_s:
             raise UnavailableError(f"the coordinator's orders were not read up to {end} within {timeout_s:g} s")
-        for _, offset, key, value in came:
-            position = max(position, offset + 1)
-            if value is None:
-                found.pop(key or b"", None)
-            else:
-                found[key or b""] = value
+        for each in came:
+            position = max(position, each.offset + 1)
+            found[each.key] = each

@@ -9,6 +9,8 @@ from marshal_dagster.delivery.batch import ClaimedBatch, parent_ended
 from marshal_dagster.delivery.delivery import Delivery
 from marshal_dagster.delivery.requests import (
     DEFAULT_MAX_ATTEMPTS,
+    Advice,
+    Advise,
     BatchObserver,
     BatchRequest,
     Idle,
@@ -20,6 +22,8 @@ from marshal_dagster.delivery.requests import (
 
 __all__ = [
     "DEFAULT_MAX_ATTEMPTS",
+    "Advice",
+    "Advise",
     "BatchObserver",
     "BatchRequest",
     "ClaimedBatch",

@@ -14,7 +14,7 @@ from marshal_dagster.coordination.heartbeats import Heartbeats, ReasonToStop
 from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
 from marshal_dagster.delivery.ground import Ground
 from marshal_dagster.delivery.ranged import RangeClaims
-from marshal_dagster.delivery.requests import Idle, PartitionReport, Phases
+from marshal_dagster.delivery.requests import Advice, Idle, IdleReason, PartitionReport, Phases
 from marshal_dagster.delivery.whole import WholeClaims
 from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError, MarshalError, PlanRejected
 from marshal_dagster.protocol.messages import DeliveryMode
@@ -57,6 +57,8 @@ class ClaimedBatch:
         self.request = ground.request
         self.skipped: tuple[ClaimedRange, ...] = ()
         self.idle: Idle | None = None
+        self.advice: Advice | None = None
+        """What it was advised to claim."""
         self.phases = Phases()
         self.outcome: WriteOutcome | None = None
         self.committed = False
@@ -261,7 +263,12 @@ class ClaimedBatch:
         if paused_until_s is not None:
             self.idle = self._ground.paused(paused_until_s)
             return
-        wanted = self._choose_claims(self._ground.wanted())
+        self.advice = advice = self._ask_advice()
+        allowed = [n for n in self._ground.wanted() if advice is None or n in advice.partitions]
+        if advice is not None and not allowed:
+            self.idle = Idle(IdleReason.NOT_ASSIGNED, advice.text)
+            return
+        wanted = self._choose_claims(allowed)
         self._to_do = self._claims.take(wanted)
         if self._only_positions:
             self._to_do, self.idle = (), self._ground.drained()
@@ -269,7 +276,15 @@ class ClaimedBatch:
         self._plan()
         self._ask_sink()
         if self.idle is None and not self.all_ranges:
-            self.idle = self._claims.why_idle(wanted)
+            idle = self._claims.why_idle(wanted)
+            self.idle = idle if advice is None else replace(idle, text=f"{idle.text}; {advice.text}")
+
+    def _ask_advice(self) -> Advice | None:
+        """Ask which partitions to claim, unless the request says it."""
+        advise, request = self._delivery.advise, self.request
+        if advise is None or request.partitions is not None or request.entire_topic:
+            return None
+        return advise(request.topic)
 
     def _choose_claims(self, wanted: list[int]) -> list[int]:
         """Say which of `wanted` to claim, and set how: by ranges unless some are to be finished whole first."""

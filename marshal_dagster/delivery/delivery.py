@@ -16,7 +16,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.delivery.batch import ClaimedBatch
 from marshal_dagster.delivery.ground import Ground
-from marshal_dagster.delivery.requests import BatchObserver, BatchRequest
+from marshal_dagster.delivery.requests import Advise, BatchObserver, BatchRequest
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.placement import coordination_partition
@@ -46,7 +46,8 @@ class Delivery:
     `run_id` is put in front of each instance id, `client` is for people. `is_dead` tells of an owner that its run is
     over; `reasons_to_stop` are asked before each heartbeat. `data` are the data cluster's topics; its `connection` is
     handed to Spark. Where the log is long it is read on from one of `snapshots`, which are renewed at the end.
-    `observer` is told what records and batches came to.
+    `observer` is told what records and batches came to. `advise` limits batches that name no partitions and do not take
+    the entire topic.
     """
 
     log: CoordinationLog
@@ -63,6 +64,7 @@ class Delivery:
     timeout_s: float = 10.0
     snapshots: Snapshots | None = None
     observer: BatchObserver | None = None
+    advise: Advise | None = None
     _followed: Rationalizer | None = None
 
     def __post_init__(self) -> None:

@@ -1,5 +1,6 @@
 """What is asked of a batch, and what it tells."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, Protocol
@@ -22,6 +23,7 @@ class IdleReason(StrEnum):
     HELD = "held"
     DRAINED = "drained"
     GIVEN_UP = "given_up"
+    NOT_ASSIGNED = "not_assigned"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,18 @@ class Idle:
     reason: IdleReason
     text: str
     stale_in_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Which partitions of a topic a process should claim now, and why; claims alone decide who holds them."""
+
+    partitions: frozenset[int]
+    text: str
+
+
+Advise = Callable[[str], Advice | None]
+"""Asked for a topic at the beginning of each batch; None leaves it all that is free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +78,12 @@ class RangeOptions:
 class BatchRequest:
     """What one batch should take.
 
-    `partitions` limits it to those (all by default), `max_records` bounds the offsets of all its ranges together,
-    `max_claims` how many partitions it holds; `entire_topic` takes all partitions or none. `start` is for a group that
-    claims the topic for the first time. A plan with `max_attempts` attempts is left alone unless `one_more_attempt`.
-    `accept_data_loss` lets a batch go on where retention deleted messages unread (at least once does so by default);
-    `accept_new_log` lets it go on where Kafka knows an offset of the group and the coordination log does not. `ranges`
-    says how ranges are claimed, in groups that do.
+    `partitions` limits it to those (by default all, or those that the process is advised to claim), `max_records`
+    bounds the offsets of all its ranges together, `max_claims` how many partitions it holds; `entire_topic` takes all
+    partitions or none. `start` is for a group that claims the topic for the first time. A plan with `max_attempts`
+    attempts is left alone unless `one_more_attempt`. `accept_data_loss` lets a batch go on where retention deleted
+    messages unread (at least once does so by default); `accept_new_log` lets it go on where Kafka knows an offset of
+    the group and the coordination log does not. `ranges` says how ranges are claimed, in groups that do.
     """
 
     topic: str

@@ -18,6 +18,7 @@ class Outcome(StrEnum):
     HELD = "held"
     DRAINED = "drained"
     GIVEN_UP = "given_up"
+    NOT_ASSIGNED = "not_assigned"
     TOPIC_MISSING = "topic_missing"
 
 

@@ -325,6 +325,7 @@ class BatchWork:
                 "group": self.claimer.group,
                 "topic": self.spec.topic,
                 **({} if batch.outcome is None or batch.outcome.note is None else {"output": batch.outcome.note}),
+                **({} if batch.advice is None else {"assigned": batch.advice.text}),
             },
         )
         if not self.keeps_last:

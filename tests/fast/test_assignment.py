@@ -4,7 +4,7 @@ from collections import Counter
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from marshal_dagster.coordinator.assignment import (
@@ -54,7 +54,7 @@ def spread(found: Assignment, of: Board) -> list[Fraction]:
 
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 @given(of=boards())
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_each_partition_goes_to_one_who_takes_it(strategy: object, of: Board) -> None:
     """None is left out that anybody subscribes to, and none goes to who does not; twice the same gives the same."""
     assert callable(strategy)
@@ -66,8 +66,17 @@ def test_each_partition_goes_to_one_who_takes_it(strategy: object, of: Board) ->
     assert sticky_assignment(Board(of.places, of.members[::-1], of.previous)) == sticky_assignment(of)
 
 
+BOTH = frozenset({"orders", "payments"})
+NOTHING_AT_FIRST = Board(
+    {**{("payments", number): 1.0 for number in range(7)}, ("orders", 0): 1.0},
+    [Subscriber("a", frozenset({"orders"})), Subscriber("b", BOTH), Subscriber("c", BOTH, 2)],
+)
+"""The fullest has nothing to give until another has given something."""
+
+
 @given(of=boards())
-@settings(max_examples=60)
+@example(of=NOTHING_AT_FIRST)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_no_move_would_make_the_sticky_spread_more_even(of: Board) -> None:
     """Whoever has more, by its capacity, than another would have with one more, has nothing that the other takes."""
     found = sticky_assignment(of)

@@ -5,7 +5,18 @@ from collections.abc import Iterable
 import pytest
 
 from marshal_dagster.cli import output, view
-from marshal_dagster.cli.survey import DataTopicNow, Lag, NoLag, Survey, Wanted, data_places, listed, survey, to_json
+from marshal_dagster.cli.survey import (
+    DataTopicNow,
+    Lag,
+    NoLag,
+    Survey,
+    Wanted,
+    data_places,
+    listed,
+    survey,
+    to_json,
+    with_assigned,
+)
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -101,6 +112,20 @@ def test_a_stored_log_has_no_freshness(log: Log) -> None:
     assert key.heard is not None
     assert key.heard.freshness is None
     assert "1970-01-01 00:00:01.000Z" in text(looked)
+
+
+def test_it_is_told_to_whom_a_partition_is_assigned(log: Log) -> None:
+    """In a column of its own, and in JSON; nothing is said where no coordinator leads the group."""
+    topic = DataTopic(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1, topic_id=TOPIC_ID)
+    log.add(topic, 1_000)
+    looked = survey(log.world, at_ms=1_000)
+    led = with_assigned(looked, {"g": {("orders", 0): "east"}, "other": {}})
+
+    assert "assigned to" not in text(looked)
+    assert "assigned" not in to_json(log.world, looked)["groups"]["g"]["partitions"][0]
+    assert "assigned to" in text(led)
+    assert "east" in text(led)
+    assert to_json(log.world, led)["groups"]["g"]["partitions"][0]["assigned"] == "east"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from marshal_dagster.errors import LogChanged, UnavailableError
 from tests.cli import REPOSITORY, environ
 from tests.faulty_log import FaultyLog
 from tests.members import GROUP, HI_MS, RANGES, TOPIC, TOPIC_ID, Site
-from tests.operating import END, FakeTopics, act, at_work_on, site_now
+from tests.operating import END, NOBODYS, FakeTopics, act, at_work_on, site_now
 
 TOPICS = FakeTopics(partitions=tuple(range(5)))
 
@@ -35,7 +35,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 def looker(site: Site, log: FaultyLog | None = None, wanted: survey.Wanted = survey.EVERYTHING) -> Looker:
     """Give who looks at it."""
     rationalizer = Rationalizer(log or site.log(), clock=site.clock)
-    return Looker(rationalizer, TOPICS, wanted, site.clock, Rates())  # type: ignore[arg-type]
+    return Looker(rationalizer, TOPICS, wanted, site.clock, Rates(), NOBODYS)  # type: ignore[arg-type]
 
 
 def shown(looked: Looked, **options: object) -> str:

@@ -198,6 +198,73 @@ def test_one_that_does_not_stop_is_tried_again_and_told_of() -> None:
     assert happened(world).count(Happening.REBALANCE_RETRIED) == world.rules.max_rebalance_retries
 
 
+def test_those_who_come_together_are_shared_out_to_once() -> None:
+    """A rebalance begins when nobody has come for a moment."""
+    world = World()
+    world.elect()
+    world.run(2_000)
+    for number in range(8):
+        world.join(f"m{number}")
+        world.run(50)
+    world.until(world.is_even, 5_000)
+    world.run(200)
+    assert happened(world).count(Happening.REBALANCED) == 1
+
+
+def test_a_rebalance_does_not_wait_for_ever_for_those_to_come() -> None:
+    """Where members come and come, the work of those who are there begins within ten such moments."""
+    world = World()
+    world.elect()
+    world.run(2_000)
+    for number in range(30):
+        world.join(f"m{number}")
+        world.run(50)
+        if happened(world).count(Happening.REBALANCED) > 0:
+            break
+    assert world.rules.gather_ms * 10 <= world.now_ms - 2_000 <= world.rules.gather_ms * 10 + 200
+
+
+def test_words_that_have_waited_are_all_heard_before_anything_is_worked_out() -> None:
+    """However long ago the first of them came: working it out takes long where there are thousands."""
+    leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
+    leader.topics_are({"orders": 4}, 0)
+    for number in range(4):
+        register = Register(
+            group=GROUP, member=f"m{number}", epoch=0, tenure="t", session_timeout_ms=6_000, topics=["orders"]
+        )
+        assert [order.kind for order in leader.hear(register, 5_000 + 900 * number)] == ["registered"]
+    assert [order.kind for order in leader.tick(9_000)] == ["ping"] + ["start"] * 4
+
+
+def test_those_who_keep_coming_do_not_hold_up_those_before_them() -> None:
+    """Each waits for the rebalance under way, which goes on: nobody that is in it has changed."""
+    world = started()
+    for worker in world.workers.values():
+        worker.stops_in_ms = 300
+    for number in range(3, 60):
+        world.join(f"m{number}")
+        world.run(50)
+    assert world.workers["m3"].membership.places
+
+
+@pytest.mark.thorough
+def test_five_thousand_members_share_fifty_thousand_partitions() -> None:
+    """They all come at once; later a tenth of them dies, and within ten seconds others work on what those had."""
+    world = World(topics={"orders": 50_000}, overhears=False)
+    world.elect()
+    for number in range(5_000):
+        world.join(f"m{number}")
+    world.until(world.is_even, 5_000)
+    world.run(200)
+    assert happened(world).count(Happening.REBALANCED) == 1
+    for number in range(500):
+        world.kill(f"m{number}")
+    world.until(world.is_even, 10_000)
+    world.run(200)
+    assert happened(world).count(Happening.REBALANCED) == 2
+    assert sum(each.stopped_for for each in world.workers.values()) == 0
+
+
 def test_members_that_commit_by_themselves_wait_for_one_more_ping() -> None:
     """So that the offsets of their last answer have arrived before they go."""
     world = World()

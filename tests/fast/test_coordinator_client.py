@@ -14,7 +14,7 @@ from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.group import GroupCoordinator, Happening, Rules
 from marshal_dagster.coordinator.member import Standing
 from marshal_dagster.coordinator.messages import Order, Word, render
-from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.coordinator.wire import Came, CoordinatorTopics
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 
@@ -74,10 +74,10 @@ class Reader:
         """Read from now on."""
         self._hub.readers.append(self._values)
 
-    def read(self, timeout_s: float) -> Iterator[tuple[int, int, None, bytes]]:
+    def read(self, timeout_s: float) -> Iterator[Came]:
         """Give one order, if there is one in time."""
         with suppress(queue.Empty):
-            yield 0, 0, None, self._values.get(timeout=timeout_s)
+            yield Came(0, 0, b"", self._values.get(timeout=timeout_s), 0)
 
     def close(self) -> None:
         """Read no more."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from marshal_dagster.delivery import BatchRequest, IdleReason
+from marshal_dagster.delivery import Advice, BatchRequest, IdleReason
 from marshal_dagster.errors import ClaimLost, ConfigurationError, DataLoss, DataTopicChanged, StartUnknown, TopicMissing
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
@@ -670,6 +670,40 @@ def test_the_most_claims_take_the_largest_lags(scene: Scene) -> None:
 
     assert spans(first.all_ranges) == {1: (0, 10), 2: (0, 6)}
     assert spans(second.all_ranges) == {0: (0, 2)}
+
+
+@pytest.mark.parametrize("ranges", [False, True])
+def test_a_member_claims_what_it_is_advised_to(scene: Scene, *, ranges: bool) -> None:
+    """Of all partitions, not of those that somebody named; it is asked anew for each batch, and told why."""
+    scene.data.make()
+    for partition, messages in enumerate((2, 10, 6)):
+        scene.data.append(partition, messages)
+    shares: list[Advice | None] = [Advice(frozenset(), "none is b's"), Advice(frozenset({2, 99}), "2 is b's"), None]
+    delivery = scene.delivery(ranges=ranges, advise=lambda topic: shares.pop(0) if topic == TOPIC else None)
+
+    nothing = scene.work(delivery)
+    named = scene.work(delivery, partitions=(0,))
+    advised = scene.work(delivery)
+    rest = scene.work(delivery)
+
+    assert nothing.idle is not None
+    assert (nothing.idle.reason, nothing.idle.text) == (IdleReason.NOT_ASSIGNED, "none is b's")
+    assert [spans(each.all_ranges) for each in (named, advised, rest)] == [{0: (0, 2)}, {2: (0, 6)}, {1: (0, 10)}]
+
+
+def test_who_is_idle_on_what_it_is_advised_to_claim_says_so(scene: Scene) -> None:
+    """It has nothing to do there, though others may have elsewhere; the entire topic is taken without advice."""
+    scene.data.make()
+    scene.data.append(1, 5)
+    delivery = scene.delivery(advise=lambda _: Advice(frozenset({0}), "member b has partition 0"))
+
+    idle = scene.work(delivery).idle
+    entire = scene.work(delivery, entire_topic=True)
+
+    assert idle is not None
+    assert idle.reason is IdleReason.DRAINED
+    assert idle.text.endswith("; member b has partition 0")
+    assert 1 in spans(entire.all_ranges)
 
 
 def test_what_is_refused_is_passed_over(scene: Scene) -> None:

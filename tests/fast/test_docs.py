@@ -62,12 +62,15 @@ def test_the_page_of_sinks_shows_the_example() -> None:
     assert sorted(blocks[1:]) == sorted(path.read_text() for path in example.glob("*.py"))
 
 
-def test_the_page_of_the_outbox_shows_the_example() -> None:
-    """The code location and the consumer stand in the page as they are."""
-    page = (DOCS / "outbox-example.md").read_text()
+@pytest.mark.parametrize(
+    ("subject", "files"), [("outbox", ["delays.py", "consumer.py"]), ("coordinator", ["parcels.py"])]
+)
+def test_the_page_of_an_example_shows_it(subject: str, files: list[str]) -> None:
+    """The code locations, and a consumer, stand in the page as they are."""
+    page = (DOCS / f"{subject}-example.md").read_text()
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    example = Path(__file__).parents[2] / "examples" / "outbox"
-    assert blocks == [(example / name).read_text() for name in ("delays.py", "consumer.py")]
+    example = Path(__file__).parents[2] / "examples" / subject
+    assert blocks == [(example / name).read_text() for name in files]
 
 
 def test_each_public_name_is_in_the_reference_once() -> None:

@@ -27,6 +27,11 @@ SHORT = {
     "scale": ["--runs=200", "--alternations=2", "--readings=1"],
     "connect": ["--alternations=1", "--warm-up=1"],
     "kafka_sink": ["--records=2000", "--alternations=1", "--warm-up=1"],
+    "coordinator": [
+        *("--members=40", "--partitions=200", "--session-ms=2000", "--steady-seconds=2", "--deaths=1"),
+        *("--small-members=3", "--small-partitions=6", "--alternations=1"),
+        *("--simulated-members=40", "--simulated-partitions=200"),
+    ],
     "heartbeat_under_load": ["--seconds=3", "--heartbeat-interval-ms=500"],
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
     "start_up": ["--processes=1"],
@@ -60,6 +65,17 @@ CASES = {
     ],
     "connect": ["batch of 1,000 records, from the start of the run to the commit"],
     "kafka_sink": ["Kafka to Kafka"],
+    "coordinator": [
+        "40 members, 200 partitions: the coordinator's processor beside merely reading",
+        "40 members, 200 partitions: its memory beside that without members",
+        "40 members, 200 partitions: answers that came beside those asked for",
+        "40 members, 200 partitions: all worked on after a tenth died beside known to be dead",
+        "3 members, 6 partitions, one joins: partitions stopped beside Kafka's eager rebalance",
+        "3 members, 6 partitions, one joins: until all work again beside Kafka's eager rebalance",
+        "3 members, 6 partitions, one joins: until all work again beside Kafka's cooperative rebalance",
+        "3 members, 6 partitions, one joins: longest that a partition stood still beside Kafka's cooperative rebalance",
+        "40 members, 200 partitions, virtual clock: all worked on after a tenth died beside known to be dead",
+    ],
     "heartbeat_under_load": [
         "longest time between two heartbeats of a batch that loads all cores, beside the interval"
     ],

@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient
 from marshal_dagster.coordinator.assignment import Place
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.member import Standing
-from marshal_dagster.coordinator.service import Coordinator
-from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, end_of, read_all
+from marshal_dagster.coordinator.service import Coordinator, LookAtTopics
+from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, end_of, partition_of, read_all
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
@@ -42,9 +42,11 @@ class Member:
 
 
 @contextmanager
-def coordinator(connection: KafkaConnection, topics: CoordinatorTopics) -> Iterator[Coordinator]:
+def coordinator(
+    connection: KafkaConnection, topics: CoordinatorTopics, look: LookAtTopics | None = None
+) -> Iterator[Coordinator]:
     """Run a coordinator in a thread."""
-    service = Coordinator(connection, topics)
+    service = Coordinator(connection, topics, look=look)
     thread = threading.Thread(target=service.run)
     thread.start()
     try:
@@ -139,21 +141,30 @@ def test_a_second_of_the_same_name_is_refused(
         assert even([first], 2)()
 
 
-def test_nothing_is_left_of_a_member_that_has_left(
+def test_nothing_is_kept_of_a_member_that_has_gone(
     connection: KafkaConnection, topics_of: CoordinatorTopics, topic: MakeTopic
 ) -> None:
-    """Of what it was told; else a compacted topic would grow with each name that ever was."""
-    wanted = topic(2)
-    with coordinator(connection, topics_of):
-        with member(connection, topics_of, "m", wanted) as one:
-            wait_until(even([one], 2), 60)
-        wait_until(
-            lambda: (
-                {key for number in range(2) for key in read_all(connection, topics_of.orders, number)[0]}
-                == {b"etl/*/ping"}
-            ),
-            30,
-        )
+    """Neither its share nor the answers to it: they would stay in the topic for ever."""
+    wanted, partition = topic(4), partition_of("etl", topics_of.partitions(connection))
+    with coordinator(connection, topics_of), member(connection, topics_of, "stays", wanted) as stays:
+        with member(connection, topics_of, "goes", wanted) as goes:
+            wait_until(even([stays, goes], 4), 60)
+        wait_until(even([stays], 4), 30)
+
+        def kept() -> set[bytes]:
+            return {each.key for each in read_all(connection, topics_of.orders, partition)}
+
+        wait_until(lambda: not any(key.startswith(b"etl/goes/") for key in kept()), 10)
+        assert b"etl/stays/start" in kept()
+
+
+def test_a_coordinator_may_be_told_which_topics_there_are(
+    connection: KafkaConnection, topics_of: CoordinatorTopics
+) -> None:
+    """The brokers are not asked then."""
+    look = {"nowhere": 7}.copy
+    with coordinator(connection, topics_of, look), member(connection, topics_of, "m", "nowhere") as one:
+        wait_until(even([one], 7), 60)
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -168,8 +179,8 @@ def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
     producer.flush(30)
     (producer.commit_transaction if commits else producer.abort_transaction)(30)
     wait_until(lambda: end_of(connection, topics_of.orders, 0) == 2, 30)
-    found, end = read_all(connection, topics_of.orders, 0)
-    assert (found, end) == ({b"key": b"value"}, 2)
+    found = read_all(connection, topics_of.orders, 0)
+    assert [(each.offset, each.key, each.value) for each in found] == [(0, b"key", b"value")]
 
 
 def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
@@ -192,7 +203,7 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
         found: list[bytes | None] = []
         deadline_s = time.monotonic() + 30
         while not found and time.monotonic() < deadline_s:
-            found += [value for *_, value in reader.read(0.1)]
+            found += [each.value for each in reader.read(0.1)]
         assert (found, end_of(connection, topics_of.words, 0)) == ([b"new"], 4)
     finally:
         reader.close()

@@ -22,6 +22,8 @@ DEFAULTS_PART = 0.2
 """Part of the groups of native rule set, at least once, that keep the default settings."""
 RANGES_PART = 0.2
 """Part of the groups of native rule set whose members claim ranges."""
+ADVISED_PART = 0.15
+"""Part of the groups whose members are told what to claim."""
 MOST_APPENDS = 60
 """Append faults befall one of so many first appends."""
 MOST_SNAPSHOT_RECORDS = 15
@@ -101,6 +103,8 @@ class Scenario:
     snapshot_faults: tuple[tuple[int, SnapshotFault], ...] = ()
     ranges: RangeOptions | None = None
     """How members claim ranges, in a group that does: each of sizes up to this."""
+    is_advised: bool = False
+    """Whether something tells members what to claim, at random, until faults are over."""
 
     @property
     def faulty_ms(self) -> int:
@@ -202,6 +206,7 @@ def scenario(seed: int) -> Scenario:
         events=tuple(sorted(events, key=lambda event: event.at_ms)),
         go_members=chance.randint(1, 2) if is_go else 0,
         snapshot_faults=_snapshot_faults(chance) if has_snapshots else (),
+        is_advised=random.Random(~seed).random() < ADVISED_PART,
     )
     return drawn if is_go or chance.random() > RANGES_PART else _with_ranges(drawn, chance)
 

@@ -16,7 +16,7 @@ from marshal_dagster.coordination import heartbeats, keeping, rationalizer, snap
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.coordination.tenure import Claim, RangeClaim
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, RangeOptions
+from marshal_dagster.delivery import Advice, BatchRequest, ClaimedBatch, Delivery, RangeOptions
 from marshal_dagster.errors import MarshalError, SettingsDiffer
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol import messages, world
@@ -290,6 +290,7 @@ class Simulation:
             reasons_to_stop=[lambda: "Dagster says that it is over" if run.run_id in self.over else None],
             clock=run.clock,
             snapshots=self.snapshots(run.process, wait),
+            advise=(lambda _: self._advice(chance)) if self.scenario.is_advised else None,
         )
         has_sink = self.scenario.mode is DeliveryMode.EFFECTIVELY_ONCE
         sink = SimulatedSink(self.output, wait, lambda: self._hesitate(run, chance)) if has_sink else None
@@ -312,6 +313,14 @@ class Simulation:
         """Say how a process claims ranges: later ones are configured for smaller ones than those left behind."""
         is_early = self.scheduler.now_ms < self.scenario.faulty_ms / 2
         return replace(most, size=chance.randint(2, most.size if is_early else min(most.size, 3)))
+
+    def _advice(self, chance: random.Random) -> Advice | None:
+        """Tell a process to claim some partitions, or none; nothing any more once faults are over."""
+        if self.scheduler.now_ms >= self.scenario.calm_ms or chance.random() < 0.3:
+            return None
+        self.befallen["told what to claim"] += 1
+        numbers = range(self.scenario.data_partitions)
+        return Advice(frozenset(number for number in numbers if chance.random() < 0.5), "by the dice")
 
     def _announce(self, chance: random.Random) -> None:
         """Take a while, sometimes, between the plan and the commit of at most once."""

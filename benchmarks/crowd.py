@@ -1,0 +1,150 @@
+"""Thousands of members of one coordinated group in one process, which share a reader and a writer."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Final
+
+from marshal_dagster.coordinator.group import ALL
+from marshal_dagster.coordinator.member import Membership, Standing, Told
+from marshal_dagster.coordinator.messages import Order, Ping, Register, parse_order
+from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, Writer, end_of, partition_of
+from marshal_dagster.kafka.connection import KafkaConnection
+
+GROUP: Final = "crowd"
+TOPIC: Final = "orders"
+_READ_S: Final = 0.02
+_TICK_S: Final = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How a crowd stands; times are seconds of CLOCK_MONOTONIC, which all processes share."""
+
+    members: int
+    registered: int
+    held: int
+    """Partitions that its members work on."""
+    fewest: int
+    most: int
+    changed_s: float
+    """When one last began with a partition."""
+    pinged_s: float | None
+    """When the first ping came since some were killed."""
+
+
+@dataclass(slots=True)
+class Crowd:
+    """Members that do what they are told at once, and no more."""
+
+    connection: KafkaConnection
+    topics: CoordinatorTopics
+    session_ms: int
+    members: dict[str, Membership] = field(default_factory=dict)
+    changed_s: float = 0.0
+    pinged_s: float | None = None
+    _reader: Reader = field(init=False)
+    _writer: Writer = field(init=False)
+    _next_tick_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Connect."""
+        partitions = self.topics.partitions(self.connection)
+        self._reader = Reader(self.connection, self.topics.orders)
+        self._writer = Writer(self.connection, self.topics, partitions)
+        partition = partition_of(GROUP, partitions)
+        self._reader.follow({partition: end_of(self.connection, self.topics.orders, partition)})
+
+    def join(self, names: Iterable[str]) -> float:
+        """Start members; give when."""
+        for name in names:
+            register = Register(
+                group=GROUP,
+                member=name,
+                epoch=0,
+                tenure=f"{name}.tenure",
+                topics=[TOPIC],
+                session_timeout_ms=self.session_ms,
+            )
+            self.members[name] = Membership(register, _now_ms())
+        self._next_tick_s = 0.0
+        return time.monotonic()
+
+    def kill(self, names: Iterable[str]) -> float:
+        """End members without a word; give when."""
+        self.pinged_s = None
+        for name in names:
+            self.members.pop(name, None)
+        return time.monotonic()
+
+    def seen(self) -> Seen:
+        """Look at all members."""
+        held = [len(each.places) for each in self.members.values()]
+        registered = sum(each.standing is Standing.REGISTERED for each in self.members.values())
+        least, most = min(held, default=0), max(held, default=0)
+        return Seen(len(held), registered, sum(held), least, most, self.changed_s, self.pinged_s)
+
+    def numbers(self) -> list[int]:
+        """Give the numbers of the partitions that its members work on."""
+        return [number for each in self.members.values() for _, number in each.places]
+
+    def turn(self) -> None:
+        """Take what has come, and let time pass."""
+        for came in self._reader.read(_READ_S):
+            order = parse_order(came.value)
+            if order is None or order.group != GROUP:
+                continue
+            if isinstance(order, Ping) and self.pinged_s is None:
+                self.pinged_s = time.monotonic()
+            for member in self._meant(order):
+                self._do(member, member.hear(order, _now_ms()))
+        if time.monotonic() >= self._next_tick_s:
+            self._next_tick_s = time.monotonic() + _TICK_S
+            for member in self.members.values():
+                self._do(member, member.tick(_now_ms()))
+        self._writer.poll()
+
+    def close(self) -> None:
+        """End."""
+        self._reader.close()
+        self._writer.close()
+
+    def _meant(self, order: Order) -> Iterable[Membership]:
+        if order.member == ALL:
+            return self.members.values()
+        member = self.members.get(order.member)
+        return [] if member is None else [member]
+
+    def _do(self, member: Membership, told: Told) -> None:
+        if told.start:
+            self.changed_s = time.monotonic()
+        stopped = member.stopped(told.stop).words if told.stop else ()
+        for word in (*told.words, *stopped):
+            self._writer.say(word)
+
+
+def serve(commands: Connection, connection: KafkaConnection, topics: CoordinatorTopics, session_ms: int) -> None:
+    """Be a crowd that does what it is sent, (what, names), and answers; until it is sent None."""
+    crowd = Crowd(connection, topics, session_ms)
+    while True:
+        while commands.poll():
+            command = commands.recv()
+            if command is None:
+                crowd.close()
+                return
+            what, names = command
+            match what:
+                case "join":
+                    commands.send(crowd.join(names))
+                case "kill":
+                    commands.send(crowd.kill(names))
+                case "seen":
+                    commands.send(crowd.seen())
+                case "numbers":
+                    commands.send(crowd.numbers())
+        crowd.turn()
+
+
+def _now_ms() -> float:
+    return time.monotonic() * 1_000

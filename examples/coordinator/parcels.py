@@ -1,0 +1,48 @@
+"""A deployment's code location (docs/coordinator-example.md): one of several that share the partitions of a topic.
+
+Each is started with a `MARSHAL_MEMBER` of its own. They write into one folder, each message once.
+"""
+
+import os
+from typing import TYPE_CHECKING
+
+import dagster as dg
+
+import marshal_dagster as marshal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+KAFKA = marshal.KafkaConnectionConfig.from_environment()
+SPARK = {"spark.master": os.environ.get("PARCELS_SPARK_MASTER", "local[*]"), "spark.driver.memory": "512m"}
+RUNNING = dg.DefaultSensorStatus.RUNNING
+
+claimer = marshal.ClaimerResource(
+    connection=KAFKA,
+    group="parcels",
+    delivery="effectively_once",
+    heartbeat_interval_s=4,
+    member=os.environ["MARSHAL_MEMBER"],
+    member_session_s=6,
+)
+sink = marshal.FileSink(os.environ["PARCELS_FOLDER"])
+
+
+@marshal.marshal_asset(topic="parcels", sink=sink, spark_config=SPARK)
+def parcels(_: dg.AssetExecutionContext, __: marshal.ClaimedBatch, frame: "DataFrame") -> "DataFrame":
+    """Take each message as it is."""
+    return frame.selectExpr("partition", "offset", "string(value) AS parcel")
+
+
+work = marshal.build_claimed_batch_job(parcels)
+redo = marshal.build_reprocess_job(parcels)
+defs = dg.Definitions(
+    assets=[parcels],
+    jobs=[work, redo],
+    sensors=[
+        marshal.build_group_member_sensor(work, default_status=RUNNING),
+        marshal.build_stale_claim_sensor(redo, group="parcels", default_status=RUNNING),
+    ],
+    schedules=[marshal.build_claimed_batch_schedule(work, default_status=dg.DefaultScheduleStatus.RUNNING)],
+    resources={"claimer": claimer, "rationalizer": marshal.RationalizerResource(connection=KAFKA)},
+)

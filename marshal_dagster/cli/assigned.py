@@ -1,0 +1,51 @@
+"""To whom partitions are assigned, where a coordinator leads their group: for `status` and `top`."""
+
+import os
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from marshal_dagster.cli.survey import Assigned
+from marshal_dagster.coordinator.looking import read_group
+from marshal_dagster.coordinator.wire import DEFAULT_TOPIC, CoordinatorTopics
+from marshal_dagster.errors import MarshalError, TopicMissing
+from marshal_dagster.kafka.connection import KafkaConnection
+
+_OLD_S: Final = 5.0
+_TIMEOUT_S: Final = 3.0
+"""What is only shown beside the rest keeps nobody waiting for long."""
+_VARIABLE: Final = "MARSHAL_COORDINATOR_TOPIC"
+
+
+@dataclass(slots=True)
+class Assignments:
+    """Reads them anew after some seconds; where there is no coordinator it asks once and never again."""
+
+    connection: KafkaConnection
+    topics: CoordinatorTopics = field(
+        default_factory=lambda: CoordinatorTopics(os.environ.get(_VARIABLE, DEFAULT_TOPIC))
+    )
+    _found: Assigned = field(default_factory=dict)
+    _read_at_s: float | None = None
+    _has_topics: bool = True
+
+    def of(self, groups: Collection[str]) -> Assigned:
+        """Give the member of each partition, by group; what cannot be read is left out."""
+        is_new = self._read_at_s is not None and time.monotonic() - self._read_at_s < _OLD_S
+        if is_new or not self._has_topics:
+            return self._found
+        self._read_at_s = time.monotonic()
+        impatient = self.connection.model_copy(update={"timeout_s": min(self.connection.timeout_s, _TIMEOUT_S)})
+        try:
+            views = [read_group(impatient, self.topics, name) for name in groups]
+        except TopicMissing:
+            self._has_topics = False
+            return {}
+        except MarshalError:
+            return {}
+        self._found = {
+            view.group: {place: share.member for share in view.shares.values() for place in share.places}
+            for view in views
+        }
+        return self._found

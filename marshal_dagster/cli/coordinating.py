@@ -1,0 +1,201 @@
+"""`coordinator init|run|status|assignments`: groups led, and looked at."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from marshal_dagster.cli import output
+from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of
+from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.serving import attend
+from marshal_dagster.cli.survey import listed
+from marshal_dagster.cli.telling import telling_warnings
+from marshal_dagster.coordinator.assignment import STRATEGIES
+from marshal_dagster.coordinator.group import Event, Happening, Rules
+from marshal_dagster.coordinator.looking import GroupView, Share, read_group, read_groups
+from marshal_dagster.coordinator.messages import by_topic
+from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
+from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topics import Topics
+
+_WARNS: Final = ("coordinator.service", "coordinator.wire", "election")
+_LONG_SILENT_MS: Final = 60_000.0
+_TOLD: Final = {
+    Happening.JOINED: "joined",
+    Happening.LEFT: "left",
+    Happening.FAILED: "no longer answers",
+    Happening.REBALANCE_RETRIED: "did not answer in a rebalance, which is tried again",
+    Happening.REBALANCE_GIVEN_UP: "did not answer in a rebalance again and again; it is tried again later",
+    Happening.SUPERSEDED: "a later coordinator leads it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a coordinator's topics are, as the command line says it."""
+
+    topic: str
+    options: ConnectionOptions
+    data: Path | None = None
+
+    def topics(self) -> CoordinatorTopics:
+        """Name the topics. Raises `ConfigurationError`."""
+        check_topic("--coordinator-topic", self.topic)
+        return CoordinatorTopics(self.topic)
+
+    def connection(self) -> KafkaConnection:
+        """Say how to get there. Raises `ConfigurationError`."""
+        return connection_of(self.options)
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How a coordinator leads, as the command line says it."""
+
+    strategy: str = "sticky"
+    min_session_s: float = 1.0
+    max_failed_pings: int = 1
+    max_retries: int = 4
+
+    def options(self) -> CoordinatorOptions:
+        """Give it as the library has it."""
+        rules = Rules(
+            STRATEGIES[self.strategy],
+            min_session_ms=round(self.min_session_s * 1_000),
+            max_failed_pings=self.max_failed_pings,
+            max_rebalance_retries=self.max_retries,
+        )
+        return CoordinatorOptions(rules=rules)
+
+
+def init(place: Place, partitions: int, *, as_json: bool) -> None:
+    """Make the topics that are missing. Raises `MarshalError`."""
+    topics, connection = place.topics(), place.connection()
+    topics.create(connection, partitions)
+    there = topics.partitions(connection)
+    names = [topics.words, topics.orders, topics.leader]
+    if as_json:
+        output.write_json({"topics": names, "partitions": there})
+        return
+    output.show(f"Topics {', '.join(names)} with {there} partition{'' if there == 1 else 's'} each")
+    if there != partitions:
+        output.note(f"they were there already, with {there} partitions, and stay as they are")
+
+
+def run(place: Place, manner: Manner, *, as_json: bool) -> ExitCode:
+    """Lead groups until a signal comes, and tell what happens. Raises `MarshalError`."""
+    connection = place.connection()
+    teller = _Teller(as_json=as_json)
+    coordinator = Coordinator(
+        connection,
+        place.topics(),
+        manner.options(),
+        look=partial(_partition_counts, data_connection_of(place.data, connection)),
+        listener=teller.happened,
+    )
+    with telling_warnings(_WARNS, each_time=True):
+        teller.tell("started", "the coordinator has started")
+        attend(coordinator.run, coordinator.stop)
+        teller.tell("stopped", "the coordinator has stopped; another one takes its groups over")
+    return ExitCode.OK
+
+
+def status(place: Place, *, as_json: bool) -> ExitCode:
+    """Show the groups. Raises `MarshalError`."""
+    views = read_groups(place.connection(), place.topics())
+    now_ms = time.time() * 1_000
+    if as_json:
+        output.write_json({"groups": [_to_json(view, now_ms) for view in views.values()]})
+    elif not views:
+        output.show("No coordinator has led a group yet")
+    else:
+        for view in views.values():
+            output.show(*_lines(view, now_ms))
+    return ExitCode.PROBLEMS if any(_is_silent(view, now_ms) for view in views.values()) else ExitCode.OK
+
+
+def assignments(place: Place, group: str, *, as_json: bool) -> ExitCode:
+    """Show who is to claim what. Raises `MarshalError`."""
+    view = read_group(place.connection(), place.topics(), group)
+    is_known = bool(view.shares) or view.heard_at_ms is not None
+    if as_json:
+        output.write_json(_to_json(view, time.time() * 1_000) if is_known else None)
+    elif not is_known:
+        output.note(f"no coordinator has led group {group!r}")
+    elif not view.shares:
+        output.show(f"Group {group} has no members")
+    else:
+        rows = [row for share in _sorted(view) for row in _rows(share)]
+        output.show(output.Table(("member", "topic", "#count", "partitions"), rows, may_fold=("partitions",)))
+    return ExitCode.OK if is_known else ExitCode.PROBLEMS
+
+
+def _partition_counts(connection: KafkaConnection) -> Mapping[str, int]:
+    with Topics(connection) as topics:
+        return topics.partition_counts()
+
+
+class _Teller:
+    """Tells what becomes of groups: people on stderr, programs in lines of JSON on stdout."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+
+    def happened(self, group: str, event: Event) -> None:
+        """Tell of something that happened in a group."""
+        who = ", ".join(event.members)
+        if event.happening is Happening.REBALANCED:
+            text = f"{event.moved} partition{'' if event.moved == 1 else 's'} changed hands"
+        else:
+            text = f"{who} {_TOLD[event.happening]}".strip()
+        fields = {"group": group, "members": list(event.members), "moved": event.moved}
+        self.tell(event.happening.value.replace(" ", "_"), f"group {group!r}: {text}", **fields)
+
+    def tell(self, event: str, text: str, **more: Any) -> None:  # noqa: ANN401 - whatever JSON can hold
+        """Tell one thing."""
+        now_ms = time.time_ns() // 1_000_000
+        if not self._as_json:
+            output.note(f"{output.utc(now_ms)} {text}")
+            return
+        output.write_json({"event": event, "time_ms": now_ms, **more})
+        output.flush()
+
+
+def _is_silent(view: GroupView, now_ms: float) -> bool:
+    return bool(view.shares) and view.silent_ms(now_ms) > _LONG_SILENT_MS
+
+
+def _sorted(view: GroupView) -> list[Share]:
+    return [view.shares[name] for name in sorted(view.shares)]
+
+
+def _lines(view: GroupView, now_ms: float) -> list[str | output.Line]:
+    heard = "never heard" if view.heard_at_ms is None else f"heard {output.duration(view.silent_ms(now_ms))} ago"
+    counts = [len(share.places) for share in view.shares.values()]
+    total = f"{sum(counts)} partitions for {len(counts)} member{'' if len(counts) == 1 else 's'}"
+    style = "yellow" if _is_silent(view, now_ms) else ""
+    lines: list[str | output.Line] = [output.styled(f"Group {view.group}: {total}; its coordinator was {heard}", style)]
+    width = max((len(share.member) for share in view.shares.values()), default=0)
+    lines += [f"  {share.member:{width}}  {len(share.places)}" for share in _sorted(view)]
+    return lines
+
+
+def _rows(share: Share) -> list[tuple[str, str, str, str]]:
+    topics = by_topic(share.places)
+    if not topics:
+        return [(share.member, output.NOTHING, "0", output.NOTHING)]
+    return [(share.member, topic, str(len(numbers)), listed(numbers)) for topic, numbers in topics.items()]
+
+
+def _to_json(view: GroupView, now_ms: float) -> dict[str, Any]:
+    silent_ms = None if view.heard_at_ms is None else round(view.silent_ms(now_ms))
+    members = [
+        {"member": share.member, "generation": share.generation, "partitions": by_topic(share.places)}
+        for share in _sorted(view)
+    ]
+    return {"group": view.group, "epoch": view.epoch, "silent_ms": silent_ms, "members": members}

@@ -1,0 +1,155 @@
+"""The commands `coordinator ...`: their options and help, as `main` has them of the others.
+
+Nothing heavy is imported here either.
+"""
+
+from typing import Annotated, Final, Literal
+
+import typer
+
+from marshal_dagster.cli.exits import HELP, ExitCode
+from marshal_dagster.cli.options import (
+    AsJson,
+    BootstrapServers,
+    ConnectionFile,
+    ConnectionOptions,
+    DataConnection,
+    GroupName,
+    Timeout,
+)
+from marshal_dagster.cli.parts import Command, command_group, help_text
+
+app = command_group("A group coordinator: which member is to claim which partitions. Claims alone decide.")
+
+DEFAULT_TOPIC: Final = "__marshal_coordinator"
+
+CoordinatorTopic = Annotated[
+    str,
+    typer.Option(
+        "--coordinator-topic",
+        metavar="NAME",
+        envvar="MARSHAL_COORDINATOR_TOPIC",
+        show_envvar=False,
+        help="The first of the coordinator's topics; MARSHAL_COORDINATOR_TOPIC sets it too.",
+    ),
+]
+
+
+@app.command(
+    "init",
+    cls=Command,
+    short_help="Create its topics.",
+    epilog=HELP,
+    help=help_text(
+        "Create the coordinator's three topics where they are missing. As many coordinators as they have partitions "
+        "can share the groups; that cannot be changed later.",
+        "coordinator init",
+        "coordinator init --partitions 16",
+    ),
+)
+def _init(  # noqa: PLR0917 - typer gives options by name
+    topic: CoordinatorTopic = DEFAULT_TOPIC,
+    partitions: Annotated[
+        int, typer.Option("--partitions", metavar="N", min=1, max=1_000, help="Partitions of each topic.")
+    ] = 8,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+) -> None:
+    from marshal_dagster.cli import coordinating
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    coordinating.init(coordinating.Place(topic, options), partitions, as_json=as_json)
+
+
+@app.command(
+    "run",
+    cls=Command,
+    short_help="Assign partitions to members, as a service.",
+    epilog=HELP,
+    help=help_text(
+        "Lead groups until SIGTERM or Ctrl-C (exit code 0), and tell each member which partitions to claim. Several "
+        "that run share the groups, and take over from each other. What happens is told in lines on stderr, with "
+        "--json on stdout.",
+        "coordinator run",
+        "coordinator run --strategy range --json",
+    ),
+)
+def _run(  # noqa: PLR0917 - by name
+    topic: CoordinatorTopic = DEFAULT_TOPIC,
+    strategy: Annotated[
+        Literal["sticky", "range", "round_robin"],
+        typer.Option("--strategy", help="How partitions are spread; sticky moves the fewest, and knows capacities."),
+    ] = "sticky",
+    min_session: Annotated[
+        float,
+        typer.Option("--min-session", metavar="SECONDS", min=0, help="Refuse members with a shorter session time-out."),
+    ] = 1.0,
+    max_failed_pings: Annotated[
+        int, typer.Option("--max-failed-pings", metavar="N", min=0, help="Pings a member may miss, one after another.")
+    ] = 1,
+    max_retries: Annotated[
+        int, typer.Option("--max-retries", metavar="N", min=0, help="How often a rebalance is tried again at once.")
+    ] = 4,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    data_connection: DataConnection = None,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import coordinating
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    manner = coordinating.Manner(strategy, min_session, max_failed_pings, max_retries)
+    return coordinating.run(coordinating.Place(topic, options, data_connection), manner, as_json=as_json)
+
+
+@app.command(
+    "status",
+    cls=Command,
+    short_help="Show its groups and their members.",
+    epilog=HELP,
+    help=help_text(
+        "Show each group that a coordinator leads: since when it has been silent, the members, and how many partitions "
+        "each is to claim. The exit code is 1 when a group's coordinator has been silent for more than a minute.",
+        "coordinator status",
+        "coordinator status --json",
+    ),
+)
+def _status(
+    topic: CoordinatorTopic = DEFAULT_TOPIC,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import coordinating
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    return coordinating.status(coordinating.Place(topic, options), as_json=as_json)
+
+
+@app.command(
+    "assignments",
+    cls=Command,
+    short_help="Show who is to claim what in a group.",
+    epilog=HELP,
+    help=help_text(
+        "Show which partitions each member of a group is to claim. Who holds them is another question: `status` "
+        "answers it. The exit code is 1 when no coordinator has ever led the group.",
+        "coordinator assignments shops",
+    ),
+)
+def _assignments(  # noqa: PLR0917 - by name
+    group: GroupName,
+    topic: CoordinatorTopic = DEFAULT_TOPIC,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import coordinating
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    return coordinating.assignments(coordinating.Place(topic, options), group, as_json=as_json)

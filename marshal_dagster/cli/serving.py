@@ -1,0 +1,51 @@
+"""Work that goes on until a signal ends it: of a harvester, of a coordinator."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_LOOK_S: Final = 0.1
+
+
+def attend(work: Callable[[], object], stop: Callable[[], object], look: Callable[[], None] = lambda: None) -> bool:
+    """Have a thread work until it is done, or a signal stops it; tell whether one did. Raises what the work does.
+
+    Meanwhile it is looked at, now and then. The handler only notes the signal: what it would call may be in the midst
+    of the same lock. A second signal ends the process as it otherwise would.
+    """
+    raised: list[BaseException] = []
+
+    def carry_out() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+            raised.append(error)
+
+    thread = threading.Thread(target=carry_out, name="work", daemon=True)
+    try:
+        with _noted_signals() as came:
+            thread.start()
+            while thread.is_alive() and not came:
+                look()
+                thread.join(_LOOK_S)
+    finally:
+        stop()
+        thread.join()
+    if raised:
+        raise raised[0]
+    return bool(came)
+
+
+@contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """Give a list into which the signals come that would end this process; as before at the block's end."""
+    came: list[int] = []
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in _SIGNALS}
+    try:
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

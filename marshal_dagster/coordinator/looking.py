@@ -1,0 +1,72 @@
+"""What coordinators have written of their groups, for anybody to read: who has which share, and since when silent."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from marshal_dagster.coordinator.assignment import Place
+from marshal_dagster.coordinator.messages import Order, Ping, StartFetcher, parse_order, places_of
+from marshal_dagster.coordinator.wire import CoordinatorTopics, partition_of, read_all
+from marshal_dagster.kafka.connection import KafkaConnection
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a member was told to work on, by which coordinator (`epoch`) and in which of the group's generations."""
+
+    member: str
+    tenure: str
+    generation: int
+    epoch: int
+    places: frozenset[Place]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A group as its coordinators' orders show it; `heard_at_ms` is when they pinged last, in unix milliseconds."""
+
+    group: str
+    epoch: int
+    shares: Mapping[str, Share]
+    heard_at_ms: int | None
+
+    def silent_ms(self, now_ms: float) -> float:
+        """Give for how long no coordinator has been heard; infinite for one that never was."""
+        return float("inf") if self.heard_at_ms is None else now_ms - self.heard_at_ms
+
+
+def view_of(group: str, orders: Iterable[tuple[Order, int]]) -> GroupView:
+    """Give what orders of one group say, each with its time in unix milliseconds; of a member the last one counts."""
+    epoch, heard_at_ms = 0, None
+    shares: dict[str, Share] = {}
+    for order, at_ms in orders:
+        epoch = max(epoch, order.epoch)
+        if isinstance(order, Ping):
+            heard_at_ms = at_ms if heard_at_ms is None else max(heard_at_ms, at_ms)
+        elif isinstance(order, StartFetcher):
+            places = places_of(order.places)
+            shares[order.member] = Share(order.member, order.tenure, order.generation, order.epoch, places)
+    return GroupView(group, epoch, shares, heard_at_ms)
+
+
+def read_group(connection: KafkaConnection, topics: CoordinatorTopics, group: str) -> GroupView:
+    """Read what is assigned in a group now. Raises `TopicMissing`, `UnavailableError`."""
+    number = partition_of(group, topics.partitions(connection))
+    return view_of(group, _read(connection, topics, number).get(group, ()))
+
+
+def read_groups(connection: KafkaConnection, topics: CoordinatorTopics) -> dict[str, GroupView]:
+    """Read what is assigned in all groups now, by name. Raises `TopicMissing`, `UnavailableError`."""
+    found: dict[str, GroupView] = {}
+    for number in range(topics.partitions(connection)):
+        found |= {group: view_of(group, orders) for group, orders in _read(connection, topics, number).items()}
+    return dict(sorted(found.items()))
+
+
+def _read(connection: KafkaConnection, topics: CoordinatorTopics, number: int) -> dict[str, list[tuple[Order, int]]]:
+    """Read the orders in a partition that are not replaced by later ones, by group."""
+    found: dict[str, list[tuple[Order, int]]] = {}
+    for came in read_all(connection, topics.orders, number):
+        order = parse_order(came.value)
+        if order is not None:
+            found.setdefault(order.group, []).append((order, came.at_ms))
+    return found

@@ -1,0 +1,215 @@
+"""A deployment as a member of a coordinated group: its sensor, its memberships, and what its runs may claim."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import dagster as dg
+import pytest
+
+from marshal_dagster import ClaimerResource, ConfigurationError, KafkaConnectionConfig, UnavailableError, membership
+from marshal_dagster.coordinator.advising import Adviser, portion_of
+from marshal_dagster.coordinator.looking import GroupView, Share
+from marshal_dagster.coordinator.member import Standing
+from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.jobs import build_claimed_batch_job
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.membership import build_group_member_sensor, kept_member, leave_all
+from marshal_dagster.ops import build_claimed_batch_op
+
+CONNECTION = KafkaConnection(bootstrap_servers="127.0.0.1:1")
+SESSION_MS = 6_000
+NOW_MS = 1_000_000
+
+op = build_claimed_batch_op(lambda *_: None, topic="parcels", name="take")
+job = build_claimed_batch_job(op)
+
+
+@dataclass
+class Member:
+    """What a `CoordinatedMember` shows."""
+
+    places: frozenset[tuple[str, int]] = frozenset()
+    standing: Standing = Standing.REGISTERED
+    error: str | None = None
+    is_over: bool = False
+
+    def __exit__(self, *_: object) -> None:
+        """Leave."""
+        self.is_over = True
+
+
+@dataclass
+class Joined:
+    """The memberships that were begun."""
+
+    members: list[Member] = field(default_factory=list)
+    interests: list[membership.Interest] = field(default_factory=list)
+
+    def join(self, _: object, __: object, ___: str, interest: membership.Interest) -> Any:  # noqa: ANN401 - its stand-in
+        """Begin one."""
+        self.interests.append(interest)
+        self.members.append(Member())
+        return self.members[-1]
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Joined]:
+    """Memberships that need no Kafka."""
+    made = Joined()
+    monkeypatch.setattr(membership, "_join", made.join)
+    yield made
+    leave_all()
+
+
+def claimer(**fields: Any) -> ClaimerResource:  # noqa: ANN401 - any field
+    """Give a claimer of member `east`."""
+    connection = KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1")
+    return ClaimerResource(**{"connection": connection, "group": "parcels", "member": "east", **fields})
+
+
+def tick(sensor: dg.SensorDefinition, cursor: str | None = None, **fields: Any) -> dg.SensorResult:  # noqa: ANN401
+    """Evaluate the sensor once."""
+    with dg.build_sensor_context(cursor=cursor, resources={"claimer": claimer(**fields)}) as context:
+        result = sensor(context)
+    assert isinstance(result, dg.SensorResult)
+    return result
+
+
+def view(**shares: list[int]) -> GroupView:
+    """Give a group that was heard a second ago."""
+    made = {
+        name: Share(name, "t", 4, 2, frozenset(("parcels", number) for number in numbers))
+        for name, numbers in shares.items()
+    }
+    return GroupView("parcels", 2, made, NOW_MS - 1_000)
+
+
+def test_the_sensor_keeps_one_membership_and_asks_for_runs_of_what_is_new(joined: Joined) -> None:
+    """A run is asked for when partitions come, none when they go or stay."""
+    sensor = build_group_member_sensor(job, capacity=2)
+    first = tick(sensor)
+    assert joined.interests == [membership.Interest(("parcels",), None, 2)]
+    joined.members[0].places = frozenset({("parcels", 0), ("parcels", 1)})
+    gained = tick(sensor, first.cursor)
+    joined.members[0].places = frozenset({("parcels", 1)})
+    lost = tick(sensor, gained.cursor)
+    joined.members[0].places = frozenset({("parcels", 1), ("parcels", 2)})
+    other = tick(sensor, lost.cursor)
+
+    assert len(joined.members) == 1
+    assert [len(each.run_requests or ()) for each in (first, gained, lost, other)] == [0, 1, 0, 1]
+    assert (gained.run_requests or ())[0].tags["marshal/member"] == "east"
+    assert "registered, with 1 of 'parcels'" in str(lost.skip_reason)
+
+
+def test_schedules_alone_may_start_runs(joined: Joined) -> None:
+    """The sensor then only keeps the member alive."""
+    sensor = build_group_member_sensor(job, asks_for_runs=False)
+    first = tick(sensor)
+    joined.members[0].places = frozenset({("parcels", 0)})
+    assert not tick(sensor, first.cursor).run_requests
+
+
+def test_a_member_whose_sensor_is_off_leaves(joined: Joined) -> None:
+    """Ticks that stay away end the membership, and one that comes later begins another."""
+    interest = membership.Interest(("parcels",), None, 1)
+    kept_member(claimer(), interest, 1)
+    kept_member(claimer(), interest, 60)
+    time.sleep(1.2)
+    assert [each.is_over for each in joined.members] == [False]
+    kept_member(claimer(), interest, 0.01)
+    deadline_s = time.monotonic() + 10
+    while not all(each.is_over for each in joined.members):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    kept_member(claimer(), interest, 60)
+    assert [each.is_over for each in joined.members] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("error", "said", "joins"),
+    [
+        ("duplicate_id", "give each deployment a name of its own", 1),
+        ("session_timeout_too_short", "member_session_s is 30, less than the coordinator's --min-session", 2),
+        ("bad_pattern", "a pattern may have", 2),
+    ],
+)
+def test_a_refusal_is_told_with_what_to_do(joined: Joined, error: str, said: str, joins: int) -> None:
+    """One that may pass is followed by another registration at the next tick."""
+    sensor = build_group_member_sensor(job)
+    tick(sensor)
+    joined.members[0].error = error
+    interest = membership.Interest(("parcels",), None, 1)
+    assert membership._refused("east", claimer(), error).startswith("member 'east' of group 'parcels' was refused: ")
+    assert said in membership._refused("east", claimer(), error)
+    kept_member(claimer(), interest, 60)
+    assert len(joined.members) == joins
+    if joins == 1:
+        with pytest.raises(ConfigurationError, match="was refused"):
+            tick(sensor)
+
+
+def test_what_cannot_be_is_refused(joined: Joined) -> None:
+    """A claimer that names no member; a capacity of nothing; a name that no record could carry."""
+    with pytest.raises(ConfigurationError, match=r"resource 'claimer': member is not given"):
+        tick(build_group_member_sensor(job), member=None)
+    with pytest.raises(ConfigurationError, match="capacity is 0"):
+        build_group_member_sensor(job, capacity=0)
+    with pytest.raises(ConfigurationError, match="cannot be a name"):
+        claimer(member="a/b")
+    assert not joined.members
+
+
+@pytest.mark.parametrize(
+    ("of", "now_ms", "expected"),
+    [
+        (view(east=[0, 1], west=[2]), NOW_MS, ({0, 1}, "2 of 3 partitions of topic 'parcels' to member 'east'")),
+        (view(east=[], west=[2]), NOW_MS, (set(), "0 of 1 partitions")),
+        (view(west=[2]), NOW_MS, (set(), "knows no member 'east', only west: is its sensor on?")),
+        (view(), NOW_MS, None),
+        (view(east=[0], west=[2]), NOW_MS + 2 * SESSION_MS - 1_001, ({0}, "1 of 2 partitions")),
+        (view(east=[0], west=[2]), NOW_MS + 2 * SESSION_MS - 1_000, None),
+        (GroupView("parcels", 2, view(east=[0]).shares, None), NOW_MS, None),
+    ],
+    ids=["share", "nothing", "unknown", "no members", "heard", "silent", "never heard"],
+)
+def test_a_member_is_limited_to_its_share_while_the_coordinator_lives(
+    of: GroupView, now_ms: int, expected: tuple[set[int], str] | None
+) -> None:
+    """A coordinator silent for two session time-outs, or one that leads nobody, limits nobody."""
+    found = portion_of(of, "east", "parcels", SESSION_MS, now_ms)
+    if expected is None:
+        assert found is None
+        return
+    assert found is not None
+    assert found.partitions == expected[0]
+    assert expected[1] in found.text
+
+
+def reads(*views: GroupView | Exception) -> tuple[list[int], Callable[..., GroupView]]:
+    """Give a reader of these, and where it counts how often it was asked."""
+    left, count = list(views), [0]
+
+    def read(*_: object) -> GroupView:
+        count[0] += 1
+        found = left.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    return count, read
+
+
+def test_what_cannot_be_read_limits_nobody() -> None:
+    """It is asked for again by the next batch; what was read serves for some seconds."""
+    recent = GroupView("parcels", 2, view(east=[1]).shares, round(time.time() * 1_000))
+    count, read = reads(UnavailableError("no broker"), recent)
+    adviser = Adviser(CONNECTION, CoordinatorTopics(), "parcels", "east", SESSION_MS, read)
+    assert adviser.portion("parcels") is None
+    for _ in range(3):
+        found = adviser.portion("parcels")
+        assert found is not None
+        assert found.partitions == {1}
+    assert count == [2]

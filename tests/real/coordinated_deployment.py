@@ -1,0 +1,66 @@
+"""A deployment of `examples/coordinator` as one process: its member's sensor ticks, and its job runs, again and again.
+
+It leaves the group and ends when it is asked to.
+"""
+
+import logging
+import runpy
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import dagster as dg
+
+from marshal_dagster.membership import leave_all
+
+PARCELS = Path(__file__).parents[2] / "examples" / "coordinator" / "parcels.py"
+PAUSE_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+def tick_on(
+    sensor: dg.SensorDefinition, claimer: object, instance: dg.DagsterInstance, ending: threading.Event
+) -> None:
+    """Evaluate the sensor again and again, as Dagster's daemon does beside the runs; then leave the group."""
+    cursor: str | None = None
+    while not ending.is_set():
+        with dg.build_sensor_context(instance=instance, cursor=cursor, resources={"claimer": claimer}) as context:
+            tick = sensor(context)
+        assert isinstance(tick, dg.SensorResult)
+        cursor = tick.cursor
+        skipped = tick.skip_reason
+        logger.info("%s", "a run is asked for" if skipped is None else skipped.skip_message)
+        ending.wait(PAUSE_S)
+    leave_all()
+
+
+def work_on(job: dg.JobDefinition, instance: dg.DagsterInstance, ending: threading.Event) -> None:
+    """Run the job again and again, as a schedule does."""
+    while not ending.is_set():
+        assert job.execute_in_process(instance=instance).success
+        ending.wait(PAUSE_S)
+
+
+def main() -> None:
+    """Go on until a signal comes; the argument is a folder for Dagster's instance."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    ending = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    defs: dg.Definitions = runpy.run_path(str(PARCELS))["defs"]
+    sensor, job = defs.resolve_sensor_def("parcels_job_member"), defs.resolve_job_def("parcels_job")
+    with dg.DagsterInstance.local_temp(sys.argv[1]) as instance:
+        # Within a run Dagster takes signals to itself, in the main thread.
+        threads = [
+            threading.Thread(target=tick_on, args=(sensor, (defs.resources or {})["claimer"], instance, ending)),
+            threading.Thread(target=work_on, args=(job, instance, ending)),
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""`coordinator ...` as processes, on a broker."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.coordinator.client import CoordinatedMember
+from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.kafka.connection import KafkaConnection
+from tests.real.conftest import MakeTopic
+
+WITHIN_S = 90.0
+
+Call = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def name() -> str:
+    """Name topics of a coordinator that no other test has."""
+    return f"coordinator-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def call(connection: KafkaConnection, name: str) -> Iterator[Call]:
+    """Start `coordinator ...`; what is left is killed."""
+    environment = {
+        **os.environ,
+        "MARSHAL_BOOTSTRAP_SERVERS": connection.bootstrap_servers,
+        "MARSHAL_COORDINATOR_TOPIC": name,
+    }
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "marshal_dagster.cli", "coordinator", *arguments]
+        pipe = subprocess.PIPE
+        started.append(subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def said(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+    """Wait for a process; give its exit code, stdout and stderr."""
+    out, err = process.communicate(timeout=WITHIN_S)
+    return process.returncode, out, err
+
+
+def member(connection: KafkaConnection, name: str, who: str, topic: str) -> CoordinatedMember:
+    """Make a member that does nothing."""
+    return CoordinatedMember(
+        connection,
+        "etl",
+        who,
+        start=lambda _: None,
+        stop=lambda _: None,
+        topics=CoordinatorTopics(name),
+        topics_wanted=[topic],
+    )
+
+
+def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, call: Call, topic: MakeTopic) -> None:
+    """From topics that are missing to a group without members, each step as its user sees it."""
+    wanted = topic(7)
+    code, _, err = said(call("run"))
+    assert (code, "`marshal-dagster coordinator init` makes" in err) == (ExitCode.TOPIC_MISSING, True)
+    assert said(call("init", "--partitions", "2"))[0] == ExitCode.OK
+    code, out, err = said(call("init", "--partitions", "3"))
+    assert (code, "with 2 partitions each" in out, "stay as they are" in err) == (ExitCode.OK, True, True)
+    assert said(call("status"))[1] == "No coordinator has led a group yet\n"
+    assert said(call("assignments", "etl"))[0] == ExitCode.PROBLEMS
+
+    serving = call("run", "--json", "--strategy", "range")
+    with ExitStack() as stack:
+        members = [stack.enter_context(member(connection, name, who, wanted)) for who in ("a", "b")]
+        deadline_s = time.monotonic() + WITHIN_S
+        while sum(len(each.places) for each in members) < 7:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+        code, out, _ = said(call("status", "--json"))
+        (group,) = json.loads(out)["groups"]
+        assert code == ExitCode.OK
+        assert group["silent_ms"] < 60_000
+        shares = {each["member"]: each["partitions"] for each in group["members"]}
+        assert shares == {"a": {wanted: [0, 1, 2, 3]}, "b": {wanted: [4, 5, 6]}}
+        assert "0-3" in said(call("assignments", "etl"))[1]
+        assert "7 partitions for 2 members" in said(call("status"))[1]
+    deadline_s = time.monotonic() + WITHIN_S
+    while said(call("assignments", "etl"))[1] != "Group etl has no members\n":
+        assert time.monotonic() < deadline_s
+
+    serving.send_signal(signal.SIGTERM)
+    code, out, _ = said(serving)
+    events = [json.loads(line) for line in out.splitlines()]
+    assert code == ExitCode.OK
+    assert {"started", "joined", "rebalanced", "left", "stopped"} <= {each["event"] for each in events}
+    assert sorted(each["members"][0] for each in events if each["event"] == "joined") == ["a", "b"]
+    assert sum(each.get("moved", 0) for each in events) >= 7
