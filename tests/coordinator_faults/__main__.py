@@ -133,8 +133,8 @@ def table(rows: Sequence[Row]) -> str:
     lines.append("")
     lines.append(
         f"Of commit {commits}, in {sum(row.seconds for row in rows) / 60:,.0f} minutes of runs, with "
-        f"{sum(row.commits for row in rows):,} commits. To be settled within {SETTLE_WITHIN_S:g} s is what is promised. "
-        f"In {sum(row.is_unsteady for row in rows)} runs the calm was not judged, as the machine was too busy to lead in."
+        f"{sum(row.commits for row in rows):,} commits. To be settled within {SETTLE_WITHIN_S:g} s is promised. In "
+        f"{sum(row.is_unsteady for row in rows)} runs the calm was not judged, as the machine was too busy to lead in."
     )
     return "\n".join(lines)
 
