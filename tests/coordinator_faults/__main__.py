@@ -56,6 +56,7 @@ class Row:
     ended_after_s: float
     violations: tuple[str, ...]
     seconds: float
+    is_unsteady: bool = False
 
 
 class Bed:
@@ -97,6 +98,7 @@ class Bed:
             ended_after_s=tally.ended_after_s,
             violations=tuple(verdict.violations[:MOST_KEPT]),
             seconds=round(time.monotonic() - began_s, 1),
+            is_unsteady=tally.is_unsteady,
         )
 
 
@@ -131,7 +133,8 @@ def table(rows: Sequence[Row]) -> str:
     lines.append("")
     lines.append(
         f"Of commit {commits}, in {sum(row.seconds for row in rows) / 60:,.0f} minutes of runs, with "
-        f"{sum(row.commits for row in rows):,} commits. To be settled within {SETTLE_WITHIN_S:g} s is what is promised."
+        f"{sum(row.commits for row in rows):,} commits. To be settled within {SETTLE_WITHIN_S:g} s is promised. In "
+        f"{sum(row.is_unsteady for row in rows)} runs the calm was not judged, as the machine was too busy to lead in."
     )
     return "\n".join(lines)
 

@@ -130,6 +130,22 @@ class Ownership:
         return None
 
 
+def gap_ms(journals: Mapping[str, Sequence[Line]], since_ms: float, until_ms: float) -> float:
+    """Give the longest time since then for which no coordinator has begun or gone on to lead after one had ended to."""
+    lines = sorted(
+        (line for journal in journals.values() for line in journal if line.did in {Did.LEADS, Did.FOLLOWS}),
+        key=lambda line: line.at_ms,
+    )
+    ended_ms, longest_ms = None, 0.0
+    for line in [each for each in lines if each.at_ms >= since_ms]:
+        if line.did is Did.LEADS:
+            longest_ms = max(longest_ms, 0.0 if ended_ms is None else line.at_ms - ended_ms)
+            ended_ms = None
+        else:
+            ended_ms = line.at_ms
+    return max(longest_ms, 0.0 if ended_ms is None else until_ms - ended_ms)
+
+
 def needless_stops(
     journals: Mapping[str, Sequence[Line]], since_ms: float, after: Ownership, leaving: Iterable[str] = ()
 ) -> list[str]:

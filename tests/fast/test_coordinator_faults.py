@@ -4,7 +4,7 @@ import pytest
 
 from marshal_dagster.protocol.placement import coordination_partition
 from tests.coordinator_faults.journal import Did, Line
-from tests.coordinator_faults.judging import Ownership, Record, judge, needless_stops
+from tests.coordinator_faults.judging import Ownership, Record, gap_ms, judge, needless_stops
 from tests.coordinator_faults.scenario import KINDS, scenario
 
 GROUP, TOPIC = "fleet", "orders"
@@ -88,6 +88,14 @@ def test_a_stop_of_what_stays_is_needless() -> None:
     after = Ownership({(TOPIC, 0): ("a", 9), (TOPIC, 1): ("b", 9)})
     assert needless_stops(journals, 2, after) == [f"a: {journals['a'][1]}"]
     assert needless_stops(journals, 2, after, leaving=["a"]) == []
+
+
+def test_a_time_without_a_coordinator_is_found() -> None:
+    """Between one that ended to lead and the next, or until now."""
+    one = [Line(at_ms, did) for at_ms, did in ((1, Did.LEADS), (10, Did.FOLLOWS))]
+    assert gap_ms({"a": one, "b": [Line(14, Did.LEADS)]}, 5, 20) == 4
+    assert gap_ms({"a": one, "b": []}, 5, 20) == 10
+    assert gap_ms({"a": one, "b": []}, 15, 20) == 0
 
 
 def test_each_kind_of_fault_is_first_in_some_run() -> None:

@@ -8,11 +8,14 @@ import pytest
 from tests.coordinator_faults.__main__ import running_bed
 from tests.coordinator_faults.scenario import FaultKind, scenario
 
-SEEDS = (2, 6, 13)
+SEEDS = (199, 462)
 WORST = {
     FaultKind.ALL_COORDINATORS_KILLED,
     FaultKind.MEMBER_KILLED,
-    FaultKind.BROKER_STOPPED,
+    FaultKind.MEMBER_STOPPED,
+    FaultKind.MEMBER_CUT,
+    FaultKind.BROKER_KILLED,
+    FaultKind.PARTITIONS_ADDED,
 }
 
 
