@@ -20,6 +20,7 @@ from dagster import (
 )
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from marshal_dagster.coordinator.messages import by_topic
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs import AnyJob, claimed_batch_ops
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -94,7 +95,7 @@ def build_group_member_sensor(
         living = kept_member(claimer, interest, patience_s)
         if living.error is not None:
             raise ConfigurationError(_refused(member, claimer, living.error))
-        had, has = MemberCursor.read(context.cursor).had, _by_topic(living.places)
+        had, has = MemberCursor.read(context.cursor).had, by_topic(living.places)
         cursor = MemberCursor(had=has).model_dump_json()
         told = f"member {member!r} of group {claimer.group!r}: {living.standing.value}, with {_named(living.places)}"
         gained = {topic: set(numbers) - set(had.get(topic, ())) for topic, numbers in has.items()}
@@ -227,14 +228,7 @@ def _refused(member: str, claimer: ClaimerResource, error: str) -> str:
     return f"member {member!r} of group {claimer.group!r} was refused: {causes.get(error, error)}"
 
 
-def _by_topic(places: Collection[tuple[str, int]]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for topic, number in sorted(places):
-        found.setdefault(topic, []).append(number)
-    return found
-
-
 def _named(places: Collection[tuple[str, int]]) -> str:
     """Say which partitions these are."""
-    told = [f"{len(numbers)} of {topic!r}" for topic, numbers in _by_topic(places).items()]
+    told = [f"{len(numbers)} of {topic!r}" for topic, numbers in by_topic(places).items()]
     return f"{', '.join(told)}" if told else "no partitions"

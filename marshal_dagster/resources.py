@@ -17,6 +17,7 @@ from dagster import Config, ConfigurableResource, EnvVar, InitResourceContext
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
+from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.errors import ConfigurationError, LogChanged, RightMissing, UnavailableError
 from marshal_dagster.kafka.connection import LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
 from marshal_dagster.protocol.messages import (
@@ -362,7 +363,7 @@ class ClaimerResource(CheckedResource):
         default=30.0, ge=1, le=3600, description="The member's session time-out towards the coordinator, in seconds."
     )
     coordinator_topic: str = Field(
-        default="__marshal_coordinator",
+        default=DEFAULT_TOPIC,
         description="The first of the coordinator's topics, beside the coordination topic.",
     )
 

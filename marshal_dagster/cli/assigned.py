@@ -6,16 +6,17 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Final
 
+from marshal_dagster.cli.coordinators import TOPIC_VARIABLE
 from marshal_dagster.cli.survey import Assigned
-from marshal_dagster.coordinator.looking import read_group
-from marshal_dagster.coordinator.wire import DEFAULT_TOPIC, CoordinatorTopics
+from marshal_dagster.coordinator import DEFAULT_TOPIC
+from marshal_dagster.coordinator.looking import read_groups
+from marshal_dagster.coordinator.wire import CoordinatorTopics
 from marshal_dagster.errors import MarshalError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 
 _OLD_S: Final = 5.0
 _TIMEOUT_S: Final = 3.0
 """What is only shown beside the rest keeps nobody waiting for long."""
-_VARIABLE: Final = "MARSHAL_COORDINATOR_TOPIC"
 
 
 @dataclass(slots=True)
@@ -24,7 +25,7 @@ class Assignments:
 
     connection: KafkaConnection
     topics: CoordinatorTopics = field(
-        default_factory=lambda: CoordinatorTopics(os.environ.get(_VARIABLE, DEFAULT_TOPIC))
+        default_factory=lambda: CoordinatorTopics(os.environ.get(TOPIC_VARIABLE, DEFAULT_TOPIC))
     )
     _found: Assigned = field(default_factory=dict)
     _read_at_s: float | None = None
@@ -38,14 +39,14 @@ class Assignments:
         self._read_at_s = time.monotonic()
         impatient = self.connection.model_copy(update={"timeout_s": min(self.connection.timeout_s, _TIMEOUT_S)})
         try:
-            views = [read_group(impatient, self.topics, name) for name in groups]
+            views = read_groups(impatient, self.topics, groups)
         except TopicMissing:
             self._has_topics = False
             return {}
         except MarshalError:
             return {}
         self._found = {
-            view.group: {place: share.member for share in view.shares.values() for place in share.places}
-            for view in views
+            group: {place: share.member for share in view.shares.values() for place in share.places}
+            for group, view in views.items()
         }
         return self._found

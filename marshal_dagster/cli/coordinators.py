@@ -18,17 +18,18 @@ from marshal_dagster.cli.options import (
     Timeout,
 )
 from marshal_dagster.cli.parts import Command, command_group, help_text
+from marshal_dagster.coordinator import DEFAULT_TOPIC
 
 app = command_group("A group coordinator: which member is to claim which partitions. Claims alone decide.")
 
-DEFAULT_TOPIC: Final = "__marshal_coordinator"
+TOPIC_VARIABLE: Final = "MARSHAL_COORDINATOR_TOPIC"
 
 CoordinatorTopic = Annotated[
     str,
     typer.Option(
         "--coordinator-topic",
         metavar="NAME",
-        envvar="MARSHAL_COORDINATOR_TOPIC",
+        envvar=TOPIC_VARIABLE,
         show_envvar=False,
         help="The first of the coordinator's topics; MARSHAL_COORDINATOR_TOPIC sets it too.",
     ),

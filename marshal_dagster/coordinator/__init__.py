@@ -2,3 +2,8 @@
 
 `assignment` are the strategies, pure functions.
 """
+
+from typing import Final
+
+DEFAULT_TOPIC: Final = "__marshal_coordinator"
+"""The first of a coordinator's topics, after which the others are named."""

@@ -338,6 +338,9 @@ class GroupCoordinator:
             self._recovers_until_ms = now_ms + max(self._members[name].session_ms for name in dead)
         if dead:
             self._remove(dead, Happening.FAILED, now_ms)
+        self._note_first_death()
+
+    def _note_first_death(self) -> None:
         self._none_dead_before_ms = min(map(self._dies_ms, self._members.values()), default=math.inf)
 
     def _dies_ms(self, member: _Member) -> float:
@@ -361,7 +364,7 @@ class GroupCoordinator:
         for member in self._members.values():
             if member.unanswered_ms is None:
                 member.unanswered_ms = now_ms
-        self._none_dead_before_ms = min(map(self._dies_ms, self._members.values()), default=math.inf)
+        self._note_first_death()
         sessions_ms = [member.session_ms for member in self._members.values()]
         self._next_ping_ms = now_ms + min(sessions_ms, default=self._rules.min_session_ms) / 3
         unanswered = [each.unanswered_ms for each in self._members.values() if each.unanswered_ms is not None]

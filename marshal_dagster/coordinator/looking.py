@@ -1,6 +1,6 @@
 """What coordinators have written of their groups, for anybody to read: who has which share, and since when silent."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from marshal_dagster.coordinator.assignment import Place
@@ -50,16 +50,20 @@ def view_of(group: str, orders: Iterable[tuple[Order, int]]) -> GroupView:
 
 def read_group(connection: KafkaConnection, topics: CoordinatorTopics, group: str) -> GroupView:
     """Read what is assigned in a group now. Raises `TopicMissing`, `UnavailableError`."""
-    number = partition_of(group, topics.partitions(connection))
-    return view_of(group, _read(connection, topics, number).get(group, ()))
+    return read_groups(connection, topics, [group]).get(group) or view_of(group, ())
 
 
-def read_groups(connection: KafkaConnection, topics: CoordinatorTopics) -> dict[str, GroupView]:
-    """Read what is assigned in all groups now, by name. Raises `TopicMissing`, `UnavailableError`."""
-    found: dict[str, GroupView] = {}
-    for number in range(topics.partitions(connection)):
-        found |= {group: view_of(group, orders) for group, orders in _read(connection, topics, number).items()}
-    return dict(sorted(found.items()))
+def read_groups(
+    connection: KafkaConnection, topics: CoordinatorTopics, names: Collection[str] | None = None
+) -> dict[str, GroupView]:
+    """Read what is assigned now in all groups that were led, or in those of `names`; by name, in their order.
+
+    Raises `TopicMissing`, `UnavailableError`.
+    """
+    count = topics.partitions(connection)
+    numbers = range(count) if names is None else {partition_of(name, count) for name in names}
+    orders = {group: each for number in numbers for group, each in _read(connection, topics, number).items()}
+    return {group: view_of(group, orders[group]) for group in sorted(orders) if names is None or group in names}
 
 
 def _read(connection: KafkaConnection, topics: CoordinatorTopics, number: int) -> dict[str, list[tuple[Order, int]]]:

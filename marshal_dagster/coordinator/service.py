@@ -74,13 +74,17 @@ class Coordinator:
         look: LookAtTopics | None = None,
         listener: Listener | None = None,
     ) -> None:
-        """Connect to nothing yet. `look` tells which topics there are, by default the brokers."""
+        """Connect to nothing yet.
+
+        `look` tells which topics there are: by default the brokers. `listener` is told what happens: by default
+        the log.
+        """
         self._connection = connection
         self._topics = topics or CoordinatorTopics()
         self._options = options or CoordinatorOptions()
         self._clock = clock or SystemClock()
         self._look = look or self._ask_brokers
-        self._listener = listener
+        self._listener = listener or _log
         self._stop = threading.Event()
         self._elections: queue.SimpleQueue[tuple[int, ElectionEvent]] = queue.SimpleQueue()
         self._shards: dict[int, _Shard] = {}
@@ -239,17 +243,7 @@ class Coordinator:
 
     def _tell(self, group: str, events: Sequence[Event], writer: Writer) -> None:
         for event in events:
-            is_bad = event.happening in {Happening.FAILED, Happening.REBALANCE_GIVEN_UP}
-            logger.log(
-                logging.WARNING if is_bad else logging.INFO,
-                "group %r: %s: %s%s",
-                group,
-                event.happening.value,
-                ", ".join(event.members),
-                f" ({event.moved} partitions changed hands)" if event.moved else "",
-            )
-            if self._listener is not None:
-                self._listener(group, event)
+            self._listener(group, event)
             if event.happening in _GONE:
                 for member in event.members:
                     writer.forget(group, member)
@@ -257,3 +251,15 @@ class Coordinator:
     @property
     def _now_ms(self) -> float:
         return self._clock.lease_ms()
+
+
+def _log(group: str, event: Event) -> None:
+    is_bad = event.happening in {Happening.FAILED, Happening.REBALANCE_GIVEN_UP}
+    logger.log(
+        logging.WARNING if is_bad else logging.INFO,
+        "group %r: %s: %s%s",
+        group,
+        event.happening.value,
+        ", ".join(event.members),
+        f" ({event.moved} partitions changed hands)" if event.moved else "",
+    )

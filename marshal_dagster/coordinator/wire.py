@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.coordinator.messages import Order, Word, render
 from marshal_dagster.election.elector import LEADER_SETTINGS
 from marshal_dagster.errors import TopicMissing, UnavailableError
@@ -19,7 +20,6 @@ from marshal_dagster.kafka.topics import Topics
 logger = logging.getLogger(__name__)
 
 CLIENT_ID: Final = "marshal-dagster-coordinator"
-DEFAULT_TOPIC: Final = "__marshal_coordinator"
 DEFAULT_PARTITIONS: Final = 8
 _SAFE_COPIES: Final = 3
 _BATCH: Final = 10_000
