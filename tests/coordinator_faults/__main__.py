@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Final
@@ -67,6 +67,10 @@ class Bed:
         self.folder = folder
         self.commit = commit
 
+    def repair(self) -> None:
+        """Have all run again."""
+        self.kafka.repair()
+
     def row(self, seed: int) -> Row:
         """Run a seed."""
         of, began_s = scenario(seed), time.monotonic()
@@ -110,15 +114,6 @@ def running_bed() -> Iterator[Bed]:
         yield Bed(kafka, folder, soaking.code_version(CODE))
     if not any(folder.iterdir()):
         folder.rmdir()
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Read a results file."""
-    return [_read_row(fields) for fields in soaking.read_rows(path)]
-
-
-def _read_row(fields: dict[str, object]) -> Row:
-    return Row(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})  # type: ignore[arg-type]
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -167,26 +162,6 @@ def report(row: Row, folder: Path) -> None:
         print(f"    python -m tests.coordinator_faults --seed {row.seed}    # left in {folder / f'seed{row.seed}'}")
 
 
-def soak(seeds: Sequence[int], results: Path | None) -> list[Row]:
-    """Run what `results` does not have yet for this commit."""
-    rows = read_rows(results) if results else []
-    at = soaking.code_version(CODE)
-    done = {row.seed: row for row in rows if row.commit == at}
-    due = [seed for seed in seeds if seed not in done]
-    found = [done[seed] for seed in seeds if seed in done]
-    if not due:
-        return found
-    with running_bed() as bed:
-        for seed in due:
-            row = bed.row(seed)
-            report(row, bed.folder)
-            found.append(row)
-            if results:
-                soaking.add_row(results, asdict(row))
-            bed.kafka.repair()
-    return found
-
-
 def main() -> int:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(prog="python -m tests.coordinator_faults", description=__doc__)
@@ -198,10 +173,12 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if options.table:
-        print(table(read_rows(options.table)))
+        print(table(soaking.rows_of(Row, options.table)))
         return 0
     seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.runs)
-    rows = soak(seeds, options.results)
+    rows = soaking.soak(
+        seeds, Row, options.results, at=soaking.code_version(CODE), running_bed=running_bed, report=report
+    )
     failed = sum(bool(row.violations) for row in rows)
     print(f"{len(rows)} runs, {sum(row.terms for row in rows)} terms, {failed} with violations")
     return 1 if failed else 0

@@ -18,8 +18,9 @@ from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Phase
 from tests import delivering as scenes
+from tests import soaking
 from tests.delivering import Scene
-from tests.faults.__main__ import Row, read_rows, table
+from tests.faults.__main__ import Row, table
 from tests.faults.journal import Claimed, Entry, Journal, Known, Left, Part, Processed, Refused, read_journal
 from tests.faults.judging import CLOCKS_MS, ON_MS, Evidence, Trial
 from tests.faults.proxy import FAIR, Proxy, Way, Weather
@@ -557,7 +558,7 @@ def test_the_table_counts_a_run_in_each_of_its_faults(tmp_path: Path) -> None:
     row = Row("c", 1, "at_least_once", ("link cut", "member killed"), 9, (2_100,), 1, 0, 0, 0, 3, (), 8.0, True, 3)
     path = tmp_path / "faults.jsonl"
     path.write_text(json.dumps(asdict(row)) + "\n")
-    assert read_rows(path) == [row]
+    assert soaking.rows_of(Row, path) == [row]
     lines = table([row]).splitlines()
     counts = "1 | 1 | 1 | 2.1 s, 2.1 s | 1 | 0 | 0 | 0 |"
     assert [line for line in lines if line.endswith(counts)] == [
@@ -575,7 +576,7 @@ def test_rows_of_before_ranges_are_read(tmp_path: Path) -> None:
     row = asdict(Row("c", 1, "at_least_once", ("link cut",), 9, (), 1, 0, 0, 0, 3, (), 8.0))
     path = tmp_path / "faults.jsonl"
     path.write_text(json.dumps({name: row[name] for name in row if name not in {"claims_ranges", "together"}}) + "\n")
-    assert [(each.claims_ranges, each.together) for each in read_rows(path)] == [(False, 0)]
+    assert [(each.claims_ranges, each.together) for each in soaking.rows_of(Row, path)] == [(False, 0)]
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests import soaking
-from tests.outbox_faults.__main__ import Row, read_rows, table
+from tests.outbox_faults.__main__ import Row, table
 from tests.outbox_faults.judging import Seen, judge
 from tests.outbox_faults.scenario import KINDS, scenario
 from tests.outbox_faults.writers import Fact
@@ -105,7 +105,7 @@ def test_results_are_read_back_and_added_up(tmp_path: Path) -> None:
     rows = [row, replace(row, seed=2, violations=())]
     for each in rows:
         soaking.add_row(tmp_path / "results", {name: getattr(each, name) for name in each.__slots__})
-    assert read_rows(tmp_path / "results") == rows
+    assert soaking.rows_of(Row, tmp_path / "results") == rows
     lines = table(rows).splitlines()
     assert (
         next(line for line in lines if "harvester killed" in line)

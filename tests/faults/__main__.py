@@ -125,15 +125,6 @@ def running_bed(lanes: int = LANES) -> Iterator[Bed]:
         folder.rmdir()
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Read a results file."""
-    return [_read_row(fields) for fields in soaking.read_rows(path)]
-
-
-def _read_row(fields: dict[str, object]) -> Row:
-    return Row(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})  # type: ignore[arg-type]
-
-
 def table(rows: Sequence[Row]) -> str:
     """Give the results as a markdown table; a run counts in the line of each of its faults."""
     lines = [
@@ -197,7 +188,7 @@ def report(row: Row, folder: Path) -> None:
 
 def soak(seeds: Sequence[int], lanes: int, results: Path | None) -> list[Row]:
     """Run what `results` does not have yet for this commit."""
-    rows = read_rows(results) if results else []
+    rows = soaking.rows_of(Row, results) if results else []
     at = soaking.code_version(soaking.ALL_CODE)
     done = {row.seed: row for row in rows if row.commit == at}
     due = [seed for seed in seeds if seed not in done]
@@ -226,7 +217,7 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if options.table:
-        print(table(read_rows(options.table)))
+        print(table(soaking.rows_of(Row, options.table)))
         return 0
     seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
     rows = soak(seeds, options.lanes, options.results)
