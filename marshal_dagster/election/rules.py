@@ -126,7 +126,9 @@ class Candidacy:
         return events
 
     def hear(self, beat: Beat, offset: int, now_ms: float) -> list[Event]:
-        """Take a beat that was read at `offset` of the partition, anybody's."""
+        """Take a beat that was read at `offset` of the partition, anybody's; it cannot bring back a term that is over."""
+        if self._is_over(now_ms):
+            return self._end(now_ms)
         sent_ms = self._sent_ms.get(beat.number) if beat.leader_id == self._id else None
         if sent_ms is None:
             return []
@@ -146,10 +148,7 @@ class Candidacy:
 
     def tick(self, now_ms: float) -> tuple[list[Event], Beat | None]:
         """Let time pass: end a term whose deadline is over; give the beat to publish, if one is due."""
-        events: list[Event] = []
-        if self.term is not None and now_ms >= self._ends_ms:
-            waited_s = self._timing.receive_deadline_ms / 1_000
-            events = self.give_up(now_ms, f"heard no beat of its own of the last {waited_s:g} s")
+        events = self._end(now_ms) if self._is_over(now_ms) else []
         if self._id is None or now_ms < self._next_beat_ms:
             return events, None
         self._next_beat_ms = now_ms + self._timing.beat_interval_ms
@@ -158,6 +157,13 @@ class Candidacy:
         self._sent_ms = {number: at for number, at in self._sent_ms.items() if at > oldest_ms}
         self._sent_ms[self._number] = now_ms
         return events, Beat(self._id, self._number)
+
+    def _is_over(self, now_ms: float) -> bool:
+        return self.term is not None and now_ms >= self._ends_ms
+
+    def _end(self, now_ms: float) -> list[Event]:
+        waited_s = self._timing.receive_deadline_ms / 1_000
+        return self.give_up(now_ms, f"heard no beat of its own of the last {waited_s:g} s")
 
     def _stand_anew(self, now_ms: float) -> None:
         self._id = next(self._ids)

@@ -182,10 +182,18 @@ def test_giving_up_without_a_term_tells_nothing() -> None:
 
 def test_whether_a_term_holds_does_not_wait_for_somebody_to_look() -> None:
     """After a long stop it is over before the rules have ticked."""
+    assert not leader().leads(60_000)
+
+
+def test_a_term_that_is_over_does_not_come_back() -> None:
+    """A beat that is heard before anybody has looked at the deadline ends the term too; it may have been doubted."""
     candidacy = leader()
-    assert not candidacy.leads(60_000)
-    assert candidacy.hear(Beat("id0", 1), 8, 60_000) == []
-    assert not candidacy.leads(60_000)
+    beat = due(candidacy, 500)
+    assert not candidacy.leads(1_000)
+    assert candidacy.hear(beat, 8, 1_001) == [Resigned(Term(7, "id0"), "heard no beat of its own of the last 1 s")]
+    assert not candidacy.leads(1_002)
+    again = due(candidacy, 1_002)
+    assert (again.leader_id, again.number) == ("id1", 1)
 
 
 def test_only_beats_that_can_still_count_are_remembered() -> None:

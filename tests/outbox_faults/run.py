@@ -57,6 +57,7 @@ DRAIN_WITHIN_S: Final = 90.0
 END_WITHIN_S: Final = 30.0
 LEADER_WITHIN_S: Final = 3.0
 READ_WITHIN_S: Final = 40.0
+WHEREABOUTS_S: Final = 1.0
 TICK_S: Final = 0.02
 COPIES: Final = {"min.insync.replicas": "2", "unclean.leader.election.enable": "false"}
 
@@ -102,6 +103,13 @@ class Process:
         """Send its process a signal."""
         if self.process is not None and self.is_alive:
             self.process.send_signal(number)
+
+    def whereabouts(self) -> str:
+        """Ask it where its threads are."""
+        before = self.errors.stat().st_size
+        self.signal(signal.SIGUSR1)
+        time.sleep(WHEREABOUTS_S)
+        return self.errors.read_bytes()[before:].decode(errors="replace")
 
 
 @dataclass(slots=True)
@@ -217,7 +225,7 @@ class Run:
             with suppress(subprocess.TimeoutExpired):
                 process.process.wait(END_WITHIN_S)
             if process.is_alive:
-                self.wrong.append(f"a harvester ends when told to: {process.number} does not")
+                self.wrong.append(f"a harvester ends when told to: {process.number} does not, {process.whereabouts()}")
                 process.signal(signal.SIGKILL)
                 process.process.wait()
             elif not process.is_held:
@@ -323,7 +331,10 @@ class Run:
         while process.is_alive:
             process.signal(signal.SIGCONT)
             if time.monotonic() > deadline:
-                raise Failed(f"harvester {process.number} does not end within {END_WITHIN_S:g} s of SIGTERM")
+                raise Failed(
+                    f"harvester {process.number} does not end within {END_WITHIN_S:g} s of SIGTERM, "
+                    f"{process.whereabouts()}"
+                )
             yield
         yield from self._pause(fault.lasts_s)
         self._start(process)

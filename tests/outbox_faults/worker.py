@@ -1,5 +1,6 @@
-"""A harvester in a process of its own: `python -m tests.outbox_faults.worker JSON`, which ends in order at SIGTERM."""
+"""A harvester in a process of its own: `python -m tests.outbox_faults.worker JSON`, which ends in order at SIGTERM and tells where it is at SIGUSR1."""
 
+import faulthandler
 import json
 import logging
 import os
@@ -87,6 +88,7 @@ def main() -> int:
         one.stop()
 
     signal.signal(signal.SIGTERM, stop)
+    faulthandler.register(signal.SIGUSR1)
     journal = threading.Thread(target=keep_journal, args=(one, orders.journal, is_over))
     journal.start()
     try:
