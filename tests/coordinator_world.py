@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from marshal_dagster.coordinator.assignment import Place, Strategy, sticky_assignment
+from marshal_dagster.coordinator.assignment import Place, Strategy, sticky_assignment, weighted_assignment
 from marshal_dagster.coordinator.group import ALL, Event, GroupCoordinator, Happening, Rules
 from marshal_dagster.coordinator.member import Membership, Standing, Told
 from marshal_dagster.coordinator.messages import Order, Register, StartFetcher, Word, parse_order, parse_word, render
@@ -55,6 +55,8 @@ class World:
     strategy: Strategy = sticky_assignment
     topics: dict[str, int] = field(default_factory=lambda: {"orders": 24})
     network: Network = field(default_factory=Network)
+    weights: dict[Place, float] | None = None
+    """What partitions weigh, where that is looked at."""
     overhears: bool = True
     """Whether members get the orders for others too, as they do on a broker; thousands are too many for that here."""
 
@@ -73,7 +75,7 @@ class World:
         self.claims: dict[Place, Worker] = {}
         self._numbers = itertools.count()
         self._due: list[tuple[float, int, Callable[[], None]]] = []
-        self.rules = Rules(self.strategy, min_session_ms=500)
+        self.rules = Rules(self.strategy, min_session_ms=500, weighs=self.weights is not None)
 
     def join(self, name: str, **fields: object) -> Worker:
         """Start a member's process; one of that name which is there goes on, if it lives."""
@@ -128,6 +130,7 @@ class World:
             for leader in self.coordinators:
                 if leader.epoch not in self.sleeping:
                     self._send_orders(leader.topics_are(self.topics, self.now_ms))
+                    self._weigh(leader)
                     self._send_orders(leader.tick(self.now_ms))
                     self._tell(leader)
             for worker in list(self.workers.values()):
@@ -153,7 +156,24 @@ class World:
         owners = self.owners()
         counts = Counter(owners[place] for place in places if place in owners)
         has_all = sum(counts[name] for name in living) == len(places) and len(living) == len(self.workers)
+        if has_all and self.weights is not None:
+            return self._is_even_by_weight(owners)
         return has_all and max(counts[name] for name in living) - min(counts[name] for name in living) <= 1
+
+    def _is_even_by_weight(self, owners: dict[Place, str]) -> bool:
+        """Tell whether nobody has much more than its share and the heaviest partition."""
+        weights = self.weights or {}
+        loads: Counter[str] = Counter()
+        for place, name in owners.items():
+            loads[name] += round(weights.get(place, 0.0)) + 1
+        heaviest = max(weights.values(), default=0.0) + 1
+        return max(loads.values()) <= 1.3 * (loads.total() / len(self.workers) + heaviest)
+
+    def _weigh(self, leader: GroupCoordinator) -> None:
+        """Tell the weights now and then, and a little after they are waited for, as a process does."""
+        is_due = self.now_ms % 3_000 < TICK_MS or (leader.awaits_weights and self.now_ms % 500 < TICK_MS)
+        if self.weights is not None and is_due:
+            leader.weights_are(leader.topics_wanted(), self.weights)
 
     def owners(self) -> dict[Place, str]:
         """Give by which name each partition is claimed."""
@@ -285,6 +305,9 @@ def befall(seed: int) -> None:
     """
     dice = random.Random(seed)
     world = World(seed=seed, network=Network(loses=0.15, repeats=0.1, delay_ms=800))
+    if seed % 4 == 3:
+        weights = {("orders", number): random.Random(f"{seed}/{number}").paretovariate(1) * 100 for number in range(24)}
+        world = World(seed=seed, network=world.network, strategy=weighted_assignment, weights=weights)
     world.elect()
     names = (f"m{number}" for number in itertools.count())
     for _ in range(40):

@@ -8,22 +8,25 @@ from pathlib import Path
 from typing import Any, Final
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of
+from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of, telling_how_to_create
 from marshal_dagster.cli.exits import ExitCode
-from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.cli.options import DEFAULT_COORDINATION_TOPIC, ConnectionOptions
 from marshal_dagster.cli.serving import attend
 from marshal_dagster.cli.survey import listed
 from marshal_dagster.cli.telling import telling_warnings
+from marshal_dagster.coordination.registry import shared_rationalizer
 from marshal_dagster.coordinator.assignment import STRATEGIES
 from marshal_dagster.coordinator.group import Event, Happening, Rules
 from marshal_dagster.coordinator.looking import GroupView, Share, read_group, read_groups
 from marshal_dagster.coordinator.messages import by_topic
 from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
+from marshal_dagster.coordinator.weighing import LagWeights, Weigh
 from marshal_dagster.coordinator.wire import CoordinatorTopics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 
 _WARNS: Final = ("coordinator.service", "coordinator.wire", "election")
+_BY_WEIGHT: Final = "weighted"
 _LONG_SILENT_MS: Final = 60_000.0
 _TOLD: Final = {
     Happening.JOINED: "joined",
@@ -58,8 +61,10 @@ class Manner:
     """How a coordinator leads, as the command line says it."""
 
     strategy: str = "sticky"
+    coordination_topic: str = DEFAULT_COORDINATION_TOPIC
     min_session_s: float = 1.0
     max_failed_pings: int = 1
+    backoff_s: float = 1.0
     max_retries: int = 4
 
     def options(self) -> CoordinatorOptions:
@@ -68,9 +73,19 @@ class Manner:
             STRATEGIES[self.strategy],
             min_session_ms=round(self.min_session_s * 1_000),
             max_failed_pings=self.max_failed_pings,
+            rebalance_backoff_ms=self.backoff_s * 1_000,
             max_rebalance_retries=self.max_retries,
         )
         return CoordinatorOptions(rules=rules)
+
+    def weigh(self, connection: KafkaConnection, data: KafkaConnection) -> Weigh | None:
+        """Give what weighs partitions, where the strategy goes by that. Raises `MarshalError`."""
+        if self.strategy != _BY_WEIGHT:
+            return None
+        check_topic("--coordination-topic", self.coordination_topic)
+        with telling_how_to_create(self.coordination_topic):
+            shared_rationalizer(connection, self.coordination_topic)
+        return LagWeights(connection, self.coordination_topic, data)
 
 
 def init(place: Place, partitions: int, *, as_json: bool) -> None:
@@ -90,12 +105,14 @@ def init(place: Place, partitions: int, *, as_json: bool) -> None:
 def run(place: Place, manner: Manner, *, as_json: bool) -> ExitCode:
     """Lead groups until a signal comes, and tell what happens. Raises `MarshalError`."""
     connection = place.connection()
+    data = data_connection_of(place.data, connection)
     teller = _Teller(as_json=as_json)
     coordinator = Coordinator(
         connection,
         place.topics(),
         manner.options(),
-        look=partial(_partition_counts, data_connection_of(place.data, connection)),
+        look=partial(_partition_counts, data),
+        weigh=manner.weigh(connection, data),
         listener=teller.happened,
     )
     with telling_warnings(_WARNS, each_time=True):

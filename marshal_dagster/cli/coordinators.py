@@ -9,10 +9,12 @@ import typer
 
 from marshal_dagster.cli.exits import HELP, ExitCode
 from marshal_dagster.cli.options import (
+    DEFAULT_COORDINATION_TOPIC,
     AsJson,
     BootstrapServers,
     ConnectionFile,
     ConnectionOptions,
+    CoordinationTopic,
     DataConnection,
     GroupName,
     Timeout,
@@ -74,15 +76,20 @@ def _init(  # noqa: PLR0917 - typer gives options by name
         "that run share the groups, and take over from each other. What happens is told in lines on stderr, with "
         "--json on stdout.",
         "coordinator run",
-        "coordinator run --strategy range --json",
+        "coordinator run --strategy weighted --json",
     ),
 )
 def _run(  # noqa: PLR0917 - by name
     topic: CoordinatorTopic = DEFAULT_TOPIC,
     strategy: Annotated[
-        Literal["sticky", "range", "round_robin"],
-        typer.Option("--strategy", help="How partitions are spread; sticky moves the fewest, and knows capacities."),
+        Literal["sticky", "weighted", "range", "round_robin"],
+        typer.Option(
+            "--strategy",
+            help="How partitions are spread: sticky by number, with the fewest moves; weighted by how much of each is "
+            "unread; both by members' capacities too.",
+        ),
     ] = "sticky",
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     min_session: Annotated[
         float,
         typer.Option("--min-session", metavar="SECONDS", min=0, help="Refuse members with a shorter session time-out."),
@@ -90,6 +97,15 @@ def _run(  # noqa: PLR0917 - by name
     max_failed_pings: Annotated[
         int, typer.Option("--max-failed-pings", metavar="N", min=0, help="Pings a member may miss, one after another.")
     ] = 1,
+    backoff: Annotated[
+        float,
+        typer.Option(
+            "--rebalance-backoff",
+            metavar="SECONDS",
+            min=0,
+            help="How long to wait when somebody did not answer in a rebalance; after the last try 30 times as long.",
+        ),
+    ] = 1.0,
     max_retries: Annotated[
         int, typer.Option("--max-retries", metavar="N", min=0, help="How often a rebalance is tried again at once.")
     ] = 4,
@@ -102,7 +118,7 @@ def _run(  # noqa: PLR0917 - by name
     from marshal_dagster.cli import coordinating
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    manner = coordinating.Manner(strategy, min_session, max_failed_pings, max_retries)
+    manner = coordinating.Manner(strategy, coordination_topic, min_session, max_failed_pings, backoff, max_retries)
     return coordinating.run(coordinating.Place(topic, options, data_connection), manner, as_json=as_json)
 
 

@@ -9,8 +9,8 @@ from typing import Any, Final, Self
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import Place
-from marshal_dagster.coordinator.member import Membership, Standing, Told
-from marshal_dagster.coordinator.messages import Leave, Register, parse_order
+from marshal_dagster.coordinator.member import Membership, Offsets, Standing, Told
+from marshal_dagster.coordinator.messages import Leave, Order, Ping, Register, parse_order
 from marshal_dagster.coordinator.wire import CLIENT_FAILURES, CoordinatorTopics, Reader, Writer, end_of, partition_of
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -43,12 +43,14 @@ class CoordinatedMember:
         stop: Work,
         topics: CoordinatorTopics | None = None,
         clock: Clock | None = None,
+        offsets: Callable[[], Offsets] = dict,
         **registration: Any,  # noqa: ANN401 - the fields of a Register
     ) -> None:
         """Connect to nothing yet.
 
         `registration` are fields of a `Register`, such as `pattern` and `session_timeout_ms`, and the topics that it
-        takes as `topics_wanted`.
+        takes as `topics_wanted`. With `auto_commit` the coordinator is told at each ping what `offsets` gives, the next
+        offset of each partition; it is called in the member's thread.
         Raises `ConfigurationError` for what no record could carry.
         """
         fields = {"topics": registration.pop("topics_wanted", []), "session_timeout_ms": 6_000, **registration}
@@ -62,6 +64,7 @@ class CoordinatedMember:
         self._topics = topics or CoordinatorTopics()
         self._clock = clock or SystemClock()
         self._register = register
+        self._offsets = offsets
         self._hands = _Hands(f"member {register.member!r} of group {register.group!r}", start, stop)
         self._membership: Membership | None = None
         self._is_over = threading.Event()
@@ -146,7 +149,7 @@ class CoordinatedMember:
             at = came.offset + 1
             order = parse_order(came.value)
             if order is not None:
-                self._do(membership.hear(order, self._clock.lease_ms()), writer)
+                self._do(membership.hear(order, self._clock.lease_ms(), self._where(order)), writer)
         self._do(membership.tick(self._clock.lease_ms()), writer)
         self._say_what_is_done(membership, writer)
         is_to_go = self._is_over.is_set() or self._hands.take_failure()
@@ -154,6 +157,15 @@ class CoordinatedMember:
             self._do(membership.leave(), writer)
         writer.poll()
         return at
+
+    def _where(self, order: Order) -> Offsets:
+        if not isinstance(order, Ping) or not self._register.auto_commit:
+            return {}
+        try:
+            return self._offsets()
+        except Exception:
+            logger.exception("%s: how far it got is not known", self._hands.name)
+            return {}
 
     def _do(self, told: Told, writer: Writer) -> None:
         """Have work stopped and begun with, and say so once that is done; what needs no work is said at once."""

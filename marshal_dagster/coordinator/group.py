@@ -6,7 +6,7 @@ second coordinator orders can cost balance, never safety, which is the claims' i
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from fnmatch import fnmatchcase
@@ -38,6 +38,8 @@ Refusal = Literal["duplicate_id", "session_timeout_too_short", "bad_pattern", "u
 
 _ROUNDS_KEPT: Final = 32
 _REPLACED_KEPT: Final = 1_000
+_MUCH: Final = 1.25
+"""So much more than it needs to be the fullest member's load is, before weights alone have partitions moved."""
 _LONG: Final = 30
 """How many times the usual pause follows a rebalance that was given up."""
 _GATHER_AT_MOST: Final = 10
@@ -55,6 +57,8 @@ class Rules:
 
     A rebalance begins `gather_ms` after the last member came or went, and ten times that after the first at the
     latest: those of thousands that come together are shared out to once, not one after the other.
+
+    Where it `weighs` partitions, as for a strategy that goes by their lag, none begins before the weights are told.
     """
 
     strategy: Strategy
@@ -63,6 +67,7 @@ class Rules:
     gather_ms: float = 100.0
     rebalance_backoff_ms: float = 1_000.0
     max_rebalance_retries: int = 4
+    weighs: bool = False
 
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for values that cannot be."""
@@ -189,6 +194,10 @@ class GroupCoordinator:
         self._knows_topics = False
         """Before it does, nobody is told anything."""
         self._weights: Mapping[Place, float] = MappingProxyType({})
+        self.awaits_weights = rules.weighs
+        """Whether there is something to weigh before anything is moved."""
+        self._positions: dict[Place, int] = {}
+        """How far members say that they got."""
         self._round = 0
         self._sent_ms: dict[int, float] = {}
         self._next_ping_ms = now_ms
@@ -218,6 +227,16 @@ class GroupCoordinator:
         """Give what each member works on, as far as it is known."""
         return {name: member.places for name, member in self._members.items()}
 
+    @property
+    def positions(self) -> Mapping[Place, int]:
+        """How far members that commit by themselves say that they got."""
+        return self._positions
+
+    def topics_wanted(self) -> frozenset[str]:
+        """Give the topics that members take, as far as they are there."""
+        wanted = {topic for member in self._members.values() for topic in self._wanted(member.registration)}
+        return frozenset(wanted & self._topics.keys())
+
     # What comes in
 
     def hear(self, word: Word, now_ms: float) -> list[Order]:
@@ -243,6 +262,7 @@ class GroupCoordinator:
             case Pong():
                 later = [sent_ms for number, sent_ms in self._sent_ms.items() if number > word.round]
                 member.unanswered_ms = min(later, default=None)
+                self._note_positions(word, member)
                 return []
             case Stopped():
                 return self._stopped(word, now_ms)
@@ -256,11 +276,18 @@ class GroupCoordinator:
         if topics != self._topics:
             self._topics = dict(topics)
             self._is_due = True
+            self.awaits_weights = self._rules.weighs
         return self._go_on(now_ms)
 
-    def weights_are(self, weights: Mapping[Place, float]) -> None:
-        """Take what partitions weigh, such as their lag; it counts from the next rebalance on."""
-        self._weights = weights
+    def weights_are(self, topics: Collection[str], weights: Mapping[Place, float] | None) -> None:
+        """Take what partitions of these topics weigh, such as their lag; None for what could not be found out.
+
+        It counts from the next rebalance on, of which one is due if that spreads the weights much better than now.
+        """
+        self._weights = self._weights if weights is None else weights
+        self.awaits_weights = topics != self.topics_wanted()
+        if self.is_settled and self._members and self._knows_topics and self._is_lopsided():
+            self._is_due = True
 
     def tick(self, now_ms: float) -> list[Order]:
         """Let time pass."""
@@ -291,6 +318,8 @@ class GroupCoordinator:
         self._members[word.member] = _Member(word, had, is_told)
         self._has(word.member, places)
         is_same = before is not None and _interests(before.registration) == _interests(word) and places == had
+        if before is None or _interests(before.registration) != _interests(word):
+            self.awaits_weights = self._rules.weighs
         if before is None:
             self._tell(Happening.JOINED, word.member)
         if before is None and not places and self._rebalance is not None:
@@ -382,7 +411,7 @@ class GroupCoordinator:
             if not late:
                 return []
             self._retry(late, now_ms)
-        if not self._is_due or not self._knows_topics:
+        if not self._is_due or not self._knows_topics or self.awaits_weights:
             return []
         if now_ms < max(self._not_before_ms, self._gathers_until_ms) or self._is_recovering(now_ms):
             return []
@@ -526,6 +555,21 @@ class GroupCoordinator:
                 del self._owner[place]
         self._owner |= dict.fromkeys(places - member.places, name)
         member.places = places
+
+    def _note_positions(self, word: Pong, member: _Member) -> None:
+        told = {(topic, number): at for topic, each in (word.offsets or {}).items() for number, at in each.items()}
+        self._positions |= {place: at for place, at in told.items() if place in member.places}
+
+    def _is_lopsided(self) -> bool:
+        """Tell whether another assignment would leave the fullest member much less than it has."""
+        target = self._target(dict(self._owner))
+        now = max(self._load(name, member.places) for name, member in self._members.items())
+        best = max(self._load(name, places) for name, places in target.items())
+        return now > _MUCH * best
+
+    def _load(self, name: str, places: Iterable[Place]) -> float:
+        """Give how much so many partitions are for a member, by their weights and its capacity."""
+        return sum(self._weights.get(place, 0.0) + 1 for place in places) / self._members[name].registration.capacity
 
     def _target(self, before: Assignment) -> dict[str, frozenset[Place]]:
         subscribers = [

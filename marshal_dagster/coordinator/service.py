@@ -5,13 +5,14 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import Place, sticky_assignment
 from marshal_dagster.coordinator.group import Event, GroupCoordinator, Happening, Rules
 from marshal_dagster.coordinator.messages import Order, StartFetcher, parse_order, parse_word
+from marshal_dagster.coordinator.weighing import Weigh
 from marshal_dagster.coordinator.wire import CLIENT_FAILURES, CoordinatorTopics, Reader, Writer, end_of, read_all
 from marshal_dagster.election.elector import Elector
 from marshal_dagster.election.rules import Event as ElectionEvent
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.05
 _LOOK_AT_TOPICS_MS: Final = 5_000.0
+_WEIGH_EACH_MS: Final = 30_000.0
 _AGAIN_AFTER_S: Final = 0.5
 _HELPERS: Final = 4
 LookAtTopics = Callable[[], Mapping[str, int]]
@@ -57,6 +59,9 @@ class _Shard:
 _Shares = Mapping[str, Sequence[StartFetcher]]
 """What members have been told to work on, by group."""
 
+_Weighed = dict[str, tuple[frozenset[str], Mapping[Place, float] | None]]
+"""The topics of each group, and what their partitions weigh, if that could be found out."""
+
 
 class Coordinator:
     """Leads the groups of the partitions that it is elected for; several processes share them.
@@ -72,18 +77,22 @@ class Coordinator:
         clock: Clock | None = None,
         *,
         look: LookAtTopics | None = None,
+        weigh: Weigh | None = None,
         listener: Listener | None = None,
     ) -> None:
         """Connect to nothing yet.
 
-        `look` tells which topics there are: by default the brokers. `listener` is told what happens: by default
-        the log.
+        `look` tells which topics there are: by default the brokers. `weigh` weighs the partitions of a group every
+        half a minute, for a strategy that goes by weights, such as `weighted`. `listener` is told what happens: by
+        default the log.
         """
         self._connection = connection
         self._topics = topics or CoordinatorTopics()
         self._options = options or CoordinatorOptions()
         self._clock = clock or SystemClock()
         self._look = look or self._ask_brokers
+        self._weigh = weigh
+        self._rules = replace(self._options.rules, weighs=weigh is not None)
         self._listener = listener or _log
         self._stop = threading.Event()
         self._elections: queue.SimpleQueue[tuple[int, ElectionEvent]] = queue.SimpleQueue()
@@ -94,6 +103,8 @@ class Coordinator:
         """How many partitions each topic has, once that was looked up."""
         self._looking: Future[Mapping[str, int]] | None = None
         self._next_look_ms = 0.0
+        self._weighing: Future[_Weighed] | None = None
+        self._next_weighing_ms = 0.0
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
 
     def stop(self) -> None:
@@ -127,7 +138,7 @@ class Coordinator:
                     self._lead_with(Writer(self._connection, self._topics, partitions), elector, reader)
         finally:
             self._helpers.shutdown(wait=False, cancel_futures=True)
-            self._shards, self._beginning, self._looking = {}, {}, None
+            self._shards, self._beginning, self._looking, self._weighing = {}, {}, None, None
             reader.close()
 
     def _lead_with(self, writer: Writer, elector: Elector, reader: Reader) -> None:
@@ -148,6 +159,7 @@ class Coordinator:
             self._stop.wait(_TICK_S)
             return
         self._look_at_topics()
+        self._weigh_groups()
         for came in reader.read(_TICK_S):
             shard, word = self._shards.get(came.partition), parse_word(came.value)
             if shard is None or word is None:
@@ -215,7 +227,7 @@ class Coordinator:
         recovery_ms = self._options.recovery_ms if kept else 0.0
         # An epoch above 0, which is what members have that have heard none.
         epoch = term.fence + 1
-        return GroupCoordinator(name, epoch, self._options.rules, self._now_ms, kept=kept, recovery_ms=recovery_ms)
+        return GroupCoordinator(name, epoch, self._rules, self._now_ms, kept=kept, recovery_ms=recovery_ms)
 
     def _look_at_topics(self) -> None:
         """Look, now and then and in the background, which topics there are with how many partitions."""
@@ -229,6 +241,33 @@ class Coordinator:
         if self._looking is None and self._now_ms >= self._next_look_ms:
             self._next_look_ms = self._now_ms + _LOOK_AT_TOPICS_MS
             self._looking = self._helpers.submit(self._look)
+
+    def _weigh_groups(self) -> None:
+        """Weigh, now and then and in the background, what groups have to work on; soon where one waits for it."""
+        if self._weigh is None or self._known is None:
+            return
+        groups = {name: group for shard in self._shards.values() for name, group in shard.groups.items()}
+        if self._weighing is not None and self._weighing.done():
+            self._next_weighing_ms = self._now_ms + _WEIGH_EACH_MS
+            weighed, self._weighing = self._weighing.result(), None
+            for name, (topics, weights) in weighed.items():
+                if name in groups:
+                    groups[name].weights_are(topics, weights)
+        is_due = self._now_ms >= self._next_weighing_ms or any(group.awaits_weights for group in groups.values())
+        if self._weighing is None and is_due:
+            wanted = {name: (group.topics_wanted(), dict(group.positions)) for name, group in groups.items()}
+            self._weighing = self._helpers.submit(self._weigh_all, self._weigh, wanted)
+
+    @staticmethod
+    def _weigh_all(weigh: Weigh, wanted: Mapping[str, tuple[frozenset[str], Mapping[Place, int]]]) -> _Weighed:
+        found: _Weighed = {}
+        for name, (topics, positions) in wanted.items():
+            try:
+                found[name] = topics, weigh(name, topics, positions)
+            except MarshalError as error:
+                logger.warning("the partitions of group %r could not be weighed: %s", name, error)
+                found[name] = topics, None
+        return found
 
     def _ask_brokers(self) -> Mapping[str, int]:
         with Topics(self._connection) as topics:

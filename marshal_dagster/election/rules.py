@@ -126,7 +126,7 @@ class Candidacy:
         return events
 
     def hear(self, beat: Beat, offset: int, now_ms: float) -> list[Event]:
-        """Take a beat that was read at `offset` of the partition, anybody's; it cannot bring back a term that is over."""
+        """Take a beat that was read at `offset` of the partition, anybody's; a term that is over it ends."""
         if self._is_over(now_ms):
             return self._end(now_ms)
         sent_ms = self._sent_ms.get(beat.number) if beat.leader_id == self._id else None

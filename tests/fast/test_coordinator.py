@@ -2,10 +2,10 @@
 
 import pytest
 
-from marshal_dagster.coordinator.assignment import sticky_assignment
+from marshal_dagster.coordinator.assignment import sticky_assignment, weighted_assignment
 from marshal_dagster.coordinator.group import GroupCoordinator, Happening, Rules
 from marshal_dagster.coordinator.member import Membership, Standing
-from marshal_dagster.coordinator.messages import Leave, Register, Registered, StartFetcher, StopFetcher
+from marshal_dagster.coordinator.messages import Leave, Pong, Register, Registered, StartFetcher, StopFetcher
 from tests.coordinator_world import GROUP, World, befall
 
 
@@ -248,6 +248,84 @@ def test_those_who_keep_coming_do_not_hold_up_those_before_them() -> None:
 
 
 @pytest.mark.thorough
+def weighed(weights: dict[int, float], members: int = 2) -> World:
+    """Begin a world of so many partitions with these weights, in which all is settled."""
+    world = World(
+        strategy=weighted_assignment,
+        topics={"orders": len(weights)},
+        weights={("orders", number): weight for number, weight in weights.items()},
+    )
+    world.elect()
+    for number in range(members):
+        world.join(f"m{number}")
+    world.until(lambda: len(world.claims) == len(weights), 5_000)
+    world.run(1_000)
+    return world
+
+
+def test_weights_are_spread() -> None:
+    """One heavy partition is as much as five light ones."""
+    world = weighed({0: 500.0, **dict.fromkeys(range(1, 6), 100.0)})
+    assert sorted(len(each.membership.places) for each in world.workers.values()) == [1, 5]
+
+
+def test_work_moves_once_its_weight_has_changed_much() -> None:
+    """A little changes nothing."""
+    world = weighed(dict.fromkeys(range(12), 100.0))
+    before = world.owners()
+    world.weights = {("orders", number): 100.0 + number for number in range(12)}
+    world.run(10_000)
+    assert world.owners() == before
+    heavy = ("orders", 0)
+    world.weights[heavy] = 900.0
+    world.run(10_000)
+    of_heavy = [place for place, name in world.owners().items() if name == before[heavy]]
+    assert heavy in of_heavy
+    assert len(of_heavy) in {2, 3}
+
+
+def test_nothing_moves_before_it_is_weighed() -> None:
+    """A coordinator that takes over does not level by number first."""
+    world = weighed({0: 500.0, **dict.fromkeys(range(1, 6), 100.0)})
+    before, weights = world.owners(), world.weights
+    world.depose(world.coordinators[0])
+    world.weights = None
+    world.elect()
+    world.run(10_000)
+    assert world.coordinators[-1].awaits_weights
+    world.weights = weights
+    world.run(10_000)
+    assert world.owners() == before
+    assert not any(each.stopped_for for each in world.workers.values())
+
+
+def test_weights_that_cannot_be_found_out_hold_up_nobody() -> None:
+    """Then each partition is as good as another."""
+    leader = GroupCoordinator(GROUP, 1, Rules(weighted_assignment, weighs=True), 0.0)
+    leader.topics_are({"orders": 4}, 0.0)
+    for name in ("a", "b"):
+        register = {"group": GROUP, "member": name, "epoch": 0, "tenure": name, "session_timeout_ms": 6_000}
+        leader.hear(Register.model_validate({**register, "topics": ["orders"]}), 10.0)
+    assert not any(isinstance(order, StartFetcher) for order in leader.tick(2_000.0))
+    leader.weights_are(leader.topics_wanted(), None)
+    shares = [order.places["orders"] for order in leader.tick(2_100.0) if isinstance(order, StartFetcher)]
+    assert sorted(map(len, shares)) == [2, 2]
+
+
+def test_how_far_a_member_says_that_it_got_counts_where_it_works() -> None:
+    """Of what others have it knows nothing."""
+    leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0.0)
+    leader.topics_are({"orders": 2}, 0.0)
+    for name in ("a", "b"):
+        fields = {"group": GROUP, "member": name, "epoch": 0, "tenure": name, "session_timeout_ms": 6_000}
+        leader.hear(Register.model_validate({**fields, "topics": ["orders"], "auto_commit": True}), 10.0)
+    leader.tick(1_000.0)
+    (place,) = leader.assignment()["a"]
+    told = {"orders": {0: 70, 1: 80}}
+    leader.hear(Pong(group=GROUP, member="a", epoch=1, tenure="a", round=1, offsets=told), 1_010.0)
+    assert leader.positions == {place: told["orders"][place[1]]}
+
+
 def test_five_thousand_members_share_fifty_thousand_partitions() -> None:
     """They all come at once; later a tenth of them dies, and within ten seconds others work on what those had."""
     world = World(topics={"orders": 50_000}, overhears=False)

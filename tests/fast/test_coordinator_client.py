@@ -1,10 +1,12 @@
 """A member in a process: what it does when its work, or the client for Kafka, fails it."""
 
+import itertools
 import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -149,7 +151,7 @@ class Work:
             raise self.fails.pop()
 
 
-def member(work: Work, name: str) -> CoordinatedMember:
+def member(work: Work, name: str, **fields: Any) -> CoordinatedMember:  # noqa: ANN401 - what a member takes
     """Make a member of the hub's group."""
     connection = KafkaConnection(bootstrap_servers="127.0.0.1:1")
     return CoordinatedMember(
@@ -160,6 +162,7 @@ def member(work: Work, name: str) -> CoordinatedMember:
         stop=work.stop,
         topics_wanted=["orders"],
         session_timeout_ms=SESSION_MS,
+        **fields,
     )
 
 
@@ -220,3 +223,17 @@ def test_who_leaves_has_stopped_before_it_says_so(hub: Hub) -> None:
     assert not work.on
     assert found.standing is Standing.GONE
     wait_until(lambda: hub.happened[-1] is Happening.LEFT)
+
+
+def test_one_that_commits_by_itself_says_how_far_it_got(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    """At each ping; what it cannot find out, it does not say."""
+    work, times = Work(), itertools.count()
+
+    def offsets() -> dict[Place, int]:
+        if next(times) == 0:
+            raise OSError("no answer")
+        return {("orders", 0): 17}
+
+    with member(work, "m0", auto_commit=True, offsets=offsets):
+        wait_until(lambda: hub.leader.positions == {("orders", 0): 17})
+    assert "how far it got is not known" in caplog.text

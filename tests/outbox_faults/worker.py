@@ -1,4 +1,7 @@
-"""A harvester in a process of its own: `python -m tests.outbox_faults.worker JSON`, which ends in order at SIGTERM and tells where it is at SIGUSR1."""
+"""A harvester in a process of its own: `python -m tests.outbox_faults.worker JSON`.
+
+It ends in order at SIGTERM, and tells where its threads are at SIGUSR1.
+"""
 
 import faulthandler
 import json

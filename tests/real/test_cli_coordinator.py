@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 
 import pytest
@@ -51,10 +51,25 @@ def call(connection: KafkaConnection, name: str) -> Iterator[Call]:
         process.communicate()
 
 
+def settled(members: Sequence[CoordinatedMember], partitions: int) -> list[int]:
+    """Wait until so many partitions are assigned; give how many each member has."""
+    deadline_s = time.monotonic() + WITHIN_S
+    while sum(len(each.places) for each in members) < partitions:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.1)
+    return [len(each.places) for each in members]
+
+
 def said(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     """Wait for a process; give its exit code, stdout and stderr."""
     out, err = process.communicate(timeout=WITHIN_S)
     return process.returncode, out, err
+
+
+def run_cli(*arguments: str, environment: Mapping[str, str]) -> int:
+    """Run another command; give its exit code."""
+    command = [sys.executable, "-m", "marshal_dagster.cli", *arguments]
+    return subprocess.run(command, env={**os.environ, **environment}, check=False, timeout=WITHIN_S).returncode
 
 
 def member(connection: KafkaConnection, name: str, who: str, topic: str) -> CoordinatedMember:
@@ -84,10 +99,7 @@ def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, ca
     serving = call("run", "--json", "--strategy", "range")
     with ExitStack() as stack:
         members = [stack.enter_context(member(connection, name, who, wanted)) for who in ("a", "b")]
-        deadline_s = time.monotonic() + WITHIN_S
-        while sum(len(each.places) for each in members) < 7:
-            assert time.monotonic() < deadline_s
-            time.sleep(0.1)
+        settled(members, 7)
         code, out, _ = said(call("status", "--json"))
         (group,) = json.loads(out)["groups"]
         assert code == ExitCode.OK
@@ -107,3 +119,34 @@ def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, ca
     assert {"started", "joined", "rebalanced", "left", "stopped"} <= {each["event"] for each in events}
     assert sorted(each["members"][0] for each in events if each["event"] == "joined") == ["a", "b"]
     assert sum(each.get("moved", 0) for each in events) >= 7
+
+
+def test_what_is_unread_is_shared(  # noqa: PLR0917 - fixtures
+    connection: KafkaConnection,
+    name: str,
+    call: Call,
+    topic: MakeTopic,
+    coordination_topic: str,
+    fill: Callable[[str, int, int], None],
+) -> None:
+    """One member has the partition with much to read and the one with nothing, at most; the other the rest."""
+    wanted = topic(6)
+    fill(wanted, 6, 60)
+    fill(wanted, 1, 400)
+    told = {"MARSHAL_BOOTSTRAP_SERVERS": connection.bootstrap_servers, "MARSHAL_COORDINATION_TOPIC": coordination_topic}
+    at = ("--offsets", "0=10,1=10,2=0,3=0,4=0,5=0", "--new-group", "--yes")
+    assert run_cli("position", "set", "etl", wanted, *at, environment=told) == ExitCode.OK
+    assert said(call("init", "--partitions", "1"))[0] == ExitCode.OK
+    call("run", "--strategy", "weighted", "--coordination-topic", coordination_topic)
+    with ExitStack() as stack:
+        members = [stack.enter_context(member(connection, name, who, wanted)) for who in ("a", "b")]
+        settled(members, 6)
+        (heavy,) = (each.places for each in members if (wanted, 0) in each.places)
+        assert heavy <= {(wanted, 0), (wanted, 1)}
+
+
+def test_a_log_to_weigh_by_must_be_there(call: Call) -> None:
+    """It is said what creates it."""
+    assert said(call("init", "--partitions", "1"))[0] == ExitCode.OK
+    code, _, err = said(call("run", "--strategy", "weighted", "--coordination-topic", "missing"))
+    assert (code, "`marshal-dagster topic create --name missing`" in err) == (ExitCode.TOPIC_MISSING, True)
