@@ -38,8 +38,9 @@ Refusal = Literal["duplicate_id", "session_timeout_too_short", "bad_pattern", "u
 
 _ROUNDS_KEPT: Final = 32
 _REPLACED_KEPT: Final = 1_000
+_UNWEIGHED: Final = 1.0
 _MUCH: Final = 1.25
-"""So much more than it needs to be the fullest member's load is, before weights alone have partitions moved."""
+"""By so much a member's load is off what it could be, before partitions that have a weight are moved for it."""
 _LONG: Final = 30
 """How many times the usual pause follows a rebalance that was given up."""
 _GATHER_AT_MOST: Final = 10
@@ -282,11 +283,11 @@ class GroupCoordinator:
     def weights_are(self, topics: Collection[str], weights: Mapping[Place, float] | None) -> None:
         """Take what partitions of these topics weigh, such as their lag; None for what could not be found out.
 
-        It counts from the next rebalance on, of which one is due if that spreads the weights much better than now.
+        It counts from the next rebalance on, of which one begins now if that spreads the weights much better.
         """
         self._weights = self._weights if weights is None else weights
         self.awaits_weights = topics != self.topics_wanted()
-        if self.is_settled and self._members and self._knows_topics and self._is_lopsided():
+        if self._rebalance is None and self._members:
             self._is_due = True
 
     def tick(self, now_ms: float) -> list[Order]:
@@ -560,17 +561,6 @@ class GroupCoordinator:
         told = {(topic, number): at for topic, each in (word.offsets or {}).items() for number, at in each.items()}
         self._positions |= {place: at for place, at in told.items() if place in member.places}
 
-    def _is_lopsided(self) -> bool:
-        """Tell whether another assignment would leave the fullest member much less than it has."""
-        target = self._target(dict(self._owner))
-        now = max(self._load(name, member.places) for name, member in self._members.items())
-        best = max(self._load(name, places) for name, places in target.items())
-        return now > _MUCH * best
-
-    def _load(self, name: str, places: Iterable[Place]) -> float:
-        """Give how much so many partitions are for a member, by their weights and its capacity."""
-        return sum(self._weights.get(place, 0.0) + 1 for place in places) / self._members[name].registration.capacity
-
     def _target(self, before: Assignment) -> dict[str, frozenset[Place]]:
         subscribers = [
             Subscriber(name, frozenset(self._wanted(member.registration)), member.registration.capacity)
@@ -578,13 +568,34 @@ class GroupCoordinator:
         ]
         wanted = {topic for each in subscribers for topic in each.topics}
         numbered = ((topic, number) for topic in wanted for number in range(self._topics.get(topic, 0)))
-        places = dict.fromkeys(numbered, 1.0)
-        places |= {place: weight for place, weight in self._weights.items() if place in places}
+        places = {place: self._weights.get(place, _UNWEIGHED) for place in numbered}
         found = self._rules.strategy(Board(places, subscribers, before))
         shares: dict[str, list[Place]] = {name: [] for name in self._members}
         for place, name in found.items():
             shares[name].append(place)
-        return {name: frozenset(share) for name, share in shares.items()}
+        target = {name: frozenset(share) for name, share in shares.items()}
+        now = {name: member.places for name, member in self._members.items()}
+        return now if self._rules.weighs and self._is_as_good(now, target) else target
+
+    def _is_as_good(self, one: Mapping[str, frozenset[Place]], other: Mapping[str, frozenset[Place]]) -> bool:
+        """Tell whether nobody takes what it does not want, nothing is left over, and loads do not differ much more."""
+        if {place for places in one.values() for place in places} != {
+            place for each in other.values() for place in each
+        }:
+            return False
+        for name, places in one.items():
+            if not {topic for topic, _ in places} <= set(self._wanted(self._members[name].registration)):
+                return False
+        loads, others = self._loads(one), self._loads(other)
+        return max(loads) <= _MUCH * max(others) and min(others) <= _MUCH * min(loads)
+
+    def _loads(self, shares: Mapping[str, frozenset[Place]]) -> list[float]:
+        """Give how much each member has, by the weights of its partitions and its capacity."""
+        return [
+            sum(self._weights.get(place, _UNWEIGHED) + 1 for place in places)
+            / self._members[name].registration.capacity
+            for name, places in shares.items()
+        ]
 
     def _wanted(self, registration: Register) -> Iterable[str]:
         pattern = registration.pattern

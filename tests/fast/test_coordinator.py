@@ -284,6 +284,14 @@ def test_work_moves_once_its_weight_has_changed_much() -> None:
     assert len(of_heavy) in {2, 3}
 
 
+def test_who_joins_many_gets_a_share_by_weight() -> None:
+    """Though the fullest has hardly more than it would have to."""
+    world = weighed(dict.fromkeys(range(110), 100.0), members=10)
+    world.join("m10")
+    world.run(8_000)
+    assert sorted(len(each.membership.places) for each in world.workers.values()) == [10] * 11
+
+
 def test_nothing_moves_before_it_is_weighed() -> None:
     """A coordinator that takes over does not level by number first."""
     world = weighed({0: 500.0, **dict.fromkeys(range(1, 6), 100.0)})
