@@ -586,7 +586,7 @@ class GroupCoordinator:
         for name, places in one.items():
             if not {topic for topic, _ in places} <= set(self._wanted(self._members[name].registration)):
                 return False
-        loads, others = self._loads(one), self._loads(other)
+        loads, others = self._loads(one) or [0.0], self._loads(other) or [0.0]
         return max(loads) <= _MUCH * max(others) and min(others) <= _MUCH * min(loads)
 
     def _loads(self, shares: Mapping[str, frozenset[Place]]) -> list[float]:

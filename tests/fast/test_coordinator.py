@@ -311,6 +311,8 @@ def test_weights_that_cannot_be_found_out_hold_up_nobody() -> None:
     """Then each partition is as good as another."""
     leader = GroupCoordinator(GROUP, 1, Rules(weighted_assignment, weighs=True), 0.0)
     leader.topics_are({"orders": 4}, 0.0)
+    leader.weights_are(leader.topics_wanted(), None)
+    assert not any(isinstance(order, StartFetcher) for order in leader.tick(1.0))
     for name in ("a", "b"):
         register = {"group": GROUP, "member": name, "epoch": 0, "tenure": name, "session_timeout_ms": 6_000}
         leader.hear(Register.model_validate({**register, "topics": ["orders"]}), 10.0)
