@@ -62,14 +62,16 @@ def read_groups(
     """
     count = topics.partitions(connection)
     numbers = range(count) if names is None else {partition_of(name, count) for name in names}
-    orders = {group: each for number in numbers for group, each in _read(connection, topics, number).items()}
+    orders = _read(connection, topics, numbers)
     return {group: view_of(group, orders[group]) for group in sorted(orders) if names is None or group in names}
 
 
-def _read(connection: KafkaConnection, topics: CoordinatorTopics, number: int) -> dict[str, list[tuple[Order, int]]]:
-    """Read the orders in a partition that are not replaced by later ones, by group."""
+def _read(
+    connection: KafkaConnection, topics: CoordinatorTopics, numbers: Iterable[int]
+) -> dict[str, list[tuple[Order, int]]]:
+    """Read the orders in partitions that are not replaced by later ones, by group."""
     found: dict[str, list[tuple[Order, int]]] = {}
-    for came in read_all(connection, topics.orders, number):
+    for came in read_all(connection, topics.orders, numbers):
         order = parse_order(came.value)
         if order is not None:
             found.setdefault(order.group, []).append((order, came.at_ms))

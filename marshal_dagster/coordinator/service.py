@@ -198,7 +198,7 @@ class Coordinator:
         """Read what coordinators before have told members; give the end of what members have said, from before that."""
         end = end_of(self._connection, self._topics.words, partition)
         shares: dict[str, list[StartFetcher]] = {}
-        for came in read_all(self._connection, self._topics.orders, partition):
+        for came in read_all(self._connection, self._topics.orders, [partition]):
             order = parse_order(came.value)
             if isinstance(order, StartFetcher):
                 shares.setdefault(order.group, []).append(order)

@@ -191,32 +191,37 @@ def end_of(connection: KafkaConnection, topic: str, partition: int) -> int:
         return topics.offsets(topic, [partition], committed_only=False)[partition].end
 
 
-def read_all(connection: KafkaConnection, topic: str, partition: int) -> list[Came]:
-    """Read a partition up to its present end; give the newest record of each key, in the order of offsets.
+def read_all(connection: KafkaConnection, topic: str, partitions: Iterable[int]) -> list[Came]:
+    """Read partitions up to their present ends; give the newest record of each key, in the order of offsets.
 
     Raises `UnavailableError`, `TopicMissing`.
     """
     with Topics(connection) as topics:
-        at = topics.offsets(topic, [partition], committed_only=False)[partition]
-    found: dict[bytes, Came] = {}
+        bounds = topics.offsets(topic, partitions, committed_only=False)
+    found: dict[tuple[int, bytes], Came] = {}
+    filled = {number: at for number, at in bounds.items() if at.start < at.end}
+    if not filled:
+        return []
     reader = Reader(connection, topic)
     try:
-        reader.follow({partition: at.start})
-        if at.start < at.end:
-            _read_up_to(reader, partition, at.end, found, connection.timeout_s)
+        reader.follow({number: at.start for number, at in filled.items()})
+        _read_up_to(reader, {number: at.end for number, at in filled.items()}, found, connection.timeout_s)
     finally:
         reader.close()
-    return sorted((each for each in found.values() if each.value is not None), key=lambda each: each.offset)
+    there = (each for each in found.values() if each.value is not None)
+    return sorted(there, key=lambda each: (each.partition, each.offset))
 
 
-def _read_up_to(reader: Reader, partition: int, end: int, found: dict[bytes, Came], timeout_s: float) -> None:
-    """Read up to `end`, be the last offsets before it a transaction's marks or compacted away."""
-    quiet_s, position = 0.0, 0
-    while max(position, reader.ends.get(partition, 0)) < end:
+def _read_up_to(
+    reader: Reader, ends: Mapping[int, int], found: dict[tuple[int, bytes], Came], timeout_s: float
+) -> None:
+    """Read up to `ends`, be the last offsets before them a transaction's marks or compacted away."""
+    quiet_s, position = 0.0, dict.fromkeys(ends, 0)
+    while any(max(position[number], reader.ends.get(number, 0)) < end for number, end in ends.items()):
         came = list(reader.read(0.1))
         quiet_s = 0.0 if came else quiet_s + 0.1
         if quiet_s > timeout_s:
-            raise UnavailableError(f"the coordinator's orders were not read up to {end} within {timeout_s:g} s")
+            raise UnavailableError(f"the coordinator's orders were not read to their ends within {timeout_s:g} s")
         for each in came:
-            position = max(position, each.offset + 1)
-            found[each.key] = each
+            position[each.partition] = max(position[each.partition], each.offset + 1)
+            found[each.partition, each.key] = each

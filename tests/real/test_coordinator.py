@@ -152,7 +152,7 @@ def test_nothing_is_kept_of_a_member_that_has_gone(
         wait_until(even([stays], 4), 30)
 
         def kept() -> set[bytes]:
-            return {each.key for each in read_all(connection, topics_of.orders, partition)}
+            return {each.key for each in read_all(connection, topics_of.orders, [partition])}
 
         wait_until(lambda: not any(key.startswith(b"etl/goes/") for key in kept()), 10)
         assert b"etl/stays/start" in kept()
@@ -179,7 +179,7 @@ def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
     producer.flush(30)
     (producer.commit_transaction if commits else producer.abort_transaction)(30)
     wait_until(lambda: end_of(connection, topics_of.orders, 0) == 2, 30)
-    found = read_all(connection, topics_of.orders, 0)
+    found = read_all(connection, topics_of.orders, [0])
     assert [(each.offset, each.key, each.value) for each in found] == [(0, b"key", b"value")]
 
 
