@@ -11,7 +11,7 @@ from marshal_dagster.cli import output
 from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of, telling_how_to_create
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.options import DEFAULT_COORDINATION_TOPIC, ConnectionOptions
-from marshal_dagster.cli.serving import attend
+from marshal_dagster.cli.serving import attend, health_server
 from marshal_dagster.cli.survey import listed
 from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.coordination.registry import shared_rationalizer
@@ -22,6 +22,7 @@ from marshal_dagster.coordinator.messages import by_topic
 from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
 from marshal_dagster.coordinator.weighing import LagWeights, Weigh
 from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.health import PATH
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 
@@ -102,7 +103,7 @@ def init(place: Place, partitions: int, *, as_json: bool) -> None:
         output.note(f"they were there already, with {there} partitions, and stay as they are")
 
 
-def run(place: Place, manner: Manner, *, as_json: bool) -> ExitCode:
+def run(place: Place, manner: Manner, health: str | None, *, as_json: bool) -> ExitCode:
     """Lead groups until a signal comes, and tell what happens. Raises `MarshalError`."""
     connection = place.connection()
     data = data_connection_of(place.data, connection)
@@ -115,8 +116,10 @@ def run(place: Place, manner: Manner, *, as_json: bool) -> ExitCode:
         weigh=manner.weigh(connection, data),
         listener=teller.happened,
     )
-    with telling_warnings(_WARNS, each_time=True):
-        teller.tell("started", "the coordinator has started")
+    with telling_warnings(_WARNS, each_time=True), health_server(coordinator.health, health) as server:
+        address = None if server is None else server.address
+        answers = "" if address is None else f"; http://{address}{PATH} says how it is"
+        teller.tell("started", f"the coordinator has started{answers}", health=address)
         attend(coordinator.run, coordinator.stop)
         teller.tell("stopped", "the coordinator has stopped; another one takes its groups over")
     return ExitCode.OK

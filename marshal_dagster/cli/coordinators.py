@@ -17,6 +17,7 @@ from marshal_dagster.cli.options import (
     CoordinationTopic,
     DataConnection,
     GroupName,
+    Health,
     Timeout,
 )
 from marshal_dagster.cli.parts import Command, command_group, help_text
@@ -90,6 +91,7 @@ def _run(  # noqa: PLR0917 - by name
         ),
     ] = "sticky",
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    health: Health = None,
     min_session: Annotated[
         float,
         typer.Option("--min-session", metavar="SECONDS", min=0, help="Refuse members with a shorter session time-out."),
@@ -119,7 +121,7 @@ def _run(  # noqa: PLR0917 - by name
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
     manner = coordinating.Manner(strategy, coordination_topic, min_session, max_failed_pings, backoff, max_retries)
-    return coordinating.run(coordinating.Place(topic, options, data_connection), manner, as_json=as_json)
+    return coordinating.run(coordinating.Place(topic, options, data_connection), manner, health, as_json=as_json)
 
 
 @app.command(

@@ -1,7 +1,6 @@
 """`outbox harvest` and `outbox drain`: a harvester as a process of its own."""
 
 import time
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,11 +9,9 @@ from marshal_dagster.cli.connecting import connection_of
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.outbox import Place
-from marshal_dagster.cli.serving import attend
+from marshal_dagster.cli.serving import attend, health_server
 from marshal_dagster.cli.telling import telling_warnings
-from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions
-from marshal_dagster.outbox.health import HealthServer, address_of
 from marshal_dagster.outbox.holds import Limits
 
 _WARNS: Final = ("outbox", "election")
@@ -53,7 +50,7 @@ class HarvestRequest:
 def harvest(request: HarvestRequest, health: str | None) -> ExitCode:
     """Harvest until a signal says to hand over, and tell each change of role. Raises `MarshalError`."""
     harvester = request.harvester()
-    server = _server(harvester, health)
+    server = health_server(harvester.health, health)
     teller = _Teller(harvester, as_json=request.as_json)
     with telling_warnings(_WARNS, each_time=True), server as listening:
         teller.started(None if listening is None else listening.address)
@@ -111,13 +108,3 @@ class _Teller:
             return
         output.write_json({"event": event, "time_ms": time.time_ns() // 1_000_000, **more})
         output.flush()
-
-
-def _server(harvester: Harvester, given: str | None) -> AbstractContextManager[HealthServer | None]:
-    if given is None:
-        return nullcontext()
-    try:
-        host, port = address_of(given)
-    except ConfigurationError as error:
-        raise ConfigurationError(f"--health: {error}") from None
-    return HealthServer(harvester, host, port)

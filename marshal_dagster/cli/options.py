@@ -63,6 +63,15 @@ DataConnection = Annotated[
         show_default=False,
     ),
 ]
+Health = Annotated[
+    str | None,
+    typer.Option(
+        "--health",
+        metavar="HOST:PORT",
+        help="Answer GET /health there; a PORT alone is on 127.0.0.1. Off by default.",
+        show_default=False,
+    ),
+]
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", show_default=False)]
 
 

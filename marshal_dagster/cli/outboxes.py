@@ -8,7 +8,15 @@ from typing import Annotated, Final
 import typer
 
 from marshal_dagster.cli.exits import HELP, ExitCode
-from marshal_dagster.cli.options import AsJson, BootstrapServers, ConnectionFile, ConnectionOptions, Timeout, Yes
+from marshal_dagster.cli.options import (
+    AsJson,
+    BootstrapServers,
+    ConnectionFile,
+    ConnectionOptions,
+    Health,
+    Timeout,
+    Yes,
+)
 from marshal_dagster.cli.parts import Command, command_group, help_text
 
 app = command_group("A transactional outbox: rows committed in PostgreSQL, published to Kafka in order per key.")
@@ -117,15 +125,7 @@ def _harvest(  # noqa: PLR0917 - by name
     dsn: Dsn = None,
     name: Name = DEFAULT_NAME,
     schema: Schema = "public",
-    health: Annotated[
-        str | None,
-        typer.Option(
-            "--health",
-            metavar="HOST:PORT",
-            help="Answer GET /health there; a PORT alone is on 127.0.0.1. Off by default.",
-            show_default=False,
-        ),
-    ] = None,
+    health: Health = None,
     max_in_flight: MaxInFlight = 1_000,
     max_attempts: MaxAttempts = 5,
     poll_interval: PollInterval = 0.1,

@@ -3,8 +3,11 @@
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Final
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Final
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.health import HealthServer, address_of
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S: Final = 0.1
@@ -37,6 +40,17 @@ def attend(work: Callable[[], object], stop: Callable[[], object], look: Callabl
     if raised:
         raise raised[0]
     return bool(came)
+
+
+def health_server(tell: Callable[[], dict[str, Any]], given: str | None) -> AbstractContextManager[HealthServer | None]:
+    """Give what answers at the address of `--health`, if one is given. Raises `ConfigurationError`."""
+    if given is None:
+        return nullcontext()
+    try:
+        host, port = address_of(given)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--health: {error}") from None
+    return HealthServer(tell, host, port)
 
 
 @contextmanager

@@ -3,14 +3,16 @@
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Any, Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import Place, sticky_assignment
 from marshal_dagster.coordinator.group import Event, GroupCoordinator, Happening, Rules
+from marshal_dagster.coordinator.measuring import Measuring
 from marshal_dagster.coordinator.messages import Order, StartFetcher, parse_order, parse_word
 from marshal_dagster.coordinator.weighing import Weigh
 from marshal_dagster.coordinator.wire import CLIENT_FAILURES, CoordinatorTopics, Reader, Writer, end_of, read_all
@@ -18,6 +20,7 @@ from marshal_dagster.election.elector import Elector
 from marshal_dagster.election.rules import Event as ElectionEvent
 from marshal_dagster.election.rules import Resigned, Term, Timing
 from marshal_dagster.errors import MarshalError
+from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 
@@ -25,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_S: Final = 0.05
 _LOOK_AT_TOPICS_MS: Final = 5_000.0
+_MEASURE_EACH_MS: Final = 5_000.0
 _WEIGH_EACH_MS: Final = 30_000.0
 _AGAIN_AFTER_S: Final = 0.5
 _HELPERS: Final = 4
@@ -103,9 +107,32 @@ class Coordinator:
         """How many partitions each topic has, once that was looked up."""
         self._looking: Future[Mapping[str, int]] | None = None
         self._next_look_ms = 0.0
+        self._cannot_look: MarshalError | None = None
         self._weighing: Future[_Weighed] | None = None
         self._next_weighing_ms = 0.0
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
+        self._measuring = Measuring()
+        self._next_measure_ms = 0.0
+        self.failure: Exception | None = None
+        """What keeps it from leading, or from standing for election, at present."""
+        self._failing_from_s = 0.0
+        self._alive_at_s = time.monotonic()
+
+    def health(self, failing_after_s: float = FAILING_AFTER_S) -> dict[str, Any]:
+        """Tell how it is; `healthy` unless its thread hangs, or it has failed for `failing_after_s` seconds."""
+        idle_s, failure, shards = time.monotonic() - self._alive_at_s, self.failure, list(self._shards.values())
+        failing_s = 0.0 if failure is None else time.monotonic() - self._failing_from_s
+        groups = [group for shard in shards for group in list(shard.groups.values())]
+        return {
+            "healthy": idle_s <= IDLE_AFTER_S and failing_s <= failing_after_s,
+            "role": "leader" if shards else "standby",
+            "partitions": len(shards),
+            "groups": len(groups),
+            "members": sum(len(group.members) for group in groups),
+            "failure": None if failure is None else str(failure),
+            "failing_s": round(failing_s, 3),
+            "idle_s": round(idle_s, 3),
+        }
 
     def stop(self) -> None:
         """Have `run` end."""
@@ -123,6 +150,7 @@ class Coordinator:
         Raises `ConfigurationError`, `TopicMissing`, `RightMissing`, `UnavailableError` at the beginning only.
         """
         partitions = self._topics.partitions(self._connection)
+        self._measuring = Measuring()
         elector = Elector(
             self._connection,
             self._topics.leader,
@@ -137,6 +165,7 @@ class Coordinator:
                 while not self._stop.is_set():
                     self._lead_with(Writer(self._connection, self._topics, partitions), elector, reader)
         finally:
+            self._measuring.end()
             self._helpers.shutdown(wait=False, cancel_futures=True)
             self._shards, self._beginning, self._looking, self._weighing = {}, {}, None, None
             reader.close()
@@ -148,17 +177,21 @@ class Coordinator:
                 self._turn(elector, reader, writer)
         except CLIENT_FAILURES as error:
             logger.warning("coordinator: %s; it connects again", error)
+            self._note(error)
             self._stop.wait(_AGAIN_AFTER_S)
         finally:
             writer.close()
 
     def _turn(self, elector: Elector, reader: Reader, writer: Writer) -> None:
+        self._alive_at_s = time.monotonic()
         self._take_elections(reader)
         self._take_up(elector, reader)
+        self._measure()
+        self._look_at_topics()
+        self._note(elector.failure or self._cannot_look)
         if not self._shards:
             self._stop.wait(_TICK_S)
             return
-        self._look_at_topics()
         self._weigh_groups()
         for came in reader.read(_TICK_S):
             shard, word = self._shards.get(came.partition), parse_word(came.value)
@@ -184,6 +217,16 @@ class Coordinator:
             if any(event.happening is Happening.SUPERSEDED for event in events):
                 elector.give_up(shard.term, "a later coordinator was heard of", partition)
                 return
+
+    def _measure(self) -> None:
+        if self._now_ms >= self._next_measure_ms:
+            self._next_measure_ms = self._now_ms + _MEASURE_EACH_MS
+            self._measuring.look(self.groups())
+
+    def _note(self, failure: Exception | None) -> None:
+        if self.failure is None:
+            self._failing_from_s = time.monotonic()
+        self.failure = failure
 
     def _take_elections(self, reader: Reader) -> None:
         while not self._elections.empty():
@@ -235,9 +278,10 @@ class Coordinator:
         if looking is not None and looking.done():
             self._looking = None
             try:
-                self._known = looking.result()
+                self._known, self._cannot_look = looking.result(), None
             except MarshalError as error:
                 logger.warning("the topics could not be looked up: %s", error)
+                self._cannot_look = error
         if self._looking is None and self._now_ms >= self._next_look_ms:
             self._next_look_ms = self._now_ms + _LOOK_AT_TOPICS_MS
             self._looking = self._helpers.submit(self._look)
@@ -283,6 +327,7 @@ class Coordinator:
     def _tell(self, group: str, events: Sequence[Event], writer: Writer) -> None:
         for event in events:
             self._listener(group, event)
+            self._measuring.happened(group, event)
             if event.happening in _GONE:
                 for member in event.members:
                     writer.forget(group, member)

@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
 from marshal_dagster.election.rules import Term, Timing
 from marshal_dagster.errors import ConfigurationError, MarshalError, TopicMissing, UnavailableError
+from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.kafka.topics import Topics
@@ -115,6 +116,21 @@ class Harvester:
     def idle_s(self) -> float:
         """For how many seconds its thread has done nothing, not even looked: more than a minute is a hang."""
         return time.monotonic() - self._alive_at_s
+
+    def health(self, failing_after_s: float = FAILING_AFTER_S) -> dict[str, Any]:
+        """Tell how it is; `healthy` unless its thread hangs, or it has failed for `failing_after_s` seconds."""
+        idle_s, failing_s, failure = self.idle_s, self.failing_s, self.failure
+        return {
+            "healthy": idle_s <= IDLE_AFTER_S and failing_s <= failing_after_s,
+            "outbox": self.name,
+            "role": "standby" if self.term is None else "leader",
+            "failure": None if failure is None else str(failure),
+            "failing_s": round(failing_s, 3),
+            "idle_s": round(idle_s, 3),
+            "published": self.counts.published,
+            "parked": self.counts.parked,
+            "sessions": self.counts.sessions,
+        }
 
     def stop(self) -> None:
         """Have `run` and `drain` end after the batch that is under way."""

@@ -105,6 +105,33 @@ class OutboxMetrics:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class CoordinatorMetrics:
+    """The instruments of a group coordinator. Every measurement but `groups` has the attribute `group`."""
+
+    groups: "_Gauge"
+    members: "_Gauge"
+    assigned: "_Gauge"
+    rebalances: "Counter"
+    moved: "Counter"
+    failed: "Counter"
+
+    @classmethod
+    def of(cls, provider: "MeterProvider") -> "CoordinatorMetrics":
+        """Make them."""
+        meter = _meter(provider)
+        return cls(
+            groups=meter.create_gauge("marshal.coordinator.groups", "{group}", "Groups that this process leads."),
+            members=meter.create_gauge("marshal.coordinator.members", "{member}", "Members of a group led here."),
+            assigned=meter.create_gauge("marshal.coordinator.assigned", "{partition}", "Partitions assigned in it."),
+            rebalances=meter.create_counter(
+                "marshal.coordinator.rebalances", "{rebalance}", "Rebalances, by what came of each."
+            ),
+            moved=meter.create_counter("marshal.coordinator.moved", "{partition}", "Partitions that changed hands."),
+            failed=meter.create_counter("marshal.coordinator.failed", "{member}", "Members that no longer answered."),
+        )
+
+
 def metrics() -> Metrics | None:
     """Give the instruments of claims, or None where OpenTelemetry is not in use in this process. Never raises."""
     return _made(Metrics.of)
@@ -113,6 +140,11 @@ def metrics() -> Metrics | None:
 def outbox_metrics() -> OutboxMetrics | None:
     """Give the instruments of an outbox, or None as `metrics`. Never raises."""
     return _made(OutboxMetrics.of)
+
+
+def coordinator_metrics() -> CoordinatorMetrics | None:
+    """Give the instruments of a coordinator, or None as `metrics`. Never raises."""
+    return _made(CoordinatorMetrics.of)
 
 
 def record_lag(group: str, topic: str, lag: int) -> None:
@@ -163,7 +195,7 @@ def _made(make: "Callable[[MeterProvider], Instruments]") -> Instruments | None:
     return found
 
 
-@lru_cache(maxsize=2)  # of one provider, both kinds
+@lru_cache(maxsize=3)  # of one provider, all kinds
 def _of(make: "Callable[[MeterProvider], Instruments]", provider: "MeterProvider") -> Instruments:
     return make(provider)
 

@@ -280,8 +280,6 @@ class Worker:
     counts: Counts = field(default_factory=Counts)
     failure: MarshalError | None = None
     term: Term | None = None
-    idle_s: float = 0.0
-    failing_s: float = 0.0
     options: HarvesterOptions | None = None
     stopped: threading.Event = field(default_factory=threading.Event)
 
@@ -300,6 +298,10 @@ class Worker:
     def stop(self) -> None:
         """Have it end."""
         self.stopped.set()
+
+    def health(self) -> dict[str, Any]:
+        """Be well."""
+        return {"healthy": True}
 
 
 @pytest.fixture

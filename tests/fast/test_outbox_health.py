@@ -10,13 +10,13 @@ from typing import Any, Self
 
 import pytest
 
+from marshal_dagster import health
 from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
+from marshal_dagster.health import HealthServer, address_of
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester as harvester_module
-from marshal_dagster.outbox import health
 from marshal_dagster.outbox.harvester import Harvester
-from marshal_dagster.outbox.health import HealthServer, address_of, health_of
 from marshal_dagster.outbox.tables import OutboxTables
 from marshal_dagster.postgres import Database
 
@@ -48,7 +48,7 @@ def ask(address: str, path: str = "/health", method: str = "GET") -> tuple[int, 
 def test_a_harvester_that_works_is_healthy(harvester: Harvester) -> None:
     """Status 200, its role, and what it has done."""
     harvester.counts.published, harvester.counts.parked, harvester.counts.sessions = 5, 2, 1
-    with HealthServer(harvester) as server:
+    with HealthServer(harvester.health) as server:
         status, told = ask(server.address)
         harvester.term = Term(1, "id")
         assert ask(server.address, "/health?verbose")[1]["role"] == "leader"
@@ -71,7 +71,7 @@ def test_a_harvester_that_works_is_healthy(harvester: Harvester) -> None:
 def test_a_harvester_that_hangs_is_not(harvester: Harvester) -> None:
     """Status 503 once its thread has done nothing for longer than any wait of its own takes."""
     harvester._alive_at_s = time.monotonic() - health.IDLE_AFTER_S + 5
-    with HealthServer(harvester) as server:
+    with HealthServer(harvester.health) as server:
         assert ask(server.address)[0] == 200
         harvester._alive_at_s -= 10
         assert ask(server.address)[0] == 503
@@ -79,7 +79,7 @@ def test_a_harvester_that_hangs_is_not(harvester: Harvester) -> None:
 
 def test_a_harvester_that_fails_is_given_time(harvester: Harvester) -> None:
     """Status 503 once it has failed for longer than is said, whatever with, until it succeeds."""
-    with HealthServer(harvester, failing_after_s=30) as server:
+    with HealthServer(lambda: harvester.health(failing_after_s=30)) as server:
         harvester._note(UnavailableError("away"))
         harvester._failing_from_s -= 20
         status, told = ask(server.address)
@@ -94,20 +94,20 @@ def test_a_harvester_that_fails_is_given_time(harvester: Harvester) -> None:
 @pytest.mark.parametrize("path", ["/", "/healthz", "/health/", "/../health"])
 def test_all_else_is_not_found(harvester: Harvester, path: str) -> None:
     """Status 404."""
-    with HealthServer(harvester) as server:
+    with HealthServer(harvester.health) as server:
         assert ask(server.address, path)[0] == 404
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 def test_it_can_only_be_asked(harvester: Harvester, method: str) -> None:
     """Other methods are not implemented."""
-    with HealthServer(harvester) as server:
+    with HealthServer(harvester.health) as server:
         assert ask(server.address, method=method)[0] == 501
 
 
 def test_a_client_that_says_nothing_holds_up_nobody(harvester: Harvester) -> None:
     """Neither another client nor the end."""
-    with HealthServer(harvester) as server:
+    with HealthServer(harvester.health) as server:
         host, port = server.address.split(":")
         with socket.create_connection((host, int(port))):
             assert ask(server.address)[0] == 200
@@ -118,11 +118,11 @@ def test_a_client_that_says_nothing_holds_up_nobody(harvester: Harvester) -> Non
 
 def test_an_address_in_use_is_an_error_that_names_it(harvester: Harvester) -> None:
     """Where another listens already; it is free again at the end."""
-    with HealthServer(harvester) as first:
+    with HealthServer(harvester.health) as first:
         port, kept = int(first.address.rpartition(":")[2]), first._server
         with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{port}"):
-            HealthServer(harvester, port=port).__enter__()
-    with HealthServer(harvester, port=port) as second:
+            HealthServer(harvester.health, port=port).__enter__()
+    with HealthServer(harvester.health, port=port) as second:
         assert ask(second.address)[0] == 200
     assert kept is not None
 
@@ -204,7 +204,7 @@ def test_a_standby_knows_whether_it_could_take_over(harvester: Harvester, ends: 
         setattr(ends, name, None)
     elector.failure = MarshalError("may not stand")
     harvester._look_at_ends(elector)
-    assert health_of(harvester)["failure"] == "may not stand"
+    assert harvester.health()["failure"] == "may not stand"
     elector.failure = None
     harvester._look_at_ends(elector)
     assert harvester.failure is None

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -96,7 +97,9 @@ def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, ca
     assert said(call("status"))[1] == "No coordinator has led a group yet\n"
     assert said(call("assignments", "etl"))[0] == ExitCode.PROBLEMS
 
-    serving = call("run", "--json", "--strategy", "range")
+    serving = call("run", "--json", "--strategy", "range", "--health", "0")
+    assert serving.stdout is not None
+    started = json.loads(serving.stdout.readline())
     with ExitStack() as stack:
         members = [stack.enter_context(member(connection, name, who, wanted)) for who in ("a", "b")]
         settled(members, 7)
@@ -108,6 +111,9 @@ def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, ca
         assert shares == {"a": {wanted: [0, 1, 2, 3]}, "b": {wanted: [4, 5, 6]}}
         assert "0-3" in said(call("assignments", "etl"))[1]
         assert "7 partitions for 2 members" in said(call("status"))[1]
+        with urllib.request.urlopen(f"http://{started['health']}/health", timeout=10) as answer:
+            how = json.load(answer)
+        assert (answer.status, how["role"], how["groups"], how["members"]) == (200, "leader", 1, 2)
     deadline_s = time.monotonic() + WITHIN_S
     while said(call("assignments", "etl"))[1] != "Group etl has no members\n":
         assert time.monotonic() < deadline_s
@@ -116,7 +122,8 @@ def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, ca
     code, out, _ = said(serving)
     events = [json.loads(line) for line in out.splitlines()]
     assert code == ExitCode.OK
-    assert {"started", "joined", "rebalanced", "left", "stopped"} <= {each["event"] for each in events}
+    assert started["event"] == "started"
+    assert {"joined", "rebalanced", "left", "stopped"} <= {each["event"] for each in events}
     assert sorted(each["members"][0] for each in events if each["event"] == "joined") == ["a", "b"]
     assert sum(each.get("moved", 0) for each in events) >= 7
 

@@ -1,4 +1,4 @@
-"""How a harvester is, told over HTTP to whoever watches over it."""
+"""How a service is, told over HTTP to whoever watches over it."""
 
 import json
 import threading
@@ -9,30 +9,13 @@ from socket import AF_INET, AF_INET6
 from typing import Any, ClassVar, Final, Self
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.outbox.harvester import Harvester
 
 LOOPBACK: Final = "127.0.0.1"
 PATH: Final = "/health"
 IDLE_AFTER_S: Final = 60.0
-"""A harvester whose thread has done nothing for longer hangs: no wait of its own takes as long."""
+"""A service whose thread has done nothing for longer hangs: no wait of its own takes as long."""
 FAILING_AFTER_S: Final = 60.0
 _LARGEST_PORT: Final = 65_535
-
-
-def health_of(harvester: Harvester, *, failing_after_s: float = FAILING_AFTER_S) -> dict[str, Any]:
-    """Tell how a harvester is; `healthy` unless its thread hangs, or it has failed for `failing_after_s` seconds."""
-    idle_s, failing_s, failure = harvester.idle_s, harvester.failing_s, harvester.failure
-    return {
-        "healthy": idle_s <= IDLE_AFTER_S and failing_s <= failing_after_s,
-        "outbox": harvester.name,
-        "role": "standby" if harvester.term is None else "leader",
-        "failure": None if failure is None else str(failure),
-        "failing_s": round(failing_s, 3),
-        "idle_s": round(idle_s, 3),
-        "published": harvester.counts.published,
-        "parked": harvester.counts.parked,
-        "sessions": harvester.counts.sessions,
-    }
 
 
 def address_of(given: str) -> tuple[str, int]:
@@ -45,17 +28,18 @@ def address_of(given: str) -> tuple[str, int]:
 
 
 class HealthServer:
-    """Answers GET /health with what `health_of` says: status 200 while that is healthy, else 503.
+    """Answers GET /health with what `tell` gives: status 200 while its `healthy` is true, else 503.
 
     It answers behind the `with` statement's beginning, in threads of its own, until the block's end. It asks nobody
     who they are: the failure's text names servers and topics, no secrets.
     """
 
-    def __init__(
-        self, harvester: Harvester, host: str = LOOPBACK, port: int = 0, *, failing_after_s: float = FAILING_AFTER_S
-    ) -> None:
-        """Listen on nothing yet; port 0 takes any that is free."""
-        self._tell = lambda: health_of(harvester, failing_after_s=failing_after_s)
+    def __init__(self, tell: Callable[[], dict[str, Any]], host: str = LOOPBACK, port: int = 0) -> None:
+        """Listen on nothing yet; port 0 takes any that is free.
+
+        `tell` is a service's `health`: that of a `Harvester`, or of a `Coordinator`.
+        """
+        self._tell = tell
         self._wanted = host, port
         self._server: ThreadingHTTPServer | None = None
 
