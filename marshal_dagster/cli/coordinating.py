@@ -1,7 +1,7 @@
 """`coordinator init|run|status|assignments`: groups led, and looked at."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -197,12 +197,20 @@ def _sorted(view: GroupView) -> list[Share]:
 def _lines(view: GroupView, now_ms: float) -> list[str | output.Line]:
     heard = "never heard" if view.heard_at_ms is None else f"heard {output.duration(view.silent_ms(now_ms))} ago"
     counts = [len(share.places) for share in view.shares.values()]
-    total = f"{sum(counts)} partitions for {len(counts)} member{'' if len(counts) == 1 else 's'}"
+    total = f"{sum(counts)} partitions for {len(counts)} member{'' if len(counts) == 1 else 's'}{_spread(counts)}"
     style = "yellow" if _is_silent(view, now_ms) else ""
     lines: list[str | output.Line] = [output.styled(f"Group {view.group}: {total}; its coordinator was {heard}", style)]
     width = max((len(share.member) for share in view.shares.values()), default=0)
     lines += [f"  {share.member:{width}}  {len(share.places)}" for share in _sorted(view)]
     return lines
+
+
+def _spread(counts: Sequence[int]) -> str:
+    """Say how many each of several has."""
+    if len(counts) < 2:  # noqa: PLR2004 - of one there is nothing to compare
+        return ""
+    least, most = min(counts), max(counts)
+    return f", {least} each" if least == most else f", {least} to {most} each"
 
 
 def _rows(share: Share) -> list[tuple[str, str, str, str]]:

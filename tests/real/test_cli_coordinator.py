@@ -110,7 +110,7 @@ def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, ca
         shares = {each["member"]: each["partitions"] for each in group["members"]}
         assert shares == {"a": {wanted: [0, 1, 2, 3]}, "b": {wanted: [4, 5, 6]}}
         assert "0-3" in said(call("assignments", "etl"))[1]
-        assert "7 partitions for 2 members" in said(call("status"))[1]
+        assert "7 partitions for 2 members, 3 to 4 each; " in said(call("status"))[1]
         with urllib.request.urlopen(f"http://{started['health']}/health", timeout=10) as answer:
             how = json.load(answer)
         assert (answer.status, how["role"], how["groups"], how["members"]) == (200, "leader", 1, 2)

@@ -19,6 +19,9 @@ import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
 from marshal_dagster.coordination.admin import create_coordination_topic, create_snapshot_topic
+from marshal_dagster.coordinator.client import CoordinatedMember
+from marshal_dagster.coordinator.service import Coordinator
+from marshal_dagster.coordinator.wire import CoordinatorTopics
 from marshal_dagster.errors import MarshalError, RightMissing
 from marshal_dagster.jobs import build_reprocess_job
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -41,7 +44,7 @@ from tests.real.secured_kafka import SecuredKafka, secured_kafka
 WITHIN_S = 20.0
 PAGE = Path(__file__).parents[2] / "docs" / "security.md"
 CANARIES = Path(__file__).parent / "canary_location.py"
-ROLES = ("reader", "member", "writer", "operator", "maker")
+ROLES = ("reader", "member", "writer", "operator", "coordinator", "maker")
 PASSWORD = "of-the-role"
 NOT_ALLOWED = 6
 ACT: dict[str, tuple[str, ...]] = {
@@ -239,6 +242,45 @@ def test_an_operator_acts_on_a_group_and_reads_no_data(stand: Stand) -> None:
         topics.require(on_topic("orders", Right.READ))
     assert refused(stand, "operator", "orders")
     assert refused(stand, "operator", "__marshal_snapshot")
+
+
+def test_a_coordinator_tells_members_and_has_no_data(stand: Stand) -> None:
+    """With the page's rights a group is led and looked at; none of its roles can do the work of another."""
+    made = eventually_ok(lambda: stand.call("maker", "coordinator", "init", "--partitions", "2"))
+    assert "__marshal_coordinator_orders" in made.out
+    topics = CoordinatorTopics()
+    with pytest.raises(RightMissing, match="on topic '__marshal_coordinator_leader'"):
+        Coordinator(stand.connection("member"), topics).run()
+    coordinator = Coordinator(stand.connection("coordinator"), topics)
+    thread = threading.Thread(target=coordinator.run)
+    thread.start()
+    try:
+        as_member = stand.connection("member")
+        with CoordinatedMember(
+            as_member, "shops", "east", start=lambda _: None, stop=lambda _: None, topics_wanted=["orders"]
+        ) as member:
+            deadline = time.monotonic() + 2 * WITHIN_S
+            while member.places != {("orders", 0)}:
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            assert stand.call("reader", "coordinator", "status").code == 0
+            assert "east" in stand.call("reader", "coordinator", "assignments", "shops").out
+    finally:
+        coordinator.stop()
+        thread.join(WITHIN_S)
+    assert refused(stand, "member", topics.orders)
+    assert refused(stand, "reader", topics.words)
+    assert refused(stand, "coordinator", "orders")
+    assert refused(stand, "coordinator", "__marshal")
+
+
+def eventually_ok(question: Callable[[], Answer]) -> Answer:
+    """Ask until the exit code is 0."""
+    deadline = time.monotonic() + WITHIN_S
+    while (answer := question()).code != 0:
+        assert time.monotonic() < deadline, answer.err
+        time.sleep(0.05)
+    return answer
 
 
 def test_who_makes_the_topics_cannot_use_them(stand: Stand) -> None:
