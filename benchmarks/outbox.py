@@ -275,7 +275,18 @@ def run(sizes: Sizes) -> Measured:
             1.5,
         ),
     ]
-    conditions = {"postgres": shown, "table_bytes_at_the_end": load.table_bytes}
+    conditions = {
+        "postgres": shown,
+        "table_bytes_at_the_end": load.table_bytes,
+        "tenths_ms": [
+            {
+                "median": round(statistics.median(window), 2),
+                "p99": round(_high(window), 2),
+                "most": round(max(window), 2),
+            }
+            for window in load.windows
+        ],
+    }
     return Measured(cases, conditions)
 
 
