@@ -6,18 +6,21 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
-from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.health import HealthServer, address_of
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S: Final = 0.1
+_END_WITHIN_S: Final = 25.0
+"""Less than the 30 s after which Kubernetes kills what does not end."""
 
 
 def attend(work: Callable[[], object], stop: Callable[[], object], look: Callable[[], None] = lambda: None) -> bool:
     """Have a thread work until it is done, or a signal stops it; tell whether one did. Raises what the work does.
 
     Meanwhile it is looked at, now and then. The handler only notes the signal: what it would call may be in the midst
-    of the same lock. A second signal ends the process as it otherwise would.
+    of the same lock. A second signal ends the process as it otherwise would. Work that does not end in time after a
+    signal is left as it is, which raises `UnavailableError`: the process can go, as nothing rests on an end in order.
     """
     raised: list[BaseException] = []
 
@@ -36,7 +39,11 @@ def attend(work: Callable[[], object], stop: Callable[[], object], look: Callabl
                 thread.join(_LOOK_S)
     finally:
         stop()
-        thread.join()
+        thread.join(_END_WITHIN_S)
+    if thread.is_alive():
+        raise UnavailableError(
+            f"what was under way did not end within {_END_WITHIN_S:g} s and is left as it is; another process goes on"
+        )
     if raised:
         raise raised[0]
     return bool(came)

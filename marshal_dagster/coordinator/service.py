@@ -120,7 +120,7 @@ class Coordinator:
 
     def health(self, failing_after_s: float = FAILING_AFTER_S) -> dict[str, Any]:
         """Tell how it is; `healthy` unless its thread hangs, or it has failed for `failing_after_s` seconds."""
-        idle_s, failure, shards = time.monotonic() - self._alive_at_s, self.failure, list(self._shards.values())
+        idle_s, failure, shards = self._idle_s, self.failure, list(self._shards.values())
         failing_s = 0.0 if failure is None else time.monotonic() - self._failing_from_s
         groups = [group for shard in shards for group in list(shard.groups.values())]
         return {
@@ -133,6 +133,10 @@ class Coordinator:
             "failing_s": round(failing_s, 3),
             "idle_s": round(idle_s, 3),
         }
+
+    @property
+    def _idle_s(self) -> float:
+        return time.monotonic() - self._alive_at_s
 
     def stop(self) -> None:
         """Have `run` end."""
@@ -149,6 +153,7 @@ class Coordinator:
 
         Raises `ConfigurationError`, `TopicMissing`, `RightMissing`, `UnavailableError` at the beginning only.
         """
+        self._alive_at_s = time.monotonic()
         partitions = self._topics.partitions(self._connection)
         self._measuring = Measuring()
         elector = Elector(
@@ -157,6 +162,7 @@ class Coordinator:
             f"{self._topics.leader}_election",
             timing=self._options.timing,
             listener=lambda partition, event: self._elections.put((partition, event)),
+            is_alive=lambda: self._idle_s <= IDLE_AFTER_S,
         )
         reader = Reader(self._connection, self._topics.words)
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")

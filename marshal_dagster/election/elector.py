@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Self
 
-from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, Message, TopicPartition
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.election.rules import Beat, Candidacy, Event, Term, Timing
@@ -34,6 +34,8 @@ _SESSION_MS: Final = 6_000
 _LASTING: Final = frozenset({*MISSING, KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED})
 _CLOSE_WITHIN_S: Final = 10.0
 
+_LOOK_AGAIN_S: Final = 1.0
+
 Listener = Callable[[int, Event], None]
 
 
@@ -52,8 +54,12 @@ class Elector:
         timing: Timing | None = None,
         listener: Listener = lambda _partition, _event: None,
         clock: Clock | None = None,
+        is_alive: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Connect to nothing yet; `listener` is told of terms that begin and end, in the elector's thread."""
+        """Connect to nothing yet; `listener` is told of terms that begin and end, in the elector's thread.
+
+        While `is_alive` says no, as of work that hangs, it is not in the group: another leads.
+        """
         self.topic, self.group = topic, group
         self.failure: MarshalError | None = None
         self._connection = connection
@@ -63,6 +69,7 @@ class Elector:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._candidacies: dict[int, Candidacy] = {}
+        self._is_alive = is_alive
         self._stop = threading.Event()
         self._aside_until_ms = 0.0
         self._thread: threading.Thread | None = None
@@ -117,14 +124,17 @@ class Elector:
 
     @property
     def _aside_s(self) -> float:
-        return max(0.0, (self._aside_until_ms - self._clock.lease_ms()) / 1_000)
+        least_s = 0.0 if self._is_alive() else _LOOK_AGAIN_S
+        return max(least_s, (self._aside_until_ms - self._clock.lease_ms()) / 1_000)
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._stop.wait(self._aside_s)
+            if (aside_s := self._aside_s) > 0:
+                self._stop.wait(aside_s)
+                continue
             try:
                 self._stand()
-            except (KafkaException, MarshalError, SystemError) as error:  # the last, by a fatal error amid callbacks
+            except Exception as error:  # noqa: BLE001 - whatever it is, it stands again
                 self._lose_all(f"the client failed: {error}")
                 self._note_failure(error if isinstance(error, MarshalError) else UnavailableError(str(error)))
                 self._stop.wait(self._timing.receive_deadline_ms / 1_000)
@@ -152,7 +162,7 @@ class Elector:
                 if log.fatal or producer_log.fatal:
                     raise UnavailableError(f"election {self.group!r}: {log.fatal or producer_log.fatal}")
         finally:
-            self._lose_all("it leaves the group")
+            self._lose_all("it leaves the group" if self._is_alive() else "its work hangs")
             let_go(producer, producer_log)
             let_go(consumer, log)
 

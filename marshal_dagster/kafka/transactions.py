@@ -205,6 +205,8 @@ class Transaction:
             except BufferError:
                 self._poll(_PAUSE_S)
                 self._check_time()
+            except (TypeError, ValueError) as wrong:  # such as headers that are not what the client takes
+                raise RecordRefused(name, str(wrong), is_too_large=False, is_sure=True) from None
             except KafkaException as raised:
                 error = error_in(raised)
                 if error.code() in _ITS_FAULT:

@@ -36,6 +36,7 @@ _HAND_OVER_AFTER_S: Final = 10.0
 """A leader that has failed for so long leaves it to another, who may reach what this one does not."""
 _ASIDE_S: Final = 10.0
 _LOOK_AT_ENDS_S: Final = 10.0
+_DRAIN_PATIENCE_S: Final = 300.0
 _STOPPED_WITHIN_S: Final = 0.1
 
 
@@ -114,7 +115,7 @@ class Harvester:
 
     @property
     def idle_s(self) -> float:
-        """For how many seconds its thread has done nothing, not even looked: more than a minute is a hang."""
+        """For how many seconds its thread has done nothing, not even looked: after a minute another one leads."""
         return time.monotonic() - self._alive_at_s
 
     def health(self, failing_after_s: float = FAILING_AFTER_S) -> dict[str, Any]:
@@ -143,18 +144,22 @@ class Harvester:
         Raises `ConfigurationError`; `TopicMissing`, `RightMissing` and `UnavailableError` at the beginning only: later
         it tries again, and `failure` is what it fails with.
         """
+        self._alive_at_s = time.monotonic()
         self._stand(self._look_up(), lambda: False)
 
-    def drain(self) -> int:
+    def drain(self, patience_s: float = _DRAIN_PATIENCE_S) -> int:
         """Harvest until what is there now is published or set aside, by this harvester or another one that leads.
 
-        Gives how many rows this one has published. Raises as `run`.
+        Gives how many rows this one has published. Raises as `run`, and what it has failed with for `patience_s`.
         """
+        self._alive_at_s = time.monotonic()
         standing, before = self._look_up(), self.counts.published
         with closing(Backlog(self._tables)) as backlog:
             last = backlog.last_id()
 
             def is_over() -> bool:
+                if self.failure is not None and self.failing_s > patience_s:
+                    raise self.failure
                 try:
                     return last is None or backlog.is_empty_up_to(last)
                 except UnavailableError as error:
@@ -207,7 +212,13 @@ class Harvester:
 
     def _elector(self, standing: Standing) -> Elector:
         leader_topic, group = OutboxTopics.of(standing.uid).leader, f"marshal-outbox-{standing.uid}"
-        return Elector(self._connection, leader_topic, group, timing=self._options.timing)
+        return Elector(
+            self._connection,
+            leader_topic,
+            group,
+            timing=self._options.timing,
+            is_alive=lambda: self.idle_s <= IDLE_AFTER_S,
+        )
 
     def _ends(self, standing: Standing) -> tuple[PostgresStore, KafkaPublisher]:
         publisher = KafkaPublisher(

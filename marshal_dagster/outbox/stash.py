@@ -80,7 +80,7 @@ class Outbox:
         return count
 
     def stash_sqlalchemy(self, session: "Session | SqlAlchemyConnection", records: Iterable[OutboxRecord]) -> int:
-        """Write records as `stash` does, over SQLAlchemy 2, be the driver psycopg, psycopg2 or asyncpg.
+        """Write records as `stash` does, over SQLAlchemy 2 and psycopg.
 
         Of an `AsyncSession` use `await session.run_sync(lambda session: outbox.stash_sqlalchemy(session, records))`.
         """

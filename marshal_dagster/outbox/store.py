@@ -12,7 +12,8 @@ from marshal_dagster.outbox.tables import OutboxTables
 if TYPE_CHECKING:
     from marshal_dagster.postgres import Connection
 
-_SETTINGS: Final = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=60s"
+_SETTINGS: Final = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=5s"
+"""The last is how long a leader that is frozen in the midst of a turn holds up who comes after it."""
 
 _ANSWER_TIMEOUT_S: Final = 15.0
 """For so long a leader waits for a network that delivers nothing."""

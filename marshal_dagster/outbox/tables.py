@@ -47,7 +47,10 @@ MIGRATIONS: Final[tuple[tuple[LiteralString, ...], ...]] = (
             value bytea,
             header_keys text[],
             header_values bytea[],
-            CHECK (cardinality(header_keys) IS NOT DISTINCT FROM cardinality(header_values))
+            CHECK (cardinality(header_keys) IS NOT DISTINCT FROM cardinality(header_values)),
+            CHECK (coalesce(array_ndims(header_keys), 1) = 1 AND coalesce(array_ndims(header_values), 1) = 1),
+            CHECK (array_position(header_keys, NULL) IS NULL),
+            CHECK (isfinite(create_time))
         ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, fillfactor = 100)
         """,
         """
@@ -180,8 +183,11 @@ class OutboxTables:
             return self.missing()
         if isinstance(error, errors.InsufficientPrivilege):
             return ConfigurationError(f"outbox {self.name!r}: {said}: grant it to this role")
-        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
+        # Internal are those of a server that is read-only, or that ended the transaction.
+        if isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError):
             return UnavailableError(f"Postgres of outbox {self.name!r}: {said or 'the connection was lost'}")
+        if isinstance(error, psycopg.IntegrityError | psycopg.DataError):
+            return MarshalError(f"outbox {self.name!r}: {said}")
         return ConfigurationError(f"outbox {self.name!r}: {said}")
 
     def missing(self) -> ConfigurationError:

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import pytest
 
+from marshal_dagster.election import elector as module
 from marshal_dagster.election.elector import Elector
 from marshal_dagster.election.rules import Candidacy, Term, Timing
 from marshal_dagster.errors import UnavailableError
@@ -46,6 +47,40 @@ def test_an_elector_outlives_what_the_client_makes_of_a_fatal_error(monkeypatch:
     elector._run()
     assert stands == [0, 1]
     assert isinstance(elector.failure, UnavailableError)
+
+
+@pytest.mark.parametrize("error", [BufferError("the queue is full"), TypeError("of a listener")])
+def test_an_elector_stands_again_after_any_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Its thread does not end without a word."""
+    timing = Timing(receive_deadline_ms=100, poll_interval_ms=10)
+    elector = Elector(KafkaConnection(bootstrap_servers="127.0.0.1:1"), "topic", "group", timing=timing)
+    errors = iter([error])
+
+    def stand() -> None:
+        for each in errors:
+            raise each
+        elector._stop.set()
+
+    monkeypatch.setattr(elector, "_stand", stand)
+    elector._run()
+    assert str(elector.failure) == str(error)
+
+
+def test_who_hangs_is_not_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor a moment before it works again."""
+    monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.01)
+    alive = iter([False, False, True])
+    connection = KafkaConnection(bootstrap_servers="127.0.0.1:1")
+    elector = Elector(connection, "topic", "group", is_alive=lambda: next(alive, True))
+    stands: list[object] = []
+
+    def stand() -> None:
+        stands.append(next(alive, "asked thrice before"))
+        elector._stop.set()
+
+    monkeypatch.setattr(elector, "_stand", stand)
+    elector._run()
+    assert stands == ["asked thrice before"]
 
 
 def test_who_stands_aside_is_out_of_the_group_for_a_while() -> None:

@@ -2,10 +2,12 @@
 
 from typing import Any, Self
 
+import psycopg
 import pytest
+from psycopg import errors
 
 from marshal_dagster.election.rules import Term
-from marshal_dagster.errors import ConfigurationError, RightMissing, UnavailableError
+from marshal_dagster.errors import ConfigurationError, MarshalError, RightMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester
 from marshal_dagster.outbox.harvester import Harvester
@@ -169,3 +171,52 @@ def test_a_failure_is_forgotten_once_a_turn_succeeds() -> None:
     scene.harvester.run()
     assert [str(failure) for failure in scene.failures] == ["away"]
     assert str(scene.harvester.failure) == "no right"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (errors.ReadOnlySqlTransaction, UnavailableError),
+        (errors.IdleInTransactionSessionTimeout, UnavailableError),
+        (errors.AdminShutdown, UnavailableError),
+        (errors.CannotConnectNow, UnavailableError),
+        (errors.UniqueViolation, MarshalError),
+        (errors.NumericValueOutOfRange, MarshalError),
+        (errors.InsufficientPrivilege, ConfigurationError),
+        (errors.UndefinedColumn, ConfigurationError),
+    ],
+)
+def test_only_what_a_person_must_mend_is_of_the_configuration(error: type[psycopg.Error], kind: type) -> None:
+    """A failover, or a server that is read-only for a while, ends no harvester."""
+    tables = OutboxTables(Database("host=nowhere"))
+    with pytest.raises(MarshalError) as raised, tables.telling():
+        raise error("said so")
+    assert type(raised.value) is kind
+
+
+def test_a_drain_that_fails_for_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what it fails with, whoever waits for it may know better."""
+
+    class Rows:
+        """A backlog that is never empty."""
+
+        def __init__(self, _: object) -> None:
+            """Be of any tables."""
+
+        def last_id(self) -> int:
+            """Have rows."""
+            return 7
+
+        def is_empty_up_to(self, _: int) -> bool:
+            """Keep them."""
+            return False
+
+        def close(self) -> None:
+            """Do nothing."""
+
+    monkeypatch.setattr(harvester, "Backlog", Rows)
+    monkeypatch.setattr(harvester, "_HAND_OVER_AFTER_S", -1.0)
+    scene = Scene(AWAY, AWAY)
+    monkeypatch.setattr(scene, "stand_aside", lambda *_: None)
+    with pytest.raises(UnavailableError, match="away"):
+        scene.harvester.drain(patience_s=-1.0)

@@ -13,6 +13,7 @@ from typing import LiteralString
 import psycopg
 import pytest
 import sqlalchemy
+from psycopg import sql
 from sqlalchemy.orm import Session as OrmSession
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
@@ -289,6 +290,23 @@ def test_what_cannot_be_published_is_not_written(site: Site, record: OutboxRecor
             outbox.stash(connection, [OutboxRecord("t", "good"), record])
         assert outbox.stash(connection, [OutboxRecord("t", "x" * 100)]) == 1
     assert [row.value for row in site.rows()] == [b"x" * 100]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "header_keys = '{{a,b}}', header_values = '{{x,y}}'",
+        "header_keys = '{NULL}', header_values = '{x}'",
+        "header_keys = '{a}', header_values = NULL",
+        "create_time = 'infinity'",
+        "topic = 'no such/topic'",
+    ],
+)
+def test_no_writer_can_write_what_no_harvester_can_read(site: Site, wrong: LiteralString) -> None:
+    """Whatever it writes with: one such row would stop all others."""
+    site.stash(OutboxRecord("t", "good"))
+    with psycopg.connect(site.dsn) as connection, pytest.raises(psycopg.errors.CheckViolation):
+        connection.execute(site.tables.named("UPDATE {rows} SET {wrong}", wrong=sql.SQL(wrong)), ())
 
 
 # Harvest
@@ -589,6 +607,25 @@ def test_a_patient_connection_may_wait_longer_than_a_transaction_lasts(site: Sit
     site.stash(OutboxRecord(goal, "value"))
     assert site.harvest().published == 1
     assert values(site.read(goal)) == ["value"]
+
+
+def test_a_leader_that_is_frozen_in_a_turn_holds_nobody_up_for_long(site: Site, topic: MakeTopic) -> None:
+    """The database ends its transaction, and it may not go on with that session."""
+    goal = topic()
+    site.stash(OutboxRecord(goal, "value"))
+    with site.session() as frozen, site.session() as next_one:
+        frozen.harvest.begin()
+        frozen.harvest.turn()
+        connection = frozen.store._connected()
+        connection.execute(site.tables.named("SELECT session FROM {registry} WHERE name = %s FOR SHARE"), (site.name,))
+        began_s = time.monotonic()
+        next_one.harvest.begin()
+        assert time.monotonic() - began_s < 15
+        next_one.turns()
+        with pytest.raises((UnavailableError, Deposed)):
+            frozen.harvest.turn()
+    assert values(site.read(goal)) == ["value"]
+    assert site.rows() == []
 
 
 def test_a_zombie_that_begins_anew_at_kafka_is_stopped_by_the_database(

@@ -1,0 +1,43 @@
+"""Work that goes on until a signal ends it."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from marshal_dagster.cli import serving
+from marshal_dagster.cli.serving import attend
+from marshal_dagster.errors import UnavailableError
+
+
+def signalled() -> None:
+    """Send this process a signal in a while."""
+    threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGTERM]).start()
+
+
+def test_a_signal_stops_work() -> None:
+    """Which ends in order."""
+    stopped = threading.Event()
+    signalled()
+    assert attend(stopped.wait, stopped.set)
+
+
+def test_work_that_ends_by_itself_is_not_stopped() -> None:
+    """What it raises is raised."""
+    assert not attend(lambda: None, lambda: None)
+    with pytest.raises(ZeroDivisionError):
+        attend(lambda: 1 / 0, lambda: None)
+
+
+def test_work_that_does_not_end_holds_up_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told, and left as it is."""
+    monkeypatch.setattr(serving, "_END_WITHIN_S", 0.2)
+    hung = threading.Event()
+    signalled()
+    began_s = time.monotonic()
+    with pytest.raises(UnavailableError, match="did not end within"):
+        attend(lambda: hung.wait(20), lambda: None)
+    assert time.monotonic() - began_s < 5
+    hung.set()
