@@ -30,8 +30,11 @@ _TICK_S: Final = 0.05
 _LOOK_AT_TOPICS_MS: Final = 5_000.0
 _MEASURE_EACH_MS: Final = 5_000.0
 _WEIGH_EACH_MS: Final = 30_000.0
+_CHECK_EACH_MS: Final = 10_000.0
 _AGAIN_AFTER_S: Final = 0.5
-_HELPERS: Final = 4
+_CALM_S: Final = 10.0
+"""A failure is over when there was none for so long: a client that is made anew takes a while to fail again."""
+_HELPERS: Final = 5
 LookAtTopics = Callable[[], Mapping[str, int]]
 """Gives how many partitions each topic has; may raise `UnavailableError`."""
 
@@ -108,20 +111,24 @@ class Coordinator:
         self._looking: Future[Mapping[str, int]] | None = None
         self._next_look_ms = 0.0
         self._cannot_look: MarshalError | None = None
+        self._checking: Future[None] | None = None
+        self._next_check_ms = 0.0
+        self._cannot_use: MarshalError | None = None
+        """What is wrong with its own topics, which may be on other brokers than those to work on."""
         self._weighing: Future[_Weighed] | None = None
         self._next_weighing_ms = 0.0
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
         self._measuring = Measuring()
         self._next_measure_ms = 0.0
         self.failure: Exception | None = None
-        """What keeps it from leading, or from standing for election, at present."""
-        self._failing_from_s = 0.0
+        """What keeps it from leading, or from standing for election, at present or a moment ago."""
+        self._failing_from_s = self._failed_at_s = 0.0
         self._alive_at_s = time.monotonic()
 
     def health(self, failing_after_s: float = FAILING_AFTER_S) -> dict[str, Any]:
         """Tell how it is; `healthy` unless its thread hangs, or it has failed for `failing_after_s` seconds."""
         idle_s, failure, shards = self._idle_s, self.failure, list(self._shards.values())
-        failing_s = 0.0 if failure is None else time.monotonic() - self._failing_from_s
+        failing_s = 0.0 if failure is None else self._failed_at_s - self._failing_from_s
         groups = [group for shard in shards for group in list(shard.groups.values())]
         return {
             "healthy": idle_s <= IDLE_AFTER_S and failing_s <= failing_after_s,
@@ -173,7 +180,8 @@ class Coordinator:
         finally:
             self._measuring.end()
             self._helpers.shutdown(wait=False, cancel_futures=True)
-            self._shards, self._beginning, self._looking, self._weighing = {}, {}, None, None
+            self._shards, self._beginning = {}, {}
+            self._looking = self._checking = self._weighing = None
             reader.close()
 
     def _lead_with(self, writer: Writer, elector: Elector, reader: Reader) -> None:
@@ -194,7 +202,8 @@ class Coordinator:
         self._take_up(elector, reader)
         self._measure()
         self._look_at_topics()
-        self._note(elector.failure or self._cannot_look)
+        self._check_topics()
+        self._note(elector.failure or self._cannot_use or self._cannot_look)
         if not self._shards:
             self._stop.wait(_TICK_S)
             return
@@ -230,9 +239,14 @@ class Coordinator:
             self._measuring.look(self.groups())
 
     def _note(self, failure: Exception | None) -> None:
-        if self.failure is None:
-            self._failing_from_s = time.monotonic()
-        self.failure = failure
+        """Note what it fails with, if it does; what it failed with counts until all has gone well for a while."""
+        now_s = time.monotonic()
+        if failure is not None:
+            if self.failure is None:
+                self._failing_from_s = now_s
+            self._failed_at_s, self.failure = now_s, failure
+        elif not self._beginning and now_s - self._failed_at_s > _CALM_S:
+            self.failure = None
 
     def _take_elections(self, reader: Reader) -> None:
         while not self._elections.empty():
@@ -263,6 +277,7 @@ class Coordinator:
                 shares, end = found.result()
             except (MarshalError, *CLIENT_FAILURES) as error:
                 logger.warning("coordinator of partition %d: %s", partition, error)
+                self._note(error)
                 elector.give_up(term, str(error), partition)
                 continue
             if not self._shards:
@@ -291,6 +306,22 @@ class Coordinator:
         if self._looking is None and self._now_ms >= self._next_look_ms:
             self._next_look_ms = self._now_ms + _LOOK_AT_TOPICS_MS
             self._looking = self._helpers.submit(self._look)
+
+    def _check_topics(self) -> None:
+        """See, now and then and in the background, whether its own topics are there for it."""
+        checking = self._checking
+        if checking is not None and checking.done():
+            self._checking, before = None, self._cannot_use
+            try:
+                checking.result()
+                self._cannot_use = None
+            except MarshalError as error:
+                if str(error) != str(before):
+                    logger.warning("the coordinator's own topics: %s", error)
+                self._cannot_use = error
+        if self._checking is None and self._now_ms >= self._next_check_ms:
+            self._next_check_ms = self._now_ms + _CHECK_EACH_MS
+            self._checking = self._helpers.submit(self._topics.check, self._connection)
 
     def _weigh_groups(self) -> None:
         """Weigh, now and then and in the background, what groups have to work on; soon where one waits for it."""

@@ -15,6 +15,7 @@ from marshal_dagster.errors import TopicMissing, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.clients import let_go
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.kafka.topics import Topics
 
 logger = logging.getLogger(__name__)
@@ -73,6 +74,16 @@ class CoordinatorTopics:
                 return len(topics.describe(self.words).partitions)
         except TopicMissing as error:
             raise TopicMissing(f"{error}; `marshal-dagster coordinator init` makes the coordinator's topics") from None
+
+    def check(self, connection: KafkaConnection) -> None:
+        """Make sure that a coordinator can lead groups by them.
+
+        Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
+        """
+        with Topics(connection) as topics:
+            topics.require(on_topic(self.words, Right.READ))
+            for topic in (self.orders, self.leader):
+                topics.require(on_topic(topic, Right.READ, Right.WRITE))
 
 
 def partition_of(group: str, partitions: int) -> int:

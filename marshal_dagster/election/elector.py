@@ -195,6 +195,9 @@ class Elector:
                 candidacy = Candidacy(self._timing, _new_ids())
                 self._candidacies[each.partition] = candidacy
                 candidacy.gain(self._clock.lease_ms())
+            if not self._candidacies:
+                # It is in the group, and others have all: it will hear no beat by which it would know.
+                self.failure = None
 
     def _lose(self, partitions: list[TopicPartition], reason: str) -> None:
         with self._lock:

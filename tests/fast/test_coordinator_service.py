@@ -1,26 +1,90 @@
 """How a coordinator's process is, and what it measures, without a broker."""
 
+import json
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from marshal_dagster.coordinator import service
 from marshal_dagster.coordinator.group import Event, Happening
 from marshal_dagster.coordinator.measuring import Measuring
+from marshal_dagster.coordinator.member import Membership
+from marshal_dagster.coordinator.messages import Order, Register, Word, render
 from marshal_dagster.coordinator.service import Coordinator
-from marshal_dagster.errors import UnavailableError
-from marshal_dagster.health import IDLE_AFTER_S
+from marshal_dagster.coordinator.wire import Came, CoordinatorTopics
+from marshal_dagster.election.rules import Term
+from marshal_dagster.errors import MarshalError, UnavailableError
+from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S, HealthServer
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.telemetry import metrics
 
 
 @pytest.fixture
-def coordinator() -> Coordinator:
-    """One that has not begun."""
-    return Coordinator(KafkaConnection(bootstrap_servers="127.0.0.1:1"))
+def coordinator() -> Iterator[Coordinator]:
+    """One that has not begun; its brokers are away, and topics of elsewhere can be looked up."""
+    found = Coordinator(KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=0.1), look=lambda: {"t": 2})
+    yield found
+    found._helpers.shutdown()
+
+
+@dataclass
+class Ends:
+    """Stands for an elector, a reader and a writer; `fails` is what the reader raises, `words` what it reads."""
+
+    failure: MarshalError | None = None
+    fails: Exception | None = None
+    words: list[Word] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)
+
+    def leads(self, *_: object) -> bool:
+        """Tell that every term holds."""
+        return True
+
+    def read(self, *_: object) -> list[Came]:
+        """Give what there is, once."""
+        if self.fails is not None:
+            raise self.fails
+        words, self.words = self.words, []
+        return [Came(0, 0, b"", render(word), 0) for word in words]
+
+    def order(self, order: Order) -> None:
+        """Keep it."""
+        self.orders.append(order)
+
+    def nothing(self, *_: object) -> None:
+        """Do it."""
+
+    give_up = leave = follow = poll = close = forget = nothing
+
+
+@pytest.fixture
+def ends(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Ends:
+    """Of a coordinator that leads one partition, and asks no brokers."""
+    monkeypatch.setattr(service, "_AGAIN_AFTER_S", 0.0)
+    coordinator._shards[0] = service._Shard(Term(1, "id"), {})
+    coordinator._next_look_ms = coordinator._next_check_ms = float("inf")
+    return Ends()
+
+
+def turn(coordinator: Coordinator, ends: Any) -> None:  # noqa: ANN401 - one for three
+    """Have it take one turn."""
+    coordinator._turn(ends, ends, ends)
+
+
+def lead(coordinator: Coordinator, ends: Any) -> None:  # noqa: ANN401 - one for three
+    """Have it lead until a client fails."""
+    coordinator._lead_with(ends, ends, ends)
 
 
 @pytest.fixture
@@ -71,14 +135,124 @@ def test_a_coordinator_that_hangs_is_not(coordinator: Coordinator) -> None:
 
 
 def test_a_coordinator_that_fails_is_given_time(coordinator: Coordinator) -> None:
-    """Until it succeeds."""
+    """Until it has succeeded for a while."""
     coordinator._note(UnavailableError("away"))
     coordinator._failing_from_s -= 40
     coordinator._note(UnavailableError("still away"))
     assert (coordinator.health()["healthy"], coordinator.health()["failure"]) == (True, "still away")
     assert not coordinator.health(failing_after_s=30)["healthy"]
     coordinator._note(None)
-    assert (coordinator.health()["healthy"], coordinator.health()["failing_s"]) == (True, 0.0)
+    assert coordinator.health()["failure"] == "still away"
+    coordinator._failed_at_s -= service._CALM_S + 1
+    coordinator._note(None)
+    assert (coordinator.health()["failure"], coordinator.health()["failing_s"]) == (None, 0.0)
+
+
+def test_a_client_that_fails_again_and_again_is_not_well(coordinator: Coordinator, ends: Ends) -> None:
+    """However well it begins each time."""
+    for _ in range(3):
+        ends.fails = None
+        turn(coordinator, ends)
+        ends.fails = UnavailableError("fatal")
+        lead(coordinator, ends)
+        assert coordinator.health()["failure"] == "fatal"
+        coordinator._failing_from_s -= FAILING_AFTER_S / 2
+    assert not coordinator.health()["healthy"]
+
+
+def test_a_coordinator_that_can_take_nothing_over_is_not_well(coordinator: Coordinator, ends: Ends) -> None:
+    """Term after term: what was told before cannot be read."""
+    for fence in range(3):
+        found: Future[Any] = Future()
+        found.set_exception(UnavailableError("cannot be read"))
+        coordinator._beginning[1] = Term(fence, "id"), found
+        turn(coordinator, ends)
+        assert coordinator.health()["failure"] == "cannot be read"
+        coordinator._failing_from_s -= FAILING_AFTER_S / 2
+    assert not coordinator.health()["healthy"]
+
+
+@pytest.mark.parametrize("name", ["failure", "_cannot_look", "_cannot_use"])
+def test_whatever_keeps_it_from_leading_is_told(coordinator: Coordinator, ends: Ends, name: str) -> None:
+    """It cannot stand for election, nor look up what there is to work on, nor use its own topics."""
+    setattr(ends if name == "failure" else coordinator, name, UnavailableError(name))
+    turn(coordinator, ends)
+    assert coordinator.health()["failure"] == name
+
+
+def test_a_failure_is_kept_while_a_term_begins(coordinator: Coordinator) -> None:
+    """Reading what was told before may fail again, and take longer than failures are kept otherwise."""
+    coordinator._beginning[1] = Term(1, "id"), Future()
+    coordinator._note(UnavailableError("cannot be read"))
+    coordinator._failed_at_s -= service._CALM_S + 1
+    coordinator._note(None)
+    assert coordinator.health()["failure"] == "cannot be read"
+
+
+def test_its_own_brokers_are_looked_at_too(
+    coordinator: Coordinator,
+    ends: Ends,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where the topics to work on are on others, which answer; again and again."""
+    coordinator._next_look_ms = coordinator._next_check_ms = 0.0
+    deadline_s = time.monotonic() + 10
+    while coordinator.health()["failure"] is None:
+        assert time.monotonic() < deadline_s
+        turn(coordinator, ends)
+        time.sleep(0.01)
+    assert isinstance(coordinator.failure, UnavailableError)
+    monkeypatch.setattr(CoordinatorTopics, "check", lambda *_: None)
+    coordinator._next_check_ms = 0.0
+    while coordinator._cannot_use is not None:
+        assert time.monotonic() < deadline_s
+        turn(coordinator, ends)
+
+
+def test_it_answers_over_http(coordinator: Coordinator) -> None:
+    """With status 200, and 503 once it hangs."""
+    with HealthServer(coordinator.health) as server:
+        with urllib.request.urlopen(f"http://{server.address}/health", timeout=5) as answer:
+            assert (answer.status, json.load(answer)["role"]) == (200, "standby")
+        coordinator._alive_at_s -= IDLE_AFTER_S + 5
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            urllib.request.urlopen(f"http://{server.address}/health", timeout=5)
+        assert (raised.value.code, json.load(raised.value)["healthy"]) == (503, False)
+
+
+def test_a_group_that_is_led_is_measured(
+    reader: InMemoryMetricReader,
+    coordinator: Coordinator,
+    ends: Ends,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A member joins, gets both partitions, and answers no more; at the end nothing is led."""
+    now_ms = 0.0
+    monkeypatch.setattr(coordinator, "_clock", SimpleNamespace(lease_ms=lambda: now_ms))
+    monkeypatch.setattr(coordinator, "_known", {"t": 2})
+    coordinator._measuring = Measuring()
+    register = Register(group="etl", member="a", epoch=0, tenure="a-1", topics=["t"], session_timeout_ms=3_000)
+    member = Membership(register, now_ms)
+    for _ in range(20):
+        orders, ends.orders = ends.orders, []
+        ends.words = [word for order in orders for word in member.hear(order, now_ms).words]
+        ends.words += member.tick(now_ms).words
+        turn(coordinator, ends)
+        now_ms += 500
+    assert values(reader) == {
+        "groups": {"": 1},
+        "members": {"etl": 1},
+        "assigned": {"etl": 2},
+        "rebalances": {"etl/done": 1},
+        "moved": {"etl": 2},
+    }
+    for _ in range(20):
+        turn(coordinator, ends)
+        now_ms += 500
+    assert {name: values(reader)[name] for name in ("members", "failed")} == {
+        "members": {"etl": 0},
+        "failed": {"etl": 1},
+    }
 
 
 def test_what_happens_in_groups_is_counted(reader: InMemoryMetricReader) -> None:
@@ -115,6 +289,21 @@ def test_how_groups_stand_is_noted(reader: InMemoryMetricReader) -> None:
     assert values(reader)["assigned"]["other"] == 0
 
 
+def test_at_its_end_nothing_is_led(
+    reader: InMemoryMetricReader,
+    coordinator: Coordinator,
+    ends: Ends,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And that is handed over."""
+    monkeypatch.setattr(CoordinatorTopics, "partitions", lambda *_: 1)
+    monkeypatch.setattr(service, "Elector", lambda *_, **__: nullcontext(ends))
+    monkeypatch.setattr(service, "Reader", lambda *_: ends)
+    coordinator.stop()
+    coordinator.run()
+    assert values(reader) == {"groups": {"": 0}}
+
+
 def test_without_opentelemetry_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor asked for."""
     monkeypatch.setattr(metrics, "_is_in_use", lambda: False)
@@ -123,3 +312,12 @@ def test_without_opentelemetry_nothing_is_measured(monkeypatch: pytest.MonkeyPat
     measuring.look({"etl": {}})
     measuring.end()
     assert measuring._metrics is None
+
+
+def test_kinds_of_metrics_do_not_push_each_other_out(reader: InMemoryMetricReader) -> None:
+    """One process may have all: each is made once."""
+    kinds = (metrics.metrics, metrics.outbox_metrics, metrics.coordinator_metrics)
+    made = [kind() for kind in kinds]
+    assert None not in made
+    assert all(kind() is before for _ in range(2) for kind, before in zip(kinds, made, strict=True))
+    del reader

@@ -3,14 +3,19 @@
 import re
 import shlex
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry.metrics import Counter as CounterInstrument
+from opentelemetry.metrics import Histogram
+from opentelemetry.sdk.metrics import MeterProvider
 from typer.main import get_command
 
 import marshal_dagster
 from marshal_dagster.cli.main import app
+from marshal_dagster.telemetry.metrics import CoordinatorMetrics, Metrics, OutboxMetrics
 
 DOCS = Path(__file__).parents[2] / "docs"
 TUTORIAL = Path(__file__).parents[2] / "examples" / "tutorial"
@@ -71,6 +76,23 @@ def test_the_page_of_an_example_shows_it(subject: str, files: list[str]) -> None
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     example = Path(__file__).parents[2] / "examples" / subject
     assert blocks == [(example / name).read_text() for name in files]
+
+
+def test_each_instrument_is_in_its_table() -> None:
+    """The page of metrics names all of them, with their kinds and where they are seconds, and none that is not."""
+    page = (DOCS / "metrics.md").read_text()
+    provider = MeterProvider(shutdown_on_exit=False)
+    made = [kind.of(provider) for kind in (Metrics, OutboxMetrics, CoordinatorMetrics)]
+    instruments: list[Any] = [getattr(each, field.name) for each in made for field in fields(each)]
+    rows = re.findall(r"^\| `(marshal\.[a-z.]+)` \| ([a-z, ]+) \|", page, re.MULTILINE)
+    assert sorted(rows) == sorted((each.name, kind_of(each)) for each in instruments)
+
+
+def kind_of(instrument: Any) -> str:  # noqa: ANN401 - what they have in common is private
+    """Say of an instrument what the page does."""
+    is_a: dict[Any, str] = {CounterInstrument: "counter", Histogram: "histogram"}
+    kind = next((name for each, name in is_a.items() if isinstance(instrument, each)), "gauge")
+    return f"{kind}, s" if instrument.unit == "s" else kind
 
 
 def test_each_public_name_is_in_the_reference_once() -> None:

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from marshal_dagster.election import elector as module
 from marshal_dagster.election.elector import Elector
@@ -81,6 +82,19 @@ def test_who_hangs_is_not_in_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(elector, "_stand", stand)
     elector._run()
     assert stands == ["asked thrice before"]
+
+
+def test_a_member_of_the_group_without_a_partition_has_not_failed() -> None:
+    """It hears no beat by which it would know; one with a partition waits for its own."""
+    consumer = cast("Any", SimpleNamespace(incremental_assign=lambda _: None))
+    elector = Elector(KafkaConnection(bootstrap_servers="127.0.0.1:1"), "topic", "group")
+    elector.failure = UnavailableError("no right to read the group")
+    elector._gain(consumer, [TopicPartition("topic", 0)])
+    elector._gain(consumer, [])
+    assert elector.failure is not None
+    elector._lose_all("the group has given it to another")
+    elector._gain(consumer, [])
+    assert elector.failure is None
 
 
 def test_who_stands_aside_is_out_of_the_group_for_a_while() -> None:

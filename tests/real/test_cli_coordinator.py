@@ -114,6 +114,7 @@ def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, ca
         with urllib.request.urlopen(f"http://{started['health']}/health", timeout=10) as answer:
             how = json.load(answer)
         assert (answer.status, how["role"], how["groups"], how["members"]) == (200, "leader", 1, 2)
+        assert (how["partitions"], how["failure"]) == (2, None)
     deadline_s = time.monotonic() + WITHIN_S
     while said(call("assignments", "etl"))[1] != "Group etl has no members\n":
         assert time.monotonic() < deadline_s

@@ -1,0 +1,74 @@
+"""`coordinator run` as its user calls it, with a stand-in for the coordinator."""
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from marshal_dagster.cli import coordinating
+from tests.cli import call
+
+BROKERS = ("-b", "127.0.0.1:1")
+
+
+class StandIn:
+    """A coordinator that is asked how it is by whoever stands for its work."""
+
+    health_is: dict[str, Any]
+    work: Callable[[], None]
+
+    def __init__(self, *_: object, **__: object) -> None:
+        """Take what the command has to give."""
+
+    def run(self) -> None:
+        """End after its work."""
+        type(self).work()
+
+    def stop(self) -> None:
+        """Be over already."""
+
+    def health(self) -> dict[str, Any]:
+        """Be as the test says."""
+        return self.health_is
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
+    """A coordinator that is well and ends at once."""
+    monkeypatch.setattr(coordinating, "Coordinator", StandIn)
+    StandIn.health_is, StandIn.work = {"healthy": True}, lambda: None
+    return StandIn
+
+
+def test_health_is_off_unless_asked_for(stand_in: type[StandIn], capsys: pytest.CaptureFixture[str]) -> None:
+    """Its address is told."""
+    del stand_in
+    started, stopped = call(capsys, "coordinator", "run", "--json", *BROKERS).lines
+    assert (started["event"], started["health"], stopped["event"]) == ("started", None, "stopped")
+    started, _ = call(capsys, "coordinator", "run", "--json", "--health", "0", *BROKERS).lines
+    assert started["health"].startswith("127.0.0.1:")
+    told = call(capsys, "coordinator", "run", "--health", "0", *BROKERS).err
+    assert "/health says how it is" in told
+
+
+@pytest.mark.parametrize(("healthy", "status"), [(True, 200), (False, 503)])
+def test_it_answers_while_the_coordinator_works(
+    stand_in: type[StandIn], capsys: pytest.CaptureFixture[str], healthy: bool, status: int
+) -> None:
+    """With what the coordinator says of itself."""
+    answers: list[tuple[int, Any]] = []
+
+    def ask() -> None:
+        address = json.loads(capsys.readouterr().out.splitlines()[0])["health"]
+        try:
+            with urllib.request.urlopen(f"http://{address}/health", timeout=5) as answer:
+                answers.append((answer.status, json.load(answer)))
+        except urllib.error.HTTPError as error:
+            answers.append((error.code, json.load(error)))
+
+    stand_in.health_is, stand_in.work = {"healthy": healthy, "role": "standby"}, ask
+    assert call(capsys, "coordinator", "run", "--json", "--health", "0", *BROKERS).code == 0
+    assert answers == [(status, {"healthy": healthy, "role": "standby"})]
