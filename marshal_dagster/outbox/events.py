@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.outbox.tables import DEFAULT_MAX_BYTES, DEFAULT_NAME, OutboxTables
-from marshal_dagster.postgres import Database, identifier
+from marshal_dagster.outbox.tables import DEFAULT_MAX_BYTES, DEFAULT_NAME, tables_to_write
+from marshal_dagster.postgres import identifier
 from marshal_dagster.protocol.messages import is_topic
 
 if TYPE_CHECKING:
@@ -47,14 +47,14 @@ class OutgoingEvents:
         """Publish to `topic`; `key` and `value` are columns of the output.
 
         Without `value` the whole row is the event, as JSON under the output's column names. A column of bytes is taken
-        as it is, any other as text in UTF-8. Raises `ConfigurationError` for names that cannot be.
+        as it is, any other as text in UTF-8. Raises `ConfigurationError` for names and sizes that cannot be.
         """
         if not is_topic(topic):
             raise ConfigurationError(
                 f"topic: {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'"
             )
         self._topic, self._key, self._value = topic, key, value
-        self._tables = OutboxTables(Database(""), outbox, schema)
+        self._tables = tables_to_write(outbox, schema, max_bytes)
         self._max_bytes = max_bytes
 
     def __repr__(self) -> str:

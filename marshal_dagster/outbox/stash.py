@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.outbox.ports import ID_HEADER
-from marshal_dagster.outbox.tables import (
-    DEFAULT_MAX_BYTES,
-    DEFAULT_NAME,
-    LARGEST_MAX_BYTES,
-    REGISTRY,
-    OutboxTables,
-)
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.tables import DEFAULT_MAX_BYTES, DEFAULT_NAME, tables_to_write
 from marshal_dagster.protocol.messages import is_topic
 
 if TYPE_CHECKING:
@@ -47,11 +40,7 @@ class Outbox:
 
         Raises `ConfigurationError` for values that cannot be.
         """
-        if not 0 < max_bytes <= LARGEST_MAX_BYTES:
-            raise ConfigurationError(f"max_bytes: {max_bytes}; give 1 to {LARGEST_MAX_BYTES}")
-        if name == REGISTRY:
-            raise ConfigurationError(f"name: {name!r} is the table that lists the outboxes; give another name")
-        self._tables = OutboxTables(Database(""), name, schema)
+        self._tables = tables_to_write(name, schema, max_bytes)
         self._max_bytes = max_bytes
 
     def __repr__(self) -> str:

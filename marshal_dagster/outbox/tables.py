@@ -92,6 +92,15 @@ class Standing:
     leader: str | None
 
 
+def tables_to_write(name: str, schema: str, max_bytes: int) -> "OutboxTables":
+    """Give the tables for one who writes rows of at most `max_bytes`. Raises `ConfigurationError`."""
+    if not 0 < max_bytes <= LARGEST_MAX_BYTES:
+        raise ConfigurationError(f"max_bytes: {max_bytes}; give 1 to {LARGEST_MAX_BYTES}")
+    if name == REGISTRY:
+        raise ConfigurationError(f"name: {name!r} is the table that lists the outboxes; give another name")
+    return OutboxTables(Database(""), name, schema)
+
+
 class OutboxTables:
     """The tables of one outbox; several may be in one database, under their names."""
 
