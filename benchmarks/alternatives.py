@@ -1,8 +1,8 @@
 """A claimed batch that turns JSON into Parquet, beside what a user would write instead, on the same new messages.
 
-Before each round new messages arrive; then each side handles just these, from where it stood: ours at least once and
-effectively once, the bare connector on the same ranges, Structured Streaming (`availableNow` with a checkpoint), and
-a loop of a Kafka consumer in Python.
+Before each round new messages arrive; then each side handles just these, from where it stood, and each is the first in
+turn: ours at least once and effectively once, the bare connector on the same ranges, Structured Streaming
+(`availableNow` with a checkpoint), and a loop of a Kafka consumer in Python.
 """
 
 import json
@@ -18,7 +18,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from benchmarks import bare, services
 from benchmarks.batch import COORDINATION_TOPIC, local_session, scratch
-from benchmarks.harness import Benchmark, Case, Goal, Measured, take_turns
+from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns_to_begin
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.delivery import BatchRequest, Delivery
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _SCHEMA: Final = "id LONG, customer STRING, amount DOUBLE, note STRING"
-_TEN: Final = 10
 _AT_LEAST_ONCE: Final = "at least once"
 _EFFECTIVELY_ONCE: Final = "effectively once"
 _BARE: Final = "bare connector"
@@ -109,13 +108,12 @@ class Sides:
     _rounds: dict[str, int] = field(default_factory=dict)
 
     def by_name(self) -> dict[str, Callable[[], float]]:
-        """Give each way under its name; the first one has the messages arrive."""
+        """Give each way under its name."""
         at_least_once, effectively_once = self._delivery(_AT_LEAST_ONCE), self._delivery(_EFFECTIVELY_ONCE)
         sink = FileSink(self.folder / "sink")
         servers = self.feed.connection.bootstrap_servers
 
         def claimed_s() -> float:
-            self.feed.arrive()
             began_s = time.perf_counter()
             with at_least_once.claimed_batch(BatchRequest(topic=self.feed.topic)) as batch:
                 _parsed(batch.read(self.stage.spark)).write.parquet(self._target(_AT_LEAST_ONCE))
@@ -242,10 +240,8 @@ def run(sizes: Sizes) -> Measured:
 
 
 def _batches(sizes: Sizes) -> Iterator[int]:
-    records = sizes.fewest
-    while records <= sizes.most:
+    for records in steps_of_ten(sizes.fewest, sizes.most):
         yield records // sizes.partitions * sizes.partitions
-        records *= _TEN
 
 
 def _measured(records: int, sizes: Sizes, stage: Stage) -> dict[str, list[float]]:
@@ -254,7 +250,7 @@ def _measured(records: int, sizes: Sizes, stage: Stage) -> dict[str, list[float]
     folder = stage.folder / str(records)
     folder.mkdir()
     sides = Sides(stage, feed, folder).by_name()
-    taken = take_turns(sizes.alternations, list(sides.values()), warm_up=sizes.warm_up)
+    taken = take_turns_to_begin(sizes.alternations, list(sides.values()), feed.arrive, warm_up=sizes.warm_up)
     shutil.rmtree(folder)
     stage.data.delete(feed.topic)
     return dict(zip(sides, taken, strict=True))

@@ -27,7 +27,7 @@ COORDINATION_TOPIC: Final = "__marshal"
 TOPIC: Final = "orders"
 SHARE_BATCH: Final = 3
 """How many times larger the batch is of which coordination should be a small share: it should last some ten seconds."""
-OUR_CONSUMER: Final = {"kafka.max.poll.records": "10000", "kafka.fetch.max.wait.ms": "20"}
+OUR_CONSUMER: Final = {"kafka.max.poll.records": "10000", "kafka.fetch.max.wait.ms": "1"}
 """How the library tunes the connector's consumer; a test holds this equal."""
 DEFAULT_CONSUMER: Final[Mapping[str, str]] = {}
 _COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp")
@@ -209,9 +209,10 @@ def scratch() -> Iterator[Path]:
 
 
 @contextmanager
-def local_session() -> Iterator["SparkSession"]:
-    """Start a session on two cores, and stop it."""
-    session = start_session(spark_settings(app_name="benchmark", extra={"spark.master": "local[2]"}))
+def local_session(jars: str = "") -> Iterator["SparkSession"]:
+    """Start a session on two cores, with `jars` beside the connector's (paths, by commas), and stop it."""
+    extra = {"spark.master": "local[2]", "spark.jars": jars}
+    session = start_session(spark_settings(app_name="benchmark", extra=extra))
     session.sparkContext.setLogLevel("ERROR")
     yield session
     session.stop()

@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Final
 
-from marshal_dagster.coordinator.group import ALL
 from marshal_dagster.coordinator.member import Membership, Standing, Told
-from marshal_dagster.coordinator.messages import Order, Ping, Register, parse_order
+from marshal_dagster.coordinator.messages import ALL, Order, Ping, Register, parse_order
 from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, Writer, end_of, partition_of
 from marshal_dagster.kafka.connection import KafkaConnection
 

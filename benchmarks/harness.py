@@ -2,13 +2,14 @@
 
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar
 
 SIGNIFICANT_DIGITS: Final = 4
 ENOUGH_FOR_P99: Final = 100
+_TEN: Final = 10
 
 SizesT = TypeVar("SizesT")
 
@@ -127,8 +128,37 @@ def take_turns(rounds: int, sides: Sequence[Callable[[], float]], *, warm_up: in
 
     Each callable gives what it measured, so that preparing and clearing away can stay out of it.
     """
-    taken = [[side() for side in sides] for _ in range(warm_up + rounds)][warm_up:]
-    return [list(samples) for samples in zip(*taken, strict=True)]
+    return _turns(rounds, sides, warm_up, lambda _: range(len(sides)))
+
+
+def take_turns_to_begin(
+    rounds: int, sides: Sequence[Callable[[], float]], prepare: Callable[[], None], *, warm_up: int = 1
+) -> list[list[float]]:
+    """Measure as `take_turns` does; before each round all is prepared anew, and another side is the first of it.
+
+    What was just prepared still has the machine at work, and the first side would pay for that alone.
+    """
+
+    def order(number: int) -> list[int]:
+        prepare()
+        first = number % len(sides)
+        return [*range(first, len(sides)), *range(first)]
+
+    return _turns(rounds, sides, warm_up, order)
+
+
+def _turns(
+    rounds: int, sides: Sequence[Callable[[], float]], warm_up: int, order: Callable[[int], Sequence[int]]
+) -> list[list[float]]:
+    taken = [{side: sides[side]() for side in order(number)} for number in range(warm_up + rounds)][warm_up:]
+    return [[samples[side] for samples in taken] for side in range(len(sides))]
+
+
+def steps_of_ten(fewest: int, most: int) -> Iterator[int]:
+    """Give sizes from `fewest` to `most`, each ten times the one before."""
+    while fewest <= most:
+        yield fewest
+        fewest *= _TEN
 
 
 def result(name: str, measured: Measured, conditions: Mapping[str, Any]) -> dict[str, Any]:

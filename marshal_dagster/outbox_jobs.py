@@ -64,6 +64,15 @@ class OutboxResource(CheckedResource):
     database_schema: str = Field(default="public", description="The schema that has the table.")
     max_in_flight_records: int = Field(default=1_000, ge=1, description="Rows in a batch, at most.")
     max_attempts: int = Field(default=5, ge=1, description="How often a row is tried before it is set aside.")
+    topic_patience_s: float = Field(
+        default=30.0,
+        ge=0,
+        description="How long a topic that cannot be written to is waited for at least; then its rows are set aside.",
+    )
+    partitioner: str = Field(
+        default="murmur2_random",
+        description="How a key's partition is chosen, as librdkafka names it: all harvesters need the same one.",
+    )
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
         """Give what Dagster stores of this resource; refuses secrets in plain text."""
@@ -95,8 +104,13 @@ class OutboxResource(CheckedResource):
         from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions
         from marshal_dagster.outbox.holds import Limits
 
-        limits = Limits(max_in_flight_records=self.max_in_flight_records, max_attempts=self.max_attempts)
-        return Harvester(self.tables(), self.connection.to_connection("connection"), HarvesterOptions(limits=limits))
+        limits = Limits(
+            max_in_flight_records=self.max_in_flight_records,
+            max_attempts=self.max_attempts,
+            topic_patience_s=self.topic_patience_s,
+        )
+        options = HarvesterOptions(limits=limits, partitioner=self.partitioner)
+        return Harvester(self.tables(), self.connection.to_connection("connection"), options)
 
     def status(self) -> "OutboxStatus":
         """Look at the backlog. Raises `ConfigurationError`, `UnavailableError`."""

@@ -87,6 +87,19 @@ def kill(marks: Sequence[ProcessMark]) -> None:
     wait_gone(marks, _KILLED_WITHIN_S)
 
 
+def listens(mark: ProcessMark, port: int) -> bool:
+    """Tell whether that very process, or one that it has started, listens on TCP `port` of this machine."""
+    process = _find(mark)
+    if process is None:
+        return False
+    try:
+        each = [process, *process.children(recursive=True)]
+        sockets = [socket for one in each for socket in one.net_connections("tcp")]
+    except psutil.Error:
+        return False
+    return any(one.status == psutil.CONN_LISTEN and one.laddr.port == port for one in sockets)
+
+
 def _find(mark: ProcessMark) -> psutil.Process | None:
     try:
         process = psutil.Process(mark.pid)

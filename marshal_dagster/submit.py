@@ -4,10 +4,12 @@ The run that submits it holds the claim and sends the heartbeats; it commits whe
 """
 
 import json
+import logging
 import os
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.delivery import ClaimedBatch
-from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
+from marshal_dagster.errors import BatchAborted, ConfigurationError, UnavailableError
 from marshal_dagster.processes import mark_of
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark.launching import rendered, spark_home, write_private
@@ -25,6 +27,8 @@ from marshal_dagster.spark.submitted import (
     KAFKA_PIPE,
     SETTINGS_FILE,
     HandedOver,
+    is_done,
+    questions,
     read_outcome,
     take_back,
 )
@@ -34,7 +38,10 @@ if TYPE_CHECKING:
     from marshal_dagster.kafka.connection import KafkaConnection
     from marshal_dagster.resources import ClaimerResource
 
+logger = logging.getLogger(__name__)
+
 _LOOK_EVERY_S: Final = 1.0
+_ANSWER_WITHIN_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +76,11 @@ def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection
     """Take the permission to process `batch` and hand it over to the script that is submitted in the block.
 
     The script reads it with `marshal_dagster.spark.submitted.submitted_batch`, on this machine (client mode). When the
-    claim is lost meanwhile, the script's Spark jobs are cancelled and it fails. `claimer` is the resource of the batch,
-    or the connection to its data. Raises `ConfigurationError` in at most once, where a session must be seen to run no
-    task twice before anything is committed, and what `batch.begin_processing` raises.
+    claim is lost meanwhile, or the data topic made anew, the script's Spark jobs are cancelled and it fails; before its
+    sink commits it asks this run. `claimer` is the resource of the batch, or the connection to its data. Raises
+    `ConfigurationError` in at most once, where a session must be seen to run no task twice before anything is
+    committed, what `batch.begin_processing` raises, and in at least once `BatchAborted` at the end when no script has
+    read the batch and come to the end of its own block.
     """
     if batch.mode is DeliveryMode.AT_MOST_ONCE:
         raise ConfigurationError(
@@ -97,21 +106,35 @@ def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection
             take_back(folder)
             over.set()
             watch.join()
+        if batch.mode is DeliveryMode.AT_LEAST_ONCE and not is_done(folder):
+            raise BatchAborted(
+                f"batch {batch.batch_id}: no script has read it and come to the end of its block, so nothing is "
+                "committed. Submit one in the block of handed_over(), wait for it, see that its exit code is 0, and "
+                "have it read the batch in a block of submitted_batch()"
+            )
         outcome = read_outcome(folder)
         if outcome is not None:
             batch.outcome = outcome
 
 
 def _watch(batch: ClaimedBatch, folder: Path, over: threading.Event) -> None:
-    """Take the batch back from the script once its claim is lost."""
-    while not over.wait(_LOOK_EVERY_S):
+    """Look, each second and when the script asks, whether the batch is held still; take it back once it is not."""
+    look_at_s = 0.0
+    while not over.wait(_ANSWER_WITHIN_S):
+        asked = questions(folder)
+        if not asked and time.monotonic() < look_at_s:
+            continue
+        look_at_s = time.monotonic() + _LOOK_EVERY_S
         try:
             batch.check()
         except UnavailableError:  # the heartbeats decide what an outage means
             continue
-        except MarshalError:
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody looks after the batch any more
+            logger.warning("batch %s is taken back from its script: %s", batch.batch_id, error)
             take_back(folder)
             return
+        for each in asked:
+            each.unlink(missing_ok=True)
 
 
 def _connection(claimer: "ClaimerResource | KafkaConnection") -> "KafkaConnection":

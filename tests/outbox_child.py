@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from marshal_dagster.kafka.transactions import Transaction
-from marshal_dagster.outbox.ports import Row, Turn
+from marshal_dagster.outbox.ports import Turn, Turned
 from marshal_dagster.outbox.store import PostgresStore
 from tests.outbox_faults.worker import Orders, harvester
 from tests.real.killing import die
@@ -24,7 +24,7 @@ def before_strike() -> None:
     """A batch is committed in Kafka, and its rows are still in the database."""
     turn = PostgresStore.turn
 
-    def dying_turn(store: PostgresStore, session: int, given: Turn) -> list[Row]:
+    def dying_turn(store: PostgresStore, session: int, given: Turn) -> Turned:
         if given.done.rows:
             die()
         return turn(store, session, given)
@@ -36,11 +36,11 @@ def after_strike() -> None:
     """A batch is committed in Kafka, and its rows are struck."""
     turn = PostgresStore.turn
 
-    def dying_turn(store: PostgresStore, session: int, given: Turn) -> list[Row]:
-        rows = turn(store, session, given)
+    def dying_turn(store: PostgresStore, session: int, given: Turn) -> Turned:
+        turned = turn(store, session, given)
         if given.done.rows:
             die()
-        return rows
+        return turned
 
     setattr(PostgresStore, "turn", dying_turn)  # noqa: B010 - mypy knows that it is a method
 

@@ -90,7 +90,7 @@ class Site:
     @contextmanager
     def session(self, **limits: int) -> Iterator[Session]:
         """Give a session that has not begun."""
-        session = Session(self, Limits(**limits))
+        session = Session(self, Limits(topic_patience_s=0, **limits))
         try:
             yield session
         finally:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from marshal_dagster.cli.coordinators import TOPIC_VARIABLE
-from marshal_dagster.cli.survey import Assigned
+from marshal_dagster.cli.survey import Assigned, Assignee
 from marshal_dagster.coordinator import DEFAULT_TOPIC
+from marshal_dagster.coordinator.advising import SILENT_SESSIONS
 from marshal_dagster.coordinator.looking import read_groups
 from marshal_dagster.coordinator.wire import CoordinatorTopics
 from marshal_dagster.errors import MarshalError, TopicMissing
@@ -32,7 +33,7 @@ class Assignments:
     _has_topics: bool = True
 
     def of(self, groups: Collection[str]) -> Assigned:
-        """Give the member of each partition, by group; what cannot be read is left out."""
+        """Give the member of each partition, by group, where a coordinator leads; what cannot be read is left out."""
         is_new = self._read_at_s is not None and time.monotonic() - self._read_at_s < _OLD_S
         if is_new or not self._has_topics:
             return self._found
@@ -46,7 +47,12 @@ class Assignments:
         except MarshalError:
             return {}
         self._found = {
-            group: {place: share.member for share in view.shares.values() for place in share.places}
+            group: {
+                place: Assignee(share.member, share.told_at_ms if place in share.gained else None)
+                for share in view.shares.values()
+                for place in share.places
+            }
             for group, view in views.items()
+            if view.silent_ms(time.time() * 1_000) < SILENT_SESSIONS * view.session_ms
         }
         return self._found

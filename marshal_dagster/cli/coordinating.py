@@ -151,7 +151,8 @@ def assignments(place: Place, group: str, *, as_json: bool) -> ExitCode:
         output.show(f"Group {group} has no members")
     else:
         rows = [row for share in _sorted(view) for row in _rows(share)]
-        output.show(output.Table(("member", "topic", "#count", "partitions"), rows, may_fold=("partitions",)))
+        columns = ("member", "topic", "#count", "partitions", "of these given last", "at")
+        output.show(output.Table(columns, rows, may_fold=("partitions", "of these given last")))
     return ExitCode.OK if is_known else ExitCode.PROBLEMS
 
 
@@ -201,8 +202,15 @@ def _lines(view: GroupView, now_ms: float) -> list[str | output.Line]:
     style = "yellow" if _is_silent(view, now_ms) else ""
     lines: list[str | output.Line] = [output.styled(f"Group {view.group}: {total}; its coordinator was {heard}", style)]
     width = max((len(share.member) for share in view.shares.values()), default=0)
-    lines += [f"  {share.member:{width}}  {len(share.places)}" for share in _sorted(view)]
+    lines += [f"  {share.member:{width}}  {len(share.places)}{_gained(share, now_ms)}" for share in _sorted(view)]
     return lines
+
+
+def _gained(share: Share, now_ms: float) -> str:
+    """Say how many partitions a member was given last, and when."""
+    if not share.gained:
+        return ""
+    return f", {len(share.gained)} of them given {output.duration(max(0.0, now_ms - share.told_at_ms))} ago"
 
 
 def _spread(counts: Sequence[int]) -> str:
@@ -213,17 +221,30 @@ def _spread(counts: Sequence[int]) -> str:
     return f", {least} each" if least == most else f", {least} to {most} each"
 
 
-def _rows(share: Share) -> list[tuple[str, str, str, str]]:
-    topics = by_topic(share.places)
+def _rows(share: Share) -> list[tuple[str, ...]]:
+    topics, gained = by_topic(share.places), by_topic(share.gained)
     if not topics:
-        return [(share.member, output.NOTHING, "0", output.NOTHING)]
-    return [(share.member, topic, str(len(numbers)), listed(numbers)) for topic, numbers in topics.items()]
+        return [(share.member, output.NOTHING, "0", *[output.NOTHING] * 3)]
+    return [
+        (share.member, topic, str(len(numbers)), listed(numbers), *_given(gained.get(topic, []), share.told_at_ms))
+        for topic, numbers in topics.items()
+    ]
+
+
+def _given(numbers: Sequence[int], at_ms: int) -> tuple[str, str]:
+    return (listed(numbers), output.utc(at_ms)) if numbers else (output.NOTHING, output.NOTHING)
 
 
 def _to_json(view: GroupView, now_ms: float) -> dict[str, Any]:
     silent_ms = None if view.heard_at_ms is None else round(view.silent_ms(now_ms))
     members = [
-        {"member": share.member, "generation": share.generation, "partitions": by_topic(share.places)}
+        {
+            "member": share.member,
+            "generation": share.generation,
+            "partitions": by_topic(share.places),
+            "gained": by_topic(share.gained),
+            "told_at_ms": share.told_at_ms,
+        }
         for share in _sorted(view)
     ]
     return {"group": view.group, "epoch": view.epoch, "silent_ms": silent_ms, "members": members}

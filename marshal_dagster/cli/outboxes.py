@@ -43,6 +43,25 @@ MaxInFlight = Annotated[int, typer.Option("--max-in-flight", metavar="N", min=1,
 MaxAttempts = Annotated[
     int, typer.Option("--max-attempts", metavar="N", min=1, help="How often a row is tried before it is set aside.")
 ]
+TopicPatience = Annotated[
+    float,
+    typer.Option(
+        "--topic-patience",
+        metavar="SECONDS",
+        min=0,
+        help="How long a topic that cannot be written to is waited for, at least, before its rows are set aside.",
+    ),
+]
+ReceiveDeadline = Annotated[
+    float,
+    typer.Option(
+        "--receive-deadline",
+        metavar="SECONDS",
+        min=2,
+        max=600,
+        help="A leader that has not heard itself for so long steps down.",
+    ),
+]
 PollInterval = Annotated[
     float,
     typer.Option(
@@ -60,6 +79,15 @@ TransactionTimeout = Annotated[
         metavar="SECONDS",
         min=1,
         help="After which brokers end the transaction of a harvester that is gone; consumers wait for it as long.",
+    ),
+]
+PartitionerName = Annotated[
+    str,
+    typer.Option(
+        "--partitioner",
+        metavar="NAME",
+        help="How a key's partition is chosen, as librdkafka names it; by default as Java's clients do. All harvesters "
+        "of an outbox need the same one.",
     ),
 ]
 
@@ -128,8 +156,11 @@ def _harvest(  # noqa: PLR0917 - by name
     health: Health = None,
     max_in_flight: MaxInFlight = 1_000,
     max_attempts: MaxAttempts = 5,
+    topic_patience: TopicPatience = 30.0,
     poll_interval: PollInterval = 0.1,
+    receive_deadline: ReceiveDeadline = 5.0,
     transaction_timeout: TransactionTimeout = 10.0,
+    partitioner: PartitionerName = "murmur2_random",
     bootstrap_servers: BootstrapServers = None,
     connection: ConnectionFile = None,
     timeout: Timeout = None,
@@ -138,7 +169,9 @@ def _harvest(  # noqa: PLR0917 - by name
     from marshal_dagster.cli import harvest, outbox
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    bounds = harvest.Bounds(max_in_flight, max_attempts, poll_interval, transaction_timeout)
+    bounds = harvest.Bounds(
+        max_in_flight, max_attempts, topic_patience, poll_interval, receive_deadline, transaction_timeout, partitioner
+    )
     return harvest.harvest(harvest.HarvestRequest(outbox.Place(dsn, name, schema), options, bounds, as_json), health)
 
 
@@ -159,7 +192,9 @@ def _drain(  # noqa: PLR0917 - by name
     schema: Schema = "public",
     max_in_flight: MaxInFlight = 1_000,
     max_attempts: MaxAttempts = 5,
+    topic_patience: TopicPatience = 30.0,
     transaction_timeout: TransactionTimeout = 10.0,
+    partitioner: PartitionerName = "murmur2_random",
     bootstrap_servers: BootstrapServers = None,
     connection: ConnectionFile = None,
     timeout: Timeout = None,
@@ -168,7 +203,13 @@ def _drain(  # noqa: PLR0917 - by name
     from marshal_dagster.cli import harvest, outbox
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    bounds = harvest.Bounds(max_in_flight, max_attempts, transaction_timeout_s=transaction_timeout)
+    bounds = harvest.Bounds(
+        max_in_flight,
+        max_attempts,
+        topic_patience,
+        transaction_timeout_s=transaction_timeout,
+        partitioner=partitioner,
+    )
     return harvest.drain(harvest.HarvestRequest(outbox.Place(dsn, name, schema), options, bounds, as_json))
 
 

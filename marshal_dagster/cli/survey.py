@@ -64,6 +64,14 @@ class RangeSurvey:
 
 
 @dataclass(frozen=True, slots=True)
+class Assignee:
+    """The member that is to claim a partition; `since_ms` is when it was given it, if that was its last change."""
+
+    member: str
+    since_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class KeySurvey:
     """One key; `heard` is None without an owner, `lag` without a look at the data topics."""
 
@@ -72,11 +80,11 @@ class KeySurvey:
     heard: Heard | None
     lag: Lag | None
     ranges: tuple[RangeSurvey, ...] = ()
-    assigned: str | None = None
+    assigned: Assignee | None = None
     """The member that is to claim it, where a coordinator leads the group."""
 
 
-Assigned = Mapping[str, Mapping[Place, str]]
+Assigned = Mapping[str, Mapping[Place, Assignee]]
 """The member of each partition, by group."""
 
 
@@ -356,7 +364,9 @@ def _added(each: KeySurvey) -> dict[str, Any]:
     lag = each.lag or Lag()
     fresh = None if each.heard is None else each.heard.freshness
     added = {"freshness": fresh, "data_end": lag.end, "lag": lag.records, "lag_unknown": lag.unknown}
-    return added if each.assigned is None else {**added, "assigned": each.assigned}
+    if each.assigned is None:
+        return added
+    return {**added, "assigned": each.assigned.member, "assigned_since_ms": each.assigned.since_ms}
 
 
 def _settings_json(group: GroupSurvey) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.rates import Rates
 from marshal_dagster.cli.status import look_at_data
 from marshal_dagster.cli.survey import GroupSurvey, KeySurvey, Lag, RangeSurvey, Survey
-from marshal_dagster.cli.view import heard_text, lag_text, owner_text, plan_text
+from marshal_dagster.cli.view import assignee_text, heard_text, lag_text, owner_text, plan_text
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import UnavailableError
@@ -186,8 +186,8 @@ def page(looked: Looked, title: str = "", problem: str | None = None, lines: int
     room = len(rows) if lines is None else max(_LEAST_ROWS, lines - len(head) - len(seen.groups) - 4)
     kept = rows if len(rows) <= room else sorted(rows, key=_urgency)[: room - 1]
     table = [(each.assigned, line) for group, each in kept for line in _key_rows(group, each, looked.rates)]
-    if any(member is not None for member, _ in table):
-        wider = [[*line[:2], member or output.NOTHING, *line[2:]] for member, line in table]
+    if any(assignee is not None for assignee, _ in table):
+        wider = [[*line[:2], assignee_text(assignee, seen.at_ms), *line[2:]] for assignee, line in table]
         yield Table((*_KEYS[:2], "assigned to", *_KEYS[2:]), wider, may_fold={"group", "partition", "owner"})
     else:
         yield Table(_KEYS, [line for _, line in table], may_fold={"group", "partition", "owner"})

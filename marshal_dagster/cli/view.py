@@ -1,11 +1,13 @@
 """The world state as tables for a person."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Final
 
 from marshal_dagster.cli import output
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.survey import (
+    Assignee,
     GroupSurvey,
     Heard,
     KeySurvey,
@@ -23,6 +25,7 @@ _STYLES: Final[Mapping[Freshness, str]] = {
     Freshness.STALE: "bold red",
 }
 _WARNING: Final = "yellow"
+_NEW_FOR_MS: Final = 600_000
 
 
 def survey(looked: Survey) -> Iterator[str | Line | Table]:
@@ -68,17 +71,17 @@ def _group(group: GroupSurvey, looked: Survey) -> Iterator[str | Line | Table]:
     for difference in group.differences:
         yield output.styled(f"  half written: {difference}", _WARNING)
     if group.keys:
-        yield _keys(group.keys, with_clock=looked.at_ms is not None)
+        yield _keys(group.keys, looked.at_ms)
 
 
-def _keys(keys: tuple[KeySurvey, ...], *, with_clock: bool) -> Table:
+def _keys(keys: tuple[KeySurvey, ...], at_ms: int | None) -> Table:
     with_lag = any(each.lag is not None for each in keys)
     with_assigned = any(each.assigned is not None for each in keys)
     columns = [
         "partition",
         *(["assigned to"] if with_assigned else []),
         "owner",
-        "heard of" if with_clock else "last beat",
+        "last beat" if at_ms is None else "heard of",
         "#offset",
         "#plan end",
     ]
@@ -90,7 +93,7 @@ def _keys(keys: tuple[KeySurvey, ...], *, with_clock: bool) -> Table:
         for row in (_row(each, with_lag=with_lag), *(_range_row(one, each.place, with_lag) for one in each.ranges))
     ]
     if with_assigned:
-        members = [each.assigned or output.NOTHING for each in keys for _ in range(1 + len(each.ranges))]
+        members = [assignee_text(each.assigned, at_ms) for each in keys for _ in range(1 + len(each.ranges))]
         rows = [[row[0], member, *row[1:]] for row, member in zip(rows, members, strict=True)]
     return Table(columns, rows, may_fold={"partition", "owner", "assigned to"})
 
@@ -127,6 +130,14 @@ def _range_row(each: RangeSurvey, place: Place, with_lag: bool) -> list[str | Li
 def owner_text(owner: Owner | None) -> str:
     """Name an owner."""
     return output.NOTHING if owner is None else f"{owner.instance} ({owner.client})"
+
+
+def assignee_text(assignee: Assignee | None, at_ms: int | None) -> str:
+    """Name the member that is to claim a partition, and since when, for a while after it was given it."""
+    if assignee is None:
+        return output.NOTHING
+    for_ms = math.inf if at_ms is None or assignee.since_ms is None else at_ms - assignee.since_ms
+    return assignee.member if for_ms > _NEW_FOR_MS else f"{assignee.member}, for {output.duration(max(0, for_ms))}"
 
 
 def heard_text(heard: Heard | None) -> str | Line:

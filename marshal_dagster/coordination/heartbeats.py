@@ -48,8 +48,8 @@ class Heartbeats:
     `on_lost` gets the error, which `error` keeps; it is called from a thread of the heartbeats and should stop the work
     at once (cancel Spark jobs, say). After that no heartbeat is sent any more.
 
-    One thread beats and asks for reasons to stop; another looks at the leases, so that these end the work on time
-    while the first waits for a broker, or for who knows of reasons.
+    One thread beats, another looks at the leases, so that these end the work on time while the first waits for a
+    broker; a third asks for reasons to stop, of which who knows may take as long as it likes.
     """
 
     def __init__(
@@ -72,9 +72,10 @@ class Heartbeats:
         self._due_ms = self._first_due_ms()
         self._stopped = threading.Event()
         self._giving_up = threading.Lock()
+        works = (self.step, self.watch, *((self.ask,) if reasons_to_stop else ()))
         self._threads = [
             threading.Thread(target=self._repeat, args=(work,), name=f"{work.__name__} {claimer.topic}", daemon=True)
-            for work in (self.step, self.watch)
+            for work in works
         ]
 
     def __enter__(self) -> Self:
@@ -93,7 +94,6 @@ class Heartbeats:
 
     def step(self) -> float:
         """Beat if it is time to, and give the seconds until the next step; what the first thread repeats."""
-        self._ask_for_reasons()
         now_ms = self._claimer.clock.lease_ms()
         if now_ms >= self._due_ms and not self._stopped.is_set():
             self._due_ms = self._beat(now_ms)
@@ -113,6 +113,20 @@ class Heartbeats:
                 )
             )
         return (min(left_ms, self._interval_ms * LOOK_PART) + 1) / 1_000
+
+    def ask(self) -> float:
+        """End the work when there is a reason to; give the seconds until the next question. What the third repeats."""
+        for reason_to_stop in self._reasons_to_stop:
+            try:
+                reason = reason_to_stop()
+            except Exception:
+                logger.warning("it could not be told whether the work should stop; it goes on", exc_info=True)
+                continue
+            if reason is not None:
+                raise BatchAborted(
+                    f"the batch on {self._claimer.topic!r} was stopped: {reason}; nothing more is committed"
+                )
+        return self._interval_ms * LOOK_PART / 1_000
 
     def _repeat(self, work: Callable[[], float]) -> None:
         wait_s = 0.0
@@ -139,18 +153,6 @@ class Heartbeats:
             return self._claimer.clock.lease_ms() + self._interval_ms * RETRY_PART
         self._failure = ""
         return now_ms + self._next_ms()
-
-    def _ask_for_reasons(self) -> None:
-        for reason_to_stop in self._reasons_to_stop:
-            try:
-                reason = reason_to_stop()
-            except Exception:
-                logger.warning("it could not be told whether the work should stop; it goes on", exc_info=True)
-                continue
-            if reason is not None:
-                raise BatchAborted(
-                    f"the batch on {self._claimer.topic!r} was stopped: {reason}; nothing more is committed"
-                )
 
     def _give_up(self, error: MarshalError) -> None:
         with self._giving_up:

@@ -4,9 +4,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Final
 
-from marshal_dagster.coordinator.looking import GroupView, read_group
+from marshal_dagster.coordinator.looking import GroupView, Share, read_group
 from marshal_dagster.coordinator.wire import CoordinatorTopics
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -29,10 +30,19 @@ class Portion:
 def portion_of(view: GroupView, member: str, topic: str, session_ms: float, now_ms: float) -> Portion | None:
     """Give what `member` is to claim of `topic`; None when it may claim all that is free.
 
-    That is so while the coordinator is silent, and when it leads nobody. Times are milliseconds, `now_ms` by the clock
-    that brokers have.
+    That is so while the coordinator is silent, and when it leads nobody; also when it was heard in the future, as
+    nobody can tell then for how long it has been silent. Times are milliseconds: `now_ms` by this process's clock, what
+    was heard by the brokers'.
     """
-    if not view.shares or view.silent_ms(now_ms) >= SILENT_SESSIONS * session_ms:
+    silent_ms = view.silent_ms(now_ms)
+    if view.shares and silent_ms < -session_ms:
+        logger.warning(
+            "group %r: its coordinator was heard %.0f s in the future, and limits nobody: set this host's clock or the "
+            "brokers' right",
+            view.group,
+            -silent_ms / 1_000,
+        )
+    if not view.shares or not -session_ms <= silent_ms < SILENT_SESSIONS * session_ms:
         return None
     share = view.shares.get(member)
     numbers = frozenset() if share is None else frozenset(number for name, number in share.places if name == topic)
@@ -41,12 +51,24 @@ def portion_of(view: GroupView, member: str, topic: str, session_ms: float, now_
     if share is None:
         others = ", ".join(sorted(view.shares))
         told = f"the coordinator knows no member {member!r}, only {others}: is its sensor on?"
-    return Portion(numbers, told)
+    return Portion(numbers, told + _moved(share, topic))
+
+
+def _moved(share: Share | None, topic: str) -> str:
+    """Say which of its partitions came to a member last, and when."""
+    gained = [] if share is None else sorted(number for name, number in share.gained if name == topic)
+    if share is None or not gained:
+        return ""
+    at = datetime.fromtimestamp(share.told_at_ms / 1_000, UTC)
+    return f"; at {at:%Y-%m-%d %H:%M:%S} UTC it was given {', '.join(map(str, gained))}"
 
 
 @dataclass(slots=True)
 class Adviser:
-    """Tells one member of a group what to claim; for one thread. What cannot be read limits nobody."""
+    """Tells one member of a group what to claim; for one thread.
+
+    While it cannot read, what it read last counts, for as long as the coordinator may be silent.
+    """
 
     connection: KafkaConnection
     topics: CoordinatorTopics
@@ -62,8 +84,9 @@ class Adviser:
         if self._view is None or time.monotonic() - self._read_at_s >= _OLD_S:
             try:
                 self._view = self.read(self.connection, self.topics, self.group)
+                self._read_at_s = time.monotonic()
             except MarshalError as error:
-                logger.warning("what is assigned to member %r is not known: %s", self.member, error)
-                return None
-            self._read_at_s = time.monotonic()
+                logger.warning("what is assigned to member %r cannot be read now: %s", self.member, error)
+        if self._view is None:
+            return None
         return portion_of(self._view, self.member, topic, self.session_ms, time.time() * 1_000)

@@ -4,7 +4,6 @@ The result is advice: claims in the coordination log decide who works on what.
 """
 
 import heapq
-import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -129,8 +128,6 @@ class _Balancing:
         self._loads = dict.fromkeys(self._by_id, 0)
         self._held: dict[str, dict[str, list[Place]]] = {name: defaultdict(list) for name in self._by_id}
         """What each member has, by topic, the lightest last."""
-        self._share_of_one = math.lcm(*(member.capacity for member in board.members))
-        """What a load of 1 is to a member of capacity 1: shares of all capacities are whole numbers by it."""
         self._kinds: dict[_Kind, list[Subscriber]] = defaultdict(list)
         for member in sorted(board.members, key=lambda member: member.id):
             self._kinds[_kind(member)].append(member)
@@ -200,7 +197,7 @@ class _Balancing:
 
     def _better(self, heaps: "_Heaps", member: Subscriber) -> tuple[Place, Subscriber] | None:
         """Give what of a member's would be better with which other; the heaviest for which that is so."""
-        best: tuple[int, Place, Subscriber] | None = None
+        best: tuple[float, Place, Subscriber] | None = None
         share = self._share(member)
         for topic, places in self._held[member.id].items():
             for place in places:
@@ -222,24 +219,24 @@ class _Balancing:
         heapq.heappop(heaps[_kind(member)])
         return member
 
-    def _least(self, heaps: "_Heaps", topic: str, weight: int) -> tuple[int, Subscriber]:
+    def _least(self, heaps: "_Heaps", topic: str, weight: int) -> tuple[float, Subscriber]:
         """Give who of those that take a topic would have the least with so much more, and how much that is.
 
         There must be one. What a heap has of older loads is thrown away.
         """
-        found: list[tuple[int, str]] = []
+        found: list[tuple[float, str]] = []
         for (topics, capacity), heap in heaps.items():
             if topic not in topics:
                 continue
             while heap[0][0] != self._loads[heap[0][1]]:
                 heapq.heappop(heap)
             load, name = heap[0]
-            found.append(((load + weight) * self._share_of_one // capacity, name))
+            found.append(((load + weight) / capacity, name))
         after, name = min(found)
         return after, self._by_id[name]
 
-    def _share(self, member: Subscriber) -> int:
-        return self._loads[member.id] * self._share_of_one // member.capacity
+    def _share(self, member: Subscriber) -> float:
+        return self._loads[member.id] / member.capacity
 
     def _give(self, place: Place, member: Subscriber) -> None:
         self._held[member.id][place[0]].append(place)

@@ -10,7 +10,15 @@ from typing import Any, Final, Self
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import Place
 from marshal_dagster.coordinator.member import Membership, Offsets, Standing, Told
-from marshal_dagster.coordinator.messages import Leave, Order, Ping, Register, parse_order
+from marshal_dagster.coordinator.messages import (
+    LONGEST_SESSION_MS,
+    NUMBERS_BELOW,
+    Leave,
+    Order,
+    Ping,
+    Register,
+    parse_order,
+)
 from marshal_dagster.coordinator.wire import CLIENT_FAILURES, CoordinatorTopics, Reader, Writer, end_of, partition_of
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -20,7 +28,8 @@ logger = logging.getLogger(__name__)
 _TICK_S: Final = 0.05
 _BUSY_TICK_S: Final = 0.01
 _AGAIN_AFTER_S: Final = 0.5
-_LEAVE_WITHIN_S: Final = 10.0
+_STOP_WITHIN_S: Final = 10.0
+"""For how much longer than a session time-out, in which a coordinator has to be heard, leaving is waited for."""
 
 Work = Callable[[frozenset[Place]], None]
 
@@ -51,6 +60,7 @@ class CoordinatedMember:
         `registration` are fields of a `Register`, such as `pattern` and `session_timeout_ms`, and the topics that it
         takes as `topics_wanted`. With `auto_commit` the coordinator is told at each ping what `offsets` gives, the next
         offset of each partition; it is called in the member's thread.
+        Who commits offsets does so in `stop`, before it returns.
         Raises `ConfigurationError` for what no record could carry.
         """
         fields = {"topics": registration.pop("topics_wanted", []), "session_timeout_ms": 6_000, **registration}
@@ -60,6 +70,11 @@ class CoordinatedMember:
             )
         except ValueError as error:
             raise ConfigurationError(f"registration of member {member!r}: {error}".replace("\n", " ")) from None
+        if not 1 <= register.session_timeout_ms <= LONGEST_SESSION_MS:
+            raise ConfigurationError(
+                f"registration of member {member!r}: session_timeout_ms is {register.session_timeout_ms}; give 1 to "
+                f"{LONGEST_SESSION_MS}"
+            )
         self._connection = connection
         self._topics = topics or CoordinatorTopics()
         self._clock = clock or SystemClock()
@@ -95,7 +110,8 @@ class CoordinatedMember:
         return 0.0 if self._membership is None else self._membership.silent_ms(self._clock.lease_ms())
 
     def __enter__(self) -> Self:
-        """Join. Raises `TopicMissing`, `UnavailableError`."""
+        """Join. Raises `TopicMissing`, `RightMissing`, `UnavailableError`."""
+        self._topics.check_member(self._connection)
         partitions = self._topics.partitions(self._connection)
         at = end_of(self._connection, self._topics.orders, partition_of(self._register.group, partitions))
         self._membership = Membership(self._register, self._clock.lease_ms())
@@ -105,10 +121,14 @@ class CoordinatedMember:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Leave the group, with what it works on given up."""
+        """Leave the group with what it works on given up; wait for that, a session time-out and ten seconds at most."""
         self._is_over.set()
-        if self._thread is not None:
-            self._thread.join(_LEAVE_WITHIN_S)
+        if self._thread is None:
+            return
+        within_s = self._register.session_timeout_ms / 1_000 + _STOP_WITHIN_S
+        self._thread.join(within_s)
+        if self._thread.is_alive():
+            logger.warning("%s: it has not left within %g s; work may go on", self._hands.name, within_s)
 
     def _run(self, membership: Membership, partitions: int, at: int) -> None:
         try:
@@ -140,6 +160,9 @@ class CoordinatedMember:
             except CLIENT_FAILURES as error:
                 logger.warning("%s: %s; it connects again", self._hands.name, error)
                 self._is_over.wait(_AGAIN_AFTER_S)
+            except Exception:
+                logger.exception("%s: it goes on", self._hands.name)
+                self._is_over.wait(_AGAIN_AFTER_S)
             finally:
                 reader.close()
                 writer.close()
@@ -162,7 +185,7 @@ class CoordinatedMember:
         if not isinstance(order, Ping) or not self._register.auto_commit:
             return {}
         try:
-            return self._offsets()
+            return {place: at for place, at in self._offsets().items() if 0 <= at < NUMBERS_BELOW}
         except Exception:
             logger.exception("%s: how far it got is not known", self._hands.name)
             return {}

@@ -11,14 +11,18 @@ from dataclasses import dataclass, field, fields
 from enum import Enum
 from fnmatch import fnmatchcase
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Final
 
 from marshal_dagster.coordinator.assignment import Assignment, Board, Place, Strategy, Subscriber
 from marshal_dagster.coordinator.messages import (
+    ALL,
+    LONGEST_PATTERN,
+    LONGEST_SESSION_MS,
     Leave,
     Order,
     Ping,
     Pong,
+    Refusal,
     Register,
     Registered,
     Started,
@@ -30,11 +34,6 @@ from marshal_dagster.coordinator.messages import (
     places_of,
 )
 from marshal_dagster.errors import ConfigurationError
-
-ALL: Final = "*"
-"""Whom a ping is for."""
-
-Refusal = Literal["duplicate_id", "session_timeout_too_short", "bad_pattern", "unknown_member"]
 
 _ROUNDS_KEPT: Final = 32
 _REPLACED_KEPT: Final = 1_000
@@ -49,6 +48,9 @@ _AT_LEAST_MS: Final = 1_000.0
 """How long a coordinator that takes over waits for members of which the one before has left no record."""
 _ABSENT_MS: Final = 1_000.0
 """A longer time without a turn counts against nobody: the coordinator could not hear."""
+_GENERATION_BELOW: Final = 2**40
+"""No group comes so far: a record that says so is not a coordinator's."""
+_RECOVERS_AT_MOST_MS: Final = 60_000.0
 _IS_PATTERN: Final = re.compile(r"[A-Za-z0-9._*?-]+").fullmatch
 
 
@@ -74,8 +76,10 @@ class Rules:
         """Raise `ConfigurationError` for values that cannot be."""
         for each in fields(self):
             value = getattr(self, each.name)
-            if isinstance(value, int | float) and value < 0:
+            if isinstance(value, int | float) and not 0 <= value < math.inf:
                 raise ConfigurationError(f"{each.name}: {value}; give 0 or more")
+        if not 1 <= self.min_session_ms <= LONGEST_SESSION_MS:
+            raise ConfigurationError(f"min_session_ms: {self.min_session_ms}; give 1 to {LONGEST_SESSION_MS}")
 
 
 class Happening(Enum):
@@ -110,6 +114,10 @@ class _Member:
     """Whether it has said that it works on just that."""
     unanswered_ms: float | None = None
     """When the oldest ping was sent that it has not answered."""
+    gained: frozenset[Place] = frozenset()
+    """What of its places was given to it last."""
+    answered: int = 0
+    """The newest round that it has answered: an answer to an older one says nothing more."""
 
     @property
     def session_ms(self) -> int:
@@ -129,6 +137,8 @@ class _Rebalance:
     moved: int
     changed: frozenset[str]
     """Whose share is not what it was, or is told to a member for the first time."""
+    is_partial: bool = False
+    """Whether another is to come, for what is still to be moved."""
     starting: set[str] = field(default_factory=set)
     has_begun_to_start: bool = False
     _deadlines_ms: dict[str, float] = field(default_factory=dict)
@@ -172,10 +182,12 @@ class GroupCoordinator:
         *,
         kept: Iterable[StartFetcher] = (),
         recovery_ms: float = 0.0,
+        generation: int = 0,
     ) -> None:
         """Lead from `now_ms` on. `kept` are the shares that the coordinator before has told members of.
 
-        These members have `recovery_ms` to register again; until all have, or it is over, nothing is moved.
+        These members have `recovery_ms` to register again, or the longest of their session time-outs, up to a minute;
+        until all have, or it is over, nothing is moved. Its generations come after `generation`.
         """
         self.group, self.epoch = group, epoch
         self.events: list[Event] = []
@@ -188,9 +200,12 @@ class GroupCoordinator:
         self._kept = {each.member: each for each in kept}
         self._unheard = set(self._kept)
         """Whom a coordinator before has told something, and who has not come to this one yet."""
-        self._recovers_until_ms = now_ms + recovery_ms
+        sessions_ms = [min(each.session_timeout_ms, _RECOVERS_AT_MOST_MS) for each in self._kept.values()]
+        self._recovers_until_ms = now_ms + max([recovery_ms, *sessions_ms])
         self._waits_until_ms = now_ms + min(recovery_ms, _AT_LEAST_MS)
-        self._generation = max((each.generation for each in self._kept.values()), default=0)
+        generations = [each.generation for each in self._kept.values() if each.generation < _GENERATION_BELOW]
+        self.generation = max([generation, *generations])
+        """Of the newest orders to stop and to start."""
         self._topics: Mapping[str, int] = {}
         self._knows_topics = False
         """Before it does, nobody is told anything."""
@@ -224,9 +239,18 @@ class GroupCoordinator:
         """Whether nothing is under way and nothing is due."""
         return self._rebalance is None and not self._is_due
 
+    @property
+    def is_forsaken(self) -> bool:
+        """Whether there is nobody to lead, nor anybody to wait for."""
+        return not self._members and not self._kept
+
     def assignment(self) -> dict[str, frozenset[Place]]:
         """Give what each member works on, as far as it is known."""
         return {name: member.places for name, member in self._members.items()}
+
+    def shares(self) -> list[StartFetcher]:
+        """Give the same as orders to start with it."""
+        return [self._start(name) for name in self._members]
 
     @property
     def positions(self) -> Mapping[Place, int]:
@@ -243,12 +267,12 @@ class GroupCoordinator:
     def hear(self, word: Word, now_ms: float) -> list[Order]:
         """Take a member's word. A rebalance that it makes due begins with a `tick`, once all that came were heard."""
         self._excuse(now_ms)
-        if word.epoch > self.epoch:
+        member = self._members.get(word.member)
+        if word.epoch > self.epoch and (isinstance(word, Register) or (member and member.tenure == word.tenure)):
             self._tell(Happening.SUPERSEDED)
             return []
         if isinstance(word, Register):
             return self._register(word, now_ms)
-        member = self._members.get(word.member)
         if member is None or member.tenure != word.tenure:
             if not isinstance(word, Pong):
                 return []
@@ -257,18 +281,24 @@ class GroupCoordinator:
         if isinstance(word, Leave):
             self._remove([word.member], Happening.LEFT, now_ms)
             return []
-        if word.epoch < self.epoch:
+        if word.epoch != self.epoch:
             return []
         match word:
             case Pong():
-                later = [sent_ms for number, sent_ms in self._sent_ms.items() if number > word.round]
-                member.unanswered_ms = min(later, default=None)
-                self._note_positions(word, member)
+                self._answered(word, member)
                 return []
             case Stopped():
                 return self._stopped(word, now_ms)
             case Started():
                 return self._started(word)
+
+    def _answered(self, word: Pong, member: _Member) -> None:
+        if word.round <= member.answered:
+            return
+        member.answered = word.round
+        later = [sent_ms for number, sent_ms in self._sent_ms.items() if number > word.round]
+        member.unanswered_ms = min(later, default=None)
+        self._note_positions(word, member)
 
     def topics_are(self, topics: Mapping[str, int], now_ms: float) -> list[Order]:
         """Take how many partitions each topic has."""
@@ -309,7 +339,8 @@ class GroupCoordinator:
         kept = self._kept.pop(word.member, None)
         self._unheard.discard(word.member)
         if not self._members:
-            self._recovers_until_ms = max(self._recovers_until_ms, now_ms + word.session_timeout_ms / 3)
+            within_ms = min(word.session_timeout_ms / 3, _RECOVERS_AT_MOST_MS)
+            self._recovers_until_ms = max(self._recovers_until_ms, now_ms + within_ms)
         had = before.places if before is not None else frozenset[Place]()
         places = self._places_of(word, had, kept)
         is_as_said = places == places_of(word.holds)
@@ -334,7 +365,9 @@ class GroupCoordinator:
     def _why_not(self, word: Register) -> Refusal | None:
         if word.session_timeout_ms < self._rules.min_session_ms:
             return "session_timeout_too_short"
-        if word.pattern is not None and not _IS_PATTERN(word.pattern):
+        if word.session_timeout_ms > LONGEST_SESSION_MS:
+            return "session_timeout_too_long"
+        if word.pattern is not None and (len(word.pattern) > LONGEST_PATTERN or not _IS_PATTERN(word.pattern)):
             return "bad_pattern"
         before = self._members.get(word.member)
         is_other = before is not None and before.tenure != word.tenure
@@ -412,6 +445,8 @@ class GroupCoordinator:
             if not late:
                 return []
             self._retry(late, now_ms)
+            if not rebalance.has_begun_to_start:
+                return self._start_what_is_free(rebalance, now_ms)
         if not self._is_due or not self._knows_topics or self.awaits_weights:
             return []
         if now_ms < max(self._not_before_ms, self._gathers_until_ms) or self._is_recovering(now_ms):
@@ -448,7 +483,7 @@ class GroupCoordinator:
         if not shares:
             self._retries = 0
             return []
-        self._generation += 1
+        self.generation += 1
         stopping = {name: lost for name, member in self._members.items() if (lost := member.places - target[name])}
         self._rebalance = _Rebalance(target, stopping, moved, shares)
         if not stopping:
@@ -462,7 +497,7 @@ class GroupCoordinator:
                 member=name,
                 epoch=self.epoch,
                 tenure=self._members[name].tenure,
-                generation=self._generation,
+                generation=self.generation,
                 places=by_topic(places),
             )
             for name, places in stopping.items()
@@ -470,9 +505,9 @@ class GroupCoordinator:
 
     def _stopped(self, word: Stopped, now_ms: float) -> list[Order]:
         rebalance = self._rebalance
-        if rebalance is None and word.generation == self._generation:
+        if rebalance is None and word.generation == self.generation:
             self._not_before_ms = now_ms
-        if rebalance is None or rebalance.has_begun_to_start or word.generation != self._generation:
+        if rebalance is None or rebalance.has_begun_to_start or word.generation != self.generation:
             return []
         lost = rebalance.stopping.pop(word.member, frozenset())
         rebalance.has_answered(word.member)
@@ -486,15 +521,29 @@ class GroupCoordinator:
         rebalance.starting = set(rebalance.changed)
         rebalance.wait_for(self._answers_within_ms(rebalance.starting), now_ms)
         for name in rebalance.starting:
-            self._has(name, rebalance.target[name])
-            self._members[name].is_told = False
+            member, target = self._members[name], rebalance.target[name]
+            member.gained = target - member.places or member.gained & target
+            self._has(name, target)
+            member.is_told = False
         orders: list[Order] = [self._start(name) for name in sorted(rebalance.starting)]
         self._end_if_done()
         return orders
 
+    def _start_what_is_free(self, rebalance: _Rebalance, now_ms: float) -> list[Order]:
+        """Leave with those who have not stopped what they have; what others gave up waits for nobody."""
+        held = {place: name for name, places in rebalance.stopping.items() for place in places}
+        target = {
+            name: frozenset(place for place in places if held.get(place, name) == name)
+            | rebalance.stopping.get(name, frozenset())
+            for name, places in rebalance.target.items()
+        }
+        changed = rebalance.changed - rebalance.stopping.keys()
+        self._rebalance = _Rebalance(target, {}, rebalance.moved - len(held), changed, is_partial=True)
+        return self._start_all(now_ms)
+
     def _started(self, word: Started) -> list[Order]:
         rebalance = self._rebalance
-        if rebalance is None or word.generation != self._generation:
+        if rebalance is None or word.generation != self.generation:
             return []
         if word.member in rebalance.starting:
             rebalance.starting.remove(word.member)
@@ -512,7 +561,7 @@ class GroupCoordinator:
             if rebalance.moved:
                 self.events.append(Event(Happening.REBALANCED, moved=rebalance.moved))
             self._rebalance = None
-            self._retries = 0
+            self._retries = self._retries if rebalance.is_partial else 0
 
     def _retry(self, late: Iterable[str], now_ms: float) -> None:
         """Give this attempt up, and try again later; much later, and told of, when that has been done often enough."""
@@ -609,8 +658,10 @@ class GroupCoordinator:
             member=name,
             epoch=self.epoch,
             tenure=member.tenure,
-            generation=self._generation,
+            generation=self.generation,
             places=by_topic(member.places),
+            session_timeout_ms=member.session_ms,
+            gained=by_topic(member.gained),
         )
 
     def _answer(self, member: str, tenure: str, error: Refusal | None) -> Registered:

@@ -2,11 +2,14 @@
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from marshal_dagster.coordinator.assignment import Place
-from marshal_dagster.coordinator.messages import Order, Ping, StartFetcher, parse_order, places_of
-from marshal_dagster.coordinator.wire import CoordinatorTopics, partition_of, read_all
+from marshal_dagster.coordinator.messages import Order, Ping, StartFetcher, places_of
+from marshal_dagster.coordinator.wire import CoordinatorTopics, partition_of, read_orders
 from marshal_dagster.kafka.connection import KafkaConnection
+
+_USUAL_SESSION_MS: Final = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +21,12 @@ class Share:
     generation: int
     epoch: int
     places: frozenset[Place]
+    session_ms: int = 0
+    """Its session time-out, where the coordinator has told."""
+    gained: frozenset[Place] = frozenset()
+    """What of `places` was another's, or nobody's, before."""
+    told_at_ms: int = 0
+    """When it was told, in unix milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +37,11 @@ class GroupView:
     epoch: int
     shares: Mapping[str, Share]
     heard_at_ms: int | None
+
+    @property
+    def session_ms(self) -> int:
+        """Give the longest of its members' session time-outs, or what is usual where nobody has told."""
+        return max([each.session_ms for each in self.shares.values()], default=0) or _USUAL_SESSION_MS
 
     def silent_ms(self, now_ms: float) -> float:
         """Give for how long no coordinator has been heard; infinite for one that never was."""
@@ -44,7 +58,16 @@ def view_of(group: str, orders: Iterable[tuple[Order, int]]) -> GroupView:
             heard_at_ms = at_ms if heard_at_ms is None else max(heard_at_ms, at_ms)
         elif isinstance(order, StartFetcher):
             places = places_of(order.places)
-            shares[order.member] = Share(order.member, order.tenure, order.generation, order.epoch, places)
+            shares[order.member] = Share(
+                order.member,
+                order.tenure,
+                order.generation,
+                order.epoch,
+                places,
+                order.session_timeout_ms,
+                places_of(order.gained) & places,
+                at_ms,
+            )
     return GroupView(group, epoch, shares, heard_at_ms)
 
 
@@ -71,8 +94,6 @@ def _read(
 ) -> dict[str, list[tuple[Order, int]]]:
     """Read the orders in partitions that are not replaced by later ones, by group."""
     found: dict[str, list[tuple[Order, int]]] = {}
-    for came in read_all(connection, topics.orders, numbers):
-        order = parse_order(came.value)
-        if order is not None:
-            found.setdefault(order.group, []).append((order, came.at_ms))
+    for order, came in read_orders(connection, topics.orders, numbers):
+        found.setdefault(order.group, []).append((order, came.at_ms))
     return found

@@ -12,9 +12,17 @@ VERSION: Final = 1
 MOST_BYTES: Final = 900_000
 """Of a record; a longer one is passed over."""
 LONGEST_SESSION_MS: Final = 3_600_000
+LONGEST_PATTERN: Final = 249
+Refusal = Literal[
+    "duplicate_id", "session_timeout_too_short", "session_timeout_too_long", "bad_pattern", "unknown_member"
+]
+ALL: Final = "*"
+"""Whom a ping is for."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f\x7f]+$")]
-Number = Annotated[int, Field(ge=0, lt=2**63)]
+NUMBERS_BELOW: Final = 2**62
+Number = Annotated[int, Field(ge=0, lt=NUMBERS_BELOW)]
+"""Far from where counting on would lead out of what a record can carry."""
 Topic = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 Places = dict[Topic, list[Annotated[int, Field(ge=0, lt=2**31)]]]
 """Partitions by topic."""
@@ -37,17 +45,19 @@ class Record(BaseModel):
 class Register(Record):
     """A member wants work; it also says what it has, which a new coordinator leaves with it.
 
+    What a coordinator refuses with a reason may stand in it, such as a session time-out of 0.
+
     `topics` are names; in `pattern` a `*` stands for any letters and a `?` for one. `is_static`: a member of this name
     that comes back within the session time-out takes its own place again.
     """
 
     kind: Literal["register"] = "register"
     topics: list[Topic] = []
-    pattern: Annotated[str, StringConstraints(max_length=249)] | None = None
+    pattern: str | None = None
     capacity: Annotated[int, Field(ge=1, le=1_000_000)] = 1
     auto_commit: bool = False
     auto_offset_reset: Literal["smallest", "largest"] = "smallest"
-    session_timeout_ms: Annotated[int, Field(ge=1, le=LONGEST_SESSION_MS)]
+    session_timeout_ms: Number
     tenure: Name
     """What tells two processes of one name apart."""
     is_static: bool = False
@@ -99,7 +109,7 @@ class Registered(Record):
 
     kind: Literal["registered"] = "registered"
     tenure: Name
-    error: Literal["duplicate_id", "session_timeout_too_short", "bad_pattern", "unknown_member"] | None = None
+    error: Refusal | None = None
 
 
 class StopFetcher(Record):
@@ -112,12 +122,18 @@ class StopFetcher(Record):
 
 
 class StartFetcher(Record):
-    """Tells a member what it is to work on, all of it. The last one of each member is kept, and is the assignment."""
+    """Tells a member what it is to work on, all of it. The last one of each member is kept, and is the assignment.
+
+    It also keeps the member's session time-out, for how long a coordinator that takes over waits for it. `gained` is
+    what of `places` was another's, or nobody's, before this was told first.
+    """
 
     kind: Literal["start"] = "start"
     tenure: Name
     generation: Number
     places: Places
+    session_timeout_ms: Annotated[int, Field(ge=0, le=LONGEST_SESSION_MS)] = 0
+    gained: Places = {}
 
 
 Word = Register | Pong | Stopped | Started | Leave

@@ -1,11 +1,13 @@
 """A coordinator as a process has it: elected for some partitions, it leads the groups that hash to them."""
 
 import logging
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -13,13 +15,22 @@ from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import Place, sticky_assignment
 from marshal_dagster.coordinator.group import Event, GroupCoordinator, Happening, Rules
 from marshal_dagster.coordinator.measuring import Measuring
-from marshal_dagster.coordinator.messages import Order, StartFetcher, parse_order, parse_word
+from marshal_dagster.coordinator.messages import Order, Register, StartFetcher, parse_word
 from marshal_dagster.coordinator.weighing import Weigh
-from marshal_dagster.coordinator.wire import CLIENT_FAILURES, CoordinatorTopics, Reader, Writer, end_of, read_all
+from marshal_dagster.coordinator.wire import (
+    CLIENT_FAILURES,
+    Came,
+    CoordinatorTopics,
+    Reader,
+    Writer,
+    end_of,
+    partition_of,
+    read_orders,
+)
 from marshal_dagster.election.elector import Elector
 from marshal_dagster.election.rules import Event as ElectionEvent
 from marshal_dagster.election.rules import Resigned, Term, Timing
-from marshal_dagster.errors import MarshalError
+from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
@@ -34,6 +45,9 @@ _CHECK_EACH_MS: Final = 10_000.0
 _AGAIN_AFTER_S: Final = 0.5
 _CALM_S: Final = 10.0
 """A failure is over when there was none for so long: a client that is made anew takes a while to fail again."""
+_REST_S: Final = 2.0
+_WEIGHS_FOR_MS: Final = 30_000.0
+"""After which the weights that are known serve."""
 _HELPERS: Final = 5
 LookAtTopics = Callable[[], Mapping[str, int]]
 """Gives how many partitions each topic has; may raise `UnavailableError`."""
@@ -51,7 +65,12 @@ class CoordinatorOptions:
     rules: Rules = field(default_factory=lambda: Rules(sticky_assignment))
     timing: Timing = field(default_factory=Timing)
     recovery_ms: float = 10_000.0
-    """How long members that a coordinator before had may take to register again."""
+    """How long members that a coordinator before had may take to register again, if their session is not longer."""
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigurationError` for a time that cannot be."""
+        if not 0 <= self.recovery_ms < math.inf:
+            raise ConfigurationError(f"recovery_ms: {self.recovery_ms}; give 0 or more")
 
 
 @dataclass(slots=True)
@@ -59,15 +78,29 @@ class _Shard:
     """What one term in one partition leads: its groups, by name."""
 
     term: Term
-    groups: dict[str, GroupCoordinator]
-    topics: Mapping[str, int] = field(default_factory=dict)
+    groups: dict[str, GroupCoordinator] = field(default_factory=dict)
+    generation: int = 0
+    """Of groups that were led in this term and are not any more the newest, which those that come begin after."""
+    rests_until_s: dict[str, float] = field(default_factory=dict)
+    """Groups with which something has gone wrong."""
+
+    @property
+    def epoch(self) -> int:
+        """Above 0, which is what members have that have heard no coordinator."""
+        return self.term.fence + 1
 
 
 _Shares = Mapping[str, Sequence[StartFetcher]]
 """What members have been told to work on, by group."""
 
-_Weighed = dict[str, tuple[frozenset[str], Mapping[Place, float] | None]]
-"""The topics of each group, and what their partitions weigh, if that could be found out."""
+
+@dataclass(slots=True)
+class _Weighing:
+    """A group's partitions being weighed, in the background; whatever group has the name then."""
+
+    topics: frozenset[str]
+    began_ms: float
+    found: Future[Mapping[Place, float] | None]
 
 
 class Coordinator:
@@ -108,16 +141,19 @@ class Coordinator:
         """Partitions in which a term has begun that is not led yet: what was told before is still being read."""
         self._known: Mapping[str, int] | None = None
         """How many partitions each topic has, once that was looked up."""
+        self._looked: Mapping[str, int] = {}
         self._looking: Future[Mapping[str, int]] | None = None
         self._next_look_ms = 0.0
         self._cannot_look: MarshalError | None = None
         self._checking: Future[None] | None = None
         self._next_check_ms = 0.0
+        self._partitions = 0
         self._cannot_use: MarshalError | None = None
         """What is wrong with its own topics, which may be on other brokers than those to work on."""
-        self._weighing: Future[_Weighed] | None = None
-        self._next_weighing_ms = 0.0
+        self._weighing: dict[str, _Weighing] = {}
+        self._next_weighing_ms: dict[str, float] = {}
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
+        self._scales = ThreadPoolExecutor(_HELPERS, "weights")
         self._measuring = Measuring()
         self._next_measure_ms = 0.0
         self.failure: Exception | None = None
@@ -161,7 +197,7 @@ class Coordinator:
         Raises `ConfigurationError`, `TopicMissing`, `RightMissing`, `UnavailableError` at the beginning only.
         """
         self._alive_at_s = time.monotonic()
-        partitions = self._topics.partitions(self._connection)
+        partitions = self._partitions = self._topics.partitions(self._connection)
         self._measuring = Measuring()
         elector = Elector(
             self._connection,
@@ -173,15 +209,17 @@ class Coordinator:
         )
         reader = Reader(self._connection, self._topics.words)
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
+        self._scales = ThreadPoolExecutor(_HELPERS, "weights")
         try:
             with elector:
                 while not self._stop.is_set():
                     self._lead_with(Writer(self._connection, self._topics, partitions), elector, reader)
         finally:
             self._measuring.end()
-            self._helpers.shutdown(wait=False, cancel_futures=True)
-            self._shards, self._beginning = {}, {}
-            self._looking = self._checking = self._weighing = None
+            for helpers in (self._helpers, self._scales):
+                helpers.shutdown(wait=False, cancel_futures=True)
+            self._shards, self._beginning, self._weighing = {}, {}, {}
+            self._looking = self._checking = None
             reader.close()
 
     def _lead_with(self, writer: Writer, elector: Elector, reader: Reader) -> None:
@@ -208,30 +246,65 @@ class Coordinator:
             self._stop.wait(_TICK_S)
             return
         self._weigh_groups()
-        for came in reader.read(_TICK_S):
-            shard, word = self._shards.get(came.partition), parse_word(came.value)
-            if shard is None or word is None:
-                continue
-            if word.group not in shard.groups:
-                shard.groups[word.group] = self._group(word.group, shard.term, ())
-            self._write(writer, shard.groups[word.group].hear(word, self._now_ms))
+        came = list(reader.read(_TICK_S))
         for partition, shard in list(self._shards.items()):
             if not elector.leads(shard.term, partition):
                 del self._shards[partition]
                 reader.leave([partition])
-                continue
-            self._lead(shard, elector, partition, writer)
+        for each in came:
+            self._hear(each, writer)
+        for partition, shard in list(self._shards.items()):
+            if any(self._lead(shard, name, writer) for name in list(shard.groups)):
+                elector.give_up(shard.term, "a later coordinator was heard of", partition)
         writer.poll()
 
-    def _lead(self, shard: _Shard, elector: Elector, partition: int, writer: Writer) -> None:
-        for name, group in list(shard.groups.items()):
-            orders = [*self._tell_topics(group), *group.tick(self._now_ms)]
-            events, group.events = group.events, []
-            self._write(writer, orders)
-            self._tell(name, events, writer)
-            if any(event.happening is Happening.SUPERSEDED for event in events):
-                elector.give_up(shard.term, "a later coordinator was heard of", partition)
+    def _hear(self, came: Came, writer: Writer) -> None:
+        """Take a member's word, of a group that belongs where it was read; only one that registers makes a group."""
+        shard, word = self._shards.get(came.partition), parse_word(came.value)
+        if shard is None or word is None or partition_of(word.group, writer.partitions) != came.partition:
+            return
+        if word.group not in shard.groups:
+            if not isinstance(word, Register) and word.epoch != shard.epoch:
                 return
+            shard.groups[word.group] = self._group(word.group, shard, ())
+        with self._alone(shard, word.group) as group:
+            if group is not None:
+                self._write(writer, group.hear(word, self._now_ms))
+
+    def _lead(self, shard: _Shard, name: str, writer: Writer) -> bool:
+        """Let a group's time pass; tell whether a later coordinator was heard of."""
+        is_superseded = False
+        with self._alone(shard, name) as group:
+            if group is None:
+                return False
+            self._write(writer, [*self._tell_topics(group), *group.tick(self._now_ms)])
+            events, group.events = group.events, []
+            is_superseded = any(event.happening is Happening.SUPERSEDED for event in events)
+            self._tell(name, events, writer)
+            if group.is_forsaken:
+                shard.generation = max(shard.generation, group.generation)
+                del shard.groups[name]
+        return is_superseded
+
+    @contextmanager
+    def _alone(self, shard: _Shard, name: str) -> Iterator[GroupCoordinator | None]:
+        """Give a group, unless it rests; what goes wrong with it, as its strategy may, disturbs no other.
+
+        It is led anew after a rest, by what its members say that they have.
+        """
+        if time.monotonic() < shard.rests_until_s.get(name, 0.0):
+            yield None
+            return
+        shard.rests_until_s.pop(name, None)
+        group = shard.groups[name]
+        try:
+            yield group
+        except Exception as error:
+            logger.exception("group %r: it is led anew in %g s", name, _REST_S)
+            self._note(error)
+            shard.generation = max(shard.generation, group.generation)
+            shard.rests_until_s[name] = time.monotonic() + _REST_S
+            shard.groups[name] = self._group(name, shard, group.shares())
 
     def _measure(self) -> None:
         if self._now_ms >= self._next_measure_ms:
@@ -261,8 +334,7 @@ class Coordinator:
         """Read what coordinators before have told members; give the end of what members have said, from before that."""
         end = end_of(self._connection, self._topics.words, partition)
         shares: dict[str, list[StartFetcher]] = {}
-        for came in read_all(self._connection, self._topics.orders, [partition]):
-            order = parse_order(came.value)
+        for order, _ in read_orders(self._connection, self._topics.orders, [partition]):
             if isinstance(order, StartFetcher):
                 shares.setdefault(order.group, []).append(order)
         return shares, end
@@ -281,17 +353,22 @@ class Coordinator:
                 elector.give_up(term, str(error), partition)
                 continue
             if not self._shards:
-                self._known = None
-            groups = {name: self._group(name, term, each) for name, each in shares.items()}
-            self._shards[partition] = _Shard(term, groups)
+                self._known, self._looked = None, {}
+            shard = self._shards[partition] = _Shard(term)
+            shard.groups |= {name: self._group(name, shard, each) for name, each in shares.items()}
             self._next_look_ms = 0.0
             reader.follow({partition: end})
 
-    def _group(self, name: str, term: Term, kept: Sequence[StartFetcher]) -> GroupCoordinator:
-        recovery_ms = self._options.recovery_ms if kept else 0.0
-        # An epoch above 0, which is what members have that have heard none.
-        epoch = term.fence + 1
-        return GroupCoordinator(name, epoch, self._rules, self._now_ms, kept=kept, recovery_ms=recovery_ms)
+    def _group(self, name: str, shard: _Shard, kept: Sequence[StartFetcher]) -> GroupCoordinator:
+        return GroupCoordinator(
+            name,
+            shard.epoch,
+            self._rules,
+            self._now_ms,
+            kept=kept,
+            recovery_ms=self._options.recovery_ms if kept else 0.0,
+            generation=shard.generation,
+        )
 
     def _look_at_topics(self) -> None:
         """Look, now and then and in the background, which topics there are with how many partitions."""
@@ -299,13 +376,18 @@ class Coordinator:
         if looking is not None and looking.done():
             self._looking = None
             try:
-                self._known, self._cannot_look = looking.result(), None
+                self._known, self._cannot_look = self._believed(looking.result()), None
             except MarshalError as error:
                 logger.warning("the topics could not be looked up: %s", error)
                 self._cannot_look = error
         if self._looking is None and self._now_ms >= self._next_look_ms:
             self._next_look_ms = self._now_ms + _LOOK_AT_TOPICS_MS
             self._looking = self._helpers.submit(self._look)
+
+    def _believed(self, looked: Mapping[str, int]) -> Mapping[str, int]:
+        """Believe that there is less only when it is seen twice: a broker that has just started may not know all."""
+        before, self._looked = self._looked, looked
+        return {topic: max(before.get(topic, 0), looked.get(topic, 0)) for topic in before.keys() | looked.keys()}
 
     def _check_topics(self) -> None:
         """See, now and then and in the background, whether its own topics are there for it."""
@@ -321,34 +403,31 @@ class Coordinator:
                 self._cannot_use = error
         if self._checking is None and self._now_ms >= self._next_check_ms:
             self._next_check_ms = self._now_ms + _CHECK_EACH_MS
-            self._checking = self._helpers.submit(self._topics.check, self._connection)
+            self._checking = self._helpers.submit(self._topics.check, self._connection, self._partitions)
 
     def _weigh_groups(self) -> None:
-        """Weigh, now and then and in the background, what groups have to work on; soon where one waits for it."""
+        """Weigh, now and then and in the background, what each group has to work on; soon where it waits for that."""
         if self._weigh is None or self._known is None:
             return
         groups = {name: group for shard in self._shards.values() for name, group in shard.groups.items()}
-        if self._weighing is not None and self._weighing.done():
-            self._next_weighing_ms = self._now_ms + _WEIGH_EACH_MS
-            weighed, self._weighing = self._weighing.result(), None
-            for name, (topics, weights) in weighed.items():
-                if name in groups:
-                    groups[name].weights_are(topics, weights)
-        is_due = self._now_ms >= self._next_weighing_ms or any(group.awaits_weights for group in groups.values())
-        if self._weighing is None and is_due:
-            wanted = {name: (group.topics_wanted(), dict(group.positions)) for name, group in groups.items()}
-            self._weighing = self._helpers.submit(self._weigh_all, self._weigh, wanted)
+        for name in [name for name, weighing in self._weighing.items() if weighing.found.done()]:
+            weighing = self._weighing.pop(name)
+            self._next_weighing_ms[name] = self._now_ms + _WEIGH_EACH_MS
+            if name in groups:
+                groups[name].weights_are(weighing.topics, weighing.found.result())
+        self._next_weighing_ms = {name: at for name, at in self._next_weighing_ms.items() if name in groups}
+        for name, group in groups.items():
+            self._weigh_one(self._weigh, name, group)
 
-    @staticmethod
-    def _weigh_all(weigh: Weigh, wanted: Mapping[str, tuple[frozenset[str], Mapping[Place, int]]]) -> _Weighed:
-        found: _Weighed = {}
-        for name, (topics, positions) in wanted.items():
-            try:
-                found[name] = topics, weigh(name, topics, positions)
-            except MarshalError as error:
-                logger.warning("the partitions of group %r could not be weighed: %s", name, error)
-                found[name] = topics, None
-        return found
+    def _weigh_one(self, weigh: Weigh, name: str, group: GroupCoordinator) -> None:
+        weighing = self._weighing.get(name)
+        if weighing is None:
+            if group.awaits_weights or self._now_ms >= self._next_weighing_ms.get(name, 0.0):
+                topics, positions = group.topics_wanted(), dict(group.positions)
+                found = self._scales.submit(_weighed, weigh, name, topics, positions)
+                self._weighing[name] = _Weighing(topics, self._now_ms, found)
+        elif group.awaits_weights and self._now_ms >= weighing.began_ms + _WEIGHS_FOR_MS:
+            group.weights_are(group.topics_wanted(), None)
 
     def _ask_brokers(self) -> Mapping[str, int]:
         with Topics(self._connection) as topics:
@@ -372,6 +451,16 @@ class Coordinator:
     @property
     def _now_ms(self) -> float:
         return self._clock.lease_ms()
+
+
+def _weighed(
+    weigh: Weigh, name: str, topics: frozenset[str], positions: Mapping[Place, int]
+) -> Mapping[Place, float] | None:
+    try:
+        return weigh(name, topics, positions)
+    except Exception as error:  # noqa: BLE001 - whatever it is, those that are known serve
+        logger.warning("the partitions of group %r could not be weighed: %s", name, error)
+        return None
 
 
 def _log(group: str, event: Event) -> None:

@@ -2,6 +2,8 @@
 
 import hashlib
 import logging
+import math
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -9,9 +11,9 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from marshal_dagster.coordinator import DEFAULT_TOPIC
-from marshal_dagster.coordinator.messages import Order, Word, render
+from marshal_dagster.coordinator.messages import ALL, MOST_BYTES, Order, Registered, Word, parse_order, render
 from marshal_dagster.election.elector import LEADER_SETTINGS
-from marshal_dagster.errors import TopicMissing, UnavailableError
+from marshal_dagster.errors import ConfigurationError, TopicMissing, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.clients import let_go
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -25,7 +27,8 @@ DEFAULT_PARTITIONS: Final = 8
 _SAFE_COPIES: Final = 3
 _BATCH: Final = 10_000
 _DELIVERY_MS: Final = 5_000
-_TO_A_MEMBER: Final = ("registered", "stop", "start")
+_WARN_EACH_S: Final = 60.0
+_TO_A_MEMBER: Final = ("stop", "start")
 CLIENT_FAILURES: Final = (UnavailableError, KafkaException, SystemError)
 """What a client that is of no more use raises; the last, by a fatal error amid callbacks."""
 _OUTSIDE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
@@ -33,6 +36,7 @@ _OUTSIDE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OU
 _WORDS_SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.bytes": "16777216"}
 _ORDERS_SETTINGS: Final = {
     "cleanup.policy": "compact",
+    "message.timestamp.type": "LogAppendTime",
     "segment.bytes": "1048576",
     "min.cleanable.dirty.ratio": "0.1",
     "unclean.leader.election.enable": "false",
@@ -58,7 +62,7 @@ class CoordinatorTopics:
     def create(self, connection: KafkaConnection, partitions: int = DEFAULT_PARTITIONS) -> None:
         """Make what is missing, each with as many partitions as coordinators can share the groups of.
 
-        Raises `RightMissing`, `UnavailableError`, `ConfigurationError`.
+        Raises `RightMissing`, `UnavailableError`; `ConfigurationError` when one that was there has another number.
         """
         with Topics(connection) as topics:
             copies = min(_SAFE_COPIES, topics.broker_count())
@@ -66,6 +70,7 @@ class CoordinatorTopics:
             topics.create(self.words, partitions, copies, {**_WORDS_SETTINGS, **safe})
             topics.create(self.orders, partitions, copies, {**_ORDERS_SETTINGS, **safe})
             topics.create(self.leader, partitions, copies, {**LEADER_SETTINGS, **safe})
+            self._check_counts(topics)
 
     def partitions(self, connection: KafkaConnection) -> int:
         """Give how many partitions they have. Raises `TopicMissing`, `UnavailableError`."""
@@ -75,15 +80,37 @@ class CoordinatorTopics:
         except TopicMissing as error:
             raise TopicMissing(f"{error}; `marshal-dagster coordinator init` makes the coordinator's topics") from None
 
-    def check(self, connection: KafkaConnection) -> None:
-        """Make sure that a coordinator can lead groups by them.
+    def check(self, connection: KafkaConnection, partitions: int) -> None:
+        """Make sure that a coordinator that knows `partitions` of each can lead groups by them.
 
-        Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
+        Raises `TopicMissing`, `RightMissing`, `UnavailableError`, `ConfigurationError`.
         """
         with Topics(connection) as topics:
             topics.require(on_topic(self.words, Right.READ))
             for topic in (self.orders, self.leader):
                 topics.require(on_topic(topic, Right.READ, Right.WRITE))
+            if self._check_counts(topics) != partitions:
+                raise ConfigurationError(
+                    f"topic {self.words!r} had {partitions} partitions when this process started, and has another "
+                    "number now: start coordinators and members again"
+                )
+
+    def check_member(self, connection: KafkaConnection) -> None:
+        """Make sure that a member can take part. Raises as `check`."""
+        with Topics(connection) as topics:
+            topics.require(on_topic(self.orders, Right.READ))
+            topics.require(on_topic(self.words, Right.WRITE))
+
+    def _check_counts(self, topics: Topics) -> int:
+        """Give how many partitions each of them has. Raises `ConfigurationError` when they differ."""
+        counts = {topic: len(topics.describe(topic).partitions) for topic in (self.words, self.orders, self.leader)}
+        if len(set(counts.values())) > 1:
+            told = ", ".join(f"{topic!r} has {count}" for topic, count in counts.items())
+            raise ConfigurationError(
+                f"the coordinator's topics must have equally many partitions: {told}; stop coordinators and members, "
+                "delete the three and run `marshal-dagster coordinator init`"
+            )
+        return counts[self.words]
 
 
 def partition_of(group: str, partitions: int) -> int:
@@ -156,7 +183,8 @@ class Writer:
     def __init__(self, connection: KafkaConnection, topics: CoordinatorTopics, partitions: int) -> None:
         """Connect in the background."""
         self._topics = topics
-        self._partitions = partitions
+        self.partitions = partitions
+        self._warned_at_s = -math.inf
         self._producer: Producer
         self._producer, self._log = clients.producer(connection, delivery_timeout_ms=_DELIVERY_MS, client_id=CLIENT_ID)
 
@@ -166,7 +194,9 @@ class Writer:
 
     def order(self, order: Order) -> None:
         """Write a coordinator's order."""
-        self._write(self._topics.orders, order.group, order_key(order.group, order.member, order.kind), render(order))
+        # Answers to all share a key: one that was refused never leaves, so that nothing would strike its own.
+        to = ALL if isinstance(order, Registered) else order.member
+        self._write(self._topics.orders, order.group, order_key(order.group, to, order.kind), render(order))
 
     def forget(self, group: str, member: str) -> None:
         """Strike what a member was told, so that nothing of it is kept for ever."""
@@ -185,10 +215,24 @@ class Writer:
         let_go(self._producer, self._log)
 
     def _write(self, topic: str, group: str, key: bytes, value: bytes | None) -> None:
+        if value is not None and len(value) > MOST_BYTES:
+            self._warn(topic, f"{len(value):,} bytes are more than readers take of a record: have more members")
+            return
         try:
-            self._producer.produce(topic, value, key, partition_of(group, self._partitions))
+            self._producer.produce(topic, value, key, partition_of(group, self.partitions), on_delivery=self._delivered)
         except (BufferError, KafkaException) as error:
-            logger.debug("writing to %r: %s", topic, error)
+            self._warn(topic, error)
+
+    def _delivered(self, error: KafkaError | None, message: Any) -> None:  # noqa: ANN401 - the client's
+        if error is not None:
+            self._warn(message.topic(), error)
+
+    def _warn(self, topic: str, what: object) -> None:
+        """Tell what was not written, once in a while: it is asked for again, mostly in vain when it goes on."""
+        now_s = time.monotonic()
+        if now_s - self._warned_at_s >= _WARN_EACH_S:
+            self._warned_at_s = now_s
+            logger.warning("writing to %r: %s", topic, what)
 
 
 def order_key(group: str, member: str, kind: str) -> bytes:
@@ -202,30 +246,38 @@ def end_of(connection: KafkaConnection, topic: str, partition: int) -> int:
         return topics.offsets(topic, [partition], committed_only=False)[partition].end
 
 
-def read_all(connection: KafkaConnection, topic: str, partitions: Iterable[int]) -> list[Came]:
-    """Read partitions up to their present ends; give the newest record of each key, in the order of offsets.
+def read_orders(connection: KafkaConnection, topic: str, partitions: Iterable[int]) -> list[tuple[Order, Came]]:
+    """Read partitions up to their present ends; give the orders that count, in the order of offsets.
 
+    That is of each key the newest, but for what a coordinator of an older epoch has written behind it.
     Raises `UnavailableError`, `TopicMissing`.
     """
     with Topics(connection) as topics:
         bounds = topics.offsets(topic, partitions, committed_only=False)
-    found: dict[tuple[int, bytes], Came] = {}
+    found: dict[tuple[int, bytes], tuple[Order, Came]] = {}
     filled = {number: at for number, at in bounds.items() if at.start < at.end}
     if not filled:
         return []
     reader = Reader(connection, topic)
     try:
         reader.follow({number: at.start for number, at in filled.items()})
-        _read_up_to(reader, {number: at.end for number, at in filled.items()}, found, connection.timeout_s)
+        for came in _read_up_to(reader, {number: at.end for number, at in filled.items()}, connection.timeout_s):
+            keep_order(found, came)
     finally:
         reader.close()
-    there = (each for each in found.values() if each.value is not None)
-    return sorted(there, key=lambda each: (each.partition, each.offset))
+    return sorted(found.values(), key=lambda each: (each[1].partition, each[1].offset))
 
 
-def _read_up_to(
-    reader: Reader, ends: Mapping[int, int], found: dict[tuple[int, bytes], Came], timeout_s: float
-) -> None:
+def keep_order(found: dict[tuple[int, bytes], tuple[Order, Came]], came: Came) -> None:
+    """Put a record that was read into what counts, by partition and key."""
+    place, order = (came.partition, came.key), parse_order(came.value)
+    if came.value is None:
+        found.pop(place, None)
+    elif order is not None and (place not in found or found[place][0].epoch <= order.epoch):
+        found[place] = order, came
+
+
+def _read_up_to(reader: Reader, ends: Mapping[int, int], timeout_s: float) -> Iterator[Came]:
     """Read up to `ends`, be the last offsets before them a transaction's marks or compacted away."""
     quiet_s, position = 0.0, dict.fromkeys(ends, 0)
     while any(max(position[number], reader.ends.get(number, 0)) < end for number, end in ends.items()):
@@ -235,4 +287,4 @@ def _read_up_to(
             raise UnavailableError(f"the coordinator's orders were not read to their ends within {timeout_s:g} s")
         for each in came:
             position[each.partition] = max(position[each.partition], each.offset + 1)
-            found[each.partition, each.key] = each
+            yield each

@@ -44,10 +44,10 @@ class Delivery:
     """What the batches of one process share: connections, the world state, and in whose name they claim.
 
     `run_id` is put in front of each instance id, `client` is for people. `is_dead` tells of an owner that its run is
-    over; `reasons_to_stop` are asked before each heartbeat. `data` are the data cluster's topics; its `connection` is
-    handed to Spark. Where the log is long it is read on from one of `snapshots`, which are renewed at the end.
-    `observer` is told what records and batches came to. `advise` limits batches that name no partitions and do not take
-    the entire topic.
+    over; `reasons_to_stop` are asked four times in each heartbeat interval. `data` are the data cluster's topics; its
+    `connection` is handed to Spark. Where the log is long it is read on from one of `snapshots`, which are renewed at
+    the end. `observer` is told what records and batches came to. `advise` limits batches that name no partitions and do
+    not take the entire topic.
     """
 
     log: CoordinationLog

@@ -26,6 +26,8 @@ PARTITIONS: Final = 8
 """How many partitions are looked at: those with the most to read."""
 RECORDS: Final = 200
 """How many records are read at each end of what is unread of one."""
+FEW: Final = 20
+"""How many are read of one where nothing is unread, or no record of what is."""
 
 _CLIENT_ID: Final = "marshal-dagster-sample"
 _POLL_S: Final = 0.2
@@ -39,12 +41,13 @@ _NO_MORE: Final = frozenset(
 class _Sample:
     end: int
     next: int
+    most: int = RECORDS
     records: int = 0
     size: int = 0
 
     @property
     def is_done(self) -> bool:
-        return self.records >= RECORDS or self.next >= self.end
+        return self.records >= self.most or self.next >= self.end
 
     def take(self, message: Message) -> None:
         if self.is_done:
@@ -62,21 +65,28 @@ def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, to
     Of each of the eight partitions with the most unread offsets, by the group's offsets in Kafka, the first 200 records
     that are unread and those of the last 200 offsets are read; the largest mean of these counts. It is one of records:
     offsets without one, which compaction took or transactions use, count as if they had one, as those further on may.
-    None where nothing is unread. Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
+    Where that gives no record (all is read, as far as Kafka knows), a few of the last 200 offsets of the eight with the
+    most offsets are read: what comes next may be like them, or the group be set back. None of a topic without offsets.
+    Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
     """
-    firsts = _to_sample(topics, group, topic)
-    if not firsts:
+    bounds = topics.offsets(topic, topics.describe(topic).partitions)
+    there = {number: _Sample(at.end, at.start) for number, at in bounds.items() if at.start < at.end}
+    if not there:
         return None
     client, log = consumer(connection, client_id=_CLIENT_ID, isolation=Isolation.READ_COMMITTED)
     deadline_s = time.monotonic() + connection.timeout_s
-    samples = [*firsts.values()]
     try:
         reach(client, log, timeout_s=connection.timeout_s)
+        firsts = _longest(_unread(there, topics, group, topic))
         ends = {number: each.end for number, each in firsts.items()}
         _read(client, log, topic, firsts, deadline_s)
         lasts = {number: _Sample(end, max(firsts[number].next, end - RECORDS)) for number, end in ends.items()}
-        samples += lasts.values()
         _read(client, log, topic, lasts, deadline_s)
+        samples = [*firsts.values(), *lasts.values()]
+        if not any(each.records for each in samples):
+            few = {n: _Sample(at.end, max(at.next, at.end - RECORDS), FEW) for n, at in _longest(there).items()}
+            _read(client, log, topic, few, deadline_s)
+            samples = [*few.values()]
     except KafkaException as error:
         raise UnavailableError(f"a sample of topic {topic!r} cannot be read: {error_in(error).str()}") from error
     finally:
@@ -87,19 +97,19 @@ def bytes_per_offset(topics: Topics, connection: KafkaConnection, group: str, to
     return max(means, default=0.0)
 
 
-def _to_sample(topics: Topics, group: str, topic: str) -> dict[int, _Sample]:
-    bounds = topics.offsets(topic, topics.describe(topic).partitions)
+def _unread(there: Mapping[int, _Sample], topics: Topics, group: str, topic: str) -> dict[int, _Sample]:
+    """Give what of each partition is beyond the group's offsets in Kafka."""
     try:
         known: Mapping[int, int] = topics.group_offsets(group, topic)
     except RightMissing:
         known = {}
-    unread = {}
-    for number, at in bounds.items():
-        start = max(at.start, known.get(number, at.start))
-        if start < at.end:
-            unread[number] = _Sample(at.end, start)
-    most = sorted(unread, key=lambda number: (unread[number].next - unread[number].end, number))[:PARTITIONS]
-    return {number: unread[number] for number in most}
+    starts = {number: max(at.next, known.get(number, at.next)) for number, at in there.items()}
+    return {number: _Sample(at.end, starts[number]) for number, at in there.items() if starts[number] < at.end}
+
+
+def _longest(samples: Mapping[int, _Sample]) -> dict[int, _Sample]:
+    most = sorted(samples, key=lambda number: (samples[number].next - samples[number].end, number))[:PARTITIONS]
+    return {number: samples[number] for number in most}
 
 
 def _read(client: Consumer, log: ClientLog, topic: str, samples: Mapping[int, _Sample], deadline_s: float) -> None:

@@ -23,6 +23,7 @@ class Counts:
     """What a process has done since it started."""
 
     published: int = 0
+    """Rows that it has struck: its own, and those that the note says a session before it has published."""
     batches: int = 0
     parked: int = 0
     refused: int = 0
@@ -52,7 +53,7 @@ class Harvest:
         self._limits = limits
         self._counts = counts
         self._leads = leads
-        self._holds = Holds(limits.max_attempts, now_ms)
+        self._holds = Holds(limits, now_ms)
         self._session = 0
         self._done = Noted()
         self._parked: list[Parked] = []
@@ -93,10 +94,13 @@ class Harvest:
             held_lanes=self._holds.lanes(),
             held_topics=self._holds.topics(),
         )
-        rows = self._store.turn(self._session, turn)
-        self._counts.parked += len(self._parked)
+        turned = self._store.turn(self._session, turn)
+        self._counts.published += turned.struck
+        self._counts.parked += turned.parked
+        if turned.parked < len(self._parked):
+            self._holds.wait_anew()
         self._done, self._parked, self._is_checking = Noted(), [], False
-        return rows
+        return turned.rows
 
     def _check_topics(self, rows: Sequence[Row]) -> None:
         """Find out which topics cannot be written to, before a batch waits for one of them."""
@@ -135,7 +139,6 @@ class Harvest:
             else:
                 self._done = Noted([row.id for row in batch])
                 self._holds.accept(batch)
-                self._counts.published += len(batch)
                 self._counts.batches += 1
 
     def _without(self, batch: Sequence[Row], refused: RowRefused) -> list[Sequence[Row]]:

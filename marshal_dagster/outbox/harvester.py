@@ -13,6 +13,7 @@ from marshal_dagster.election.rules import Term, Timing
 from marshal_dagster.errors import ConfigurationError, MarshalError, TopicMissing, UnavailableError
 from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.partitioning import Partitioner
 from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.outbox.harvest import Counts, Harvest, Resigned
@@ -66,13 +67,21 @@ class OutboxTopics:
 
 @dataclass(frozen=True, slots=True)
 class HarvesterOptions:
-    """How a harvester works; `poll_interval_s` is how soon it sees rows of which it is not notified."""
+    """How a harvester works; `poll_interval_s` is how soon it sees rows of which it is not notified.
+
+    All harvesters of an outbox need the same `partitioner`: a key whose partition changes has no order. Raises
+    `ConfigurationError` for one that Kafka's client does not know.
+    """
 
     limits: Limits = field(default_factory=Limits)
     timing: Timing = field(default_factory=Timing)
     poll_interval_s: float = 0.1
     transaction_timeout_s: float = 10.0
-    partitioner: str = "murmur2_random"
+    partitioner: Partitioner | str = Partitioner.MURMUR2_RANDOM
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigurationError` for values that cannot be."""
+        Partitioner.of(self.partitioner)
 
 
 class Harvester:

@@ -1,5 +1,6 @@
 """Which lanes and topics wait after a refusal, and when a row is set aside."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,24 +14,33 @@ _LONGEST_WAIT_MS: Final = 5_000.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of the harvest: rows in flight, their bytes, and how often a row is tried before it is set aside."""
+    """Bounds of the harvest: rows in flight, their bytes, and how often a row is tried before it is set aside.
+
+    A topic that cannot be written to, as while it is being made, is waited for at least `topic_patience_s` seconds too.
+    """
 
     max_in_flight_records: int = 1_000
     max_in_flight_bytes: int = 16_000_000
     max_attempts: int = 5
+    topic_patience_s: float = 30.0
 
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for values that cannot be."""
         for name in ("max_in_flight_records", "max_in_flight_bytes", "max_attempts"):
             if getattr(self, name) < 1:
                 raise ConfigurationError(f"{name}: {getattr(self, name)}; give at least 1")
+        if not 0 <= self.topic_patience_s < math.inf:
+            raise ConfigurationError(f"topic_patience_s: {self.topic_patience_s}; give 0 or more")
 
 
 @dataclass(slots=True)
 class _Hold:
     tries: int
+    since_ms: float
     until_ms: float
     reason: str
+    is_given_up: bool = False
+    """Of a topic: whether its rows are set aside, which is decided when it is found missing, and not later."""
 
 
 class Holds:
@@ -40,9 +50,10 @@ class Holds:
     within a turn no row gets ahead of one of its lane that was left out.
     """
 
-    def __init__(self, max_attempts: int, now_ms: Callable[[], float]) -> None:
+    def __init__(self, limits: Limits, now_ms: Callable[[], float]) -> None:
         """Hold nothing."""
-        self._max_attempts = max_attempts
+        self._max_attempts = limits.max_attempts
+        self._topic_patience_ms = limits.topic_patience_s * 1_000
         self._now_ms = now_ms
         self._turn_ms = now_ms()
         self._lanes: dict[Lane, _Hold] = {}
@@ -58,11 +69,7 @@ class Holds:
 
     def topics(self) -> list[str]:
         """Give the topics that wait: those of which nothing is set aside yet."""
-        return [
-            topic
-            for topic, hold in self._topics.items()
-            if hold.until_ms > self._turn_ms and hold.tries < self._max_attempts
-        ]
+        return [topic for topic, hold in self._topics.items() if hold.until_ms > self._turn_ms and not hold.is_given_up]
 
     def is_open(self, row: Row) -> bool:
         """Tell whether a row may be published in this turn."""
@@ -81,7 +88,10 @@ class Holds:
 
     def refuse_topic(self, topic: str, reason: str) -> None:
         """Count that a topic cannot be written to."""
-        self._topics[topic] = self._again(self._topics.get(topic), reason)
+        hold = self._again(self._topics.get(topic), reason)
+        waited_ms = self._now_ms() - hold.since_ms
+        hold.is_given_up = hold.tries >= self._max_attempts and waited_ms >= self._topic_patience_ms
+        self._topics[topic] = hold
 
     def accept_topic(self, topic: str) -> None:
         """Forget the refusals of a topic that can be written to."""
@@ -97,8 +107,13 @@ class Holds:
         return [
             Parked(row.id, f"{hold.reason} (tried {hold.tries} times)")
             for row in rows
-            if (hold := self._topics.get(row.topic)) is not None and hold.tries >= self._max_attempts
+            if (hold := self._topics.get(row.topic)) is not None and hold.is_given_up
         ]
+
+    def wait_anew(self) -> None:
+        """Look again at topics before more of their rows are set aside: some of those could not be."""
+        for hold in self._topics.values():
+            hold.is_given_up = False
 
     def accept(self, rows: Sequence[Row]) -> None:
         """Forget the refusals of what was published."""
@@ -107,6 +122,6 @@ class Holds:
                 self._lanes.pop(Lane.of(row), None)
 
     def _again(self, before: _Hold | None, reason: str) -> _Hold:
-        tries = 1 if before is None else before.tries + 1
+        tries, now_ms = 1 if before is None else before.tries + 1, self._now_ms()
         wait_ms = min(_LONGEST_WAIT_MS, _FIRST_WAIT_MS * 2 ** (min(tries, 20) - 1))
-        return _Hold(tries, self._now_ms() + wait_ms, reason)
+        return _Hold(tries, now_ms if before is None else before.since_ms, now_ms + wait_ms, reason)

@@ -70,6 +70,14 @@ class Turn:
     held_topics: Collection[str] = ()
 
 
+class Turned(NamedTuple):
+    """What a turn came to: the rows taken, by rising id; how many were struck, and how many set aside."""
+
+    rows: list[Row]
+    struck: int = 0
+    parked: int = 0
+
+
 class Deposed(MarshalError):
     """A later session harvests this outbox: this one may strike and take nothing any more."""
 
@@ -107,9 +115,10 @@ class Store(Protocol):
         """Begin a session and give its number, larger than all before; those end by it."""
         ...
 
-    def turn(self, session: int, turn: Turn) -> list[Row]:
-        """Carry out a turn in one transaction, and give the rows taken, by rising id.
+    def turn(self, session: int, turn: Turn) -> Turned:
+        """Carry out a turn in one transaction.
 
+        Where another row under the same id is set aside already, as after one was copied back by hand, a row stays.
         Raises `Deposed`, with nothing done, once a later session has begun.
         """
         ...

@@ -8,6 +8,7 @@ from typing import Final
 from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
 from marshal_dagster.kafka import transactions
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.partitioning import Partitioner
 from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.kafka.transactions import Notes, RecordRefused, Transaction
@@ -37,18 +38,19 @@ class KafkaPublisher:
         notes_topic: str,
         *,
         transaction_timeout_s: float = 10.0,
-        partitioner: str = "murmur2_random",
+        partitioner: Partitioner | str = Partitioner.MURMUR2_RANDOM,
     ) -> None:
         """Connect to nothing yet.
 
         `uid` is the outbox's. After `transaction_timeout_s` the brokers end a transaction of a process that is gone;
         until then consumers wait for it. `partitioner` is librdkafka's; the default is that of Kafka's Java clients.
+        Raises `ConfigurationError` for one that it does not know.
         """
         self._connection = connection
         self._uid = uid
         self._notes_topic = notes_topic
         self._timeout_s = transaction_timeout_s
-        self._partitioner = partitioner
+        self._partitioner = Partitioner.of(partitioner)
         self._topics: Topics | None = None
         self._transaction: Transaction | None = None
         self._known: dict[str, float] = {}

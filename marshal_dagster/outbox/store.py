@@ -6,14 +6,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
-from marshal_dagster.outbox.ports import Deposed, Row, Turn
+from marshal_dagster.outbox.ports import Deposed, Row, Turn, Turned
 from marshal_dagster.outbox.tables import OutboxTables
 
 if TYPE_CHECKING:
+    from psycopg import Cursor
+
     from marshal_dagster.postgres import Connection
 
-_SETTINGS: Final = "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=5s"
-"""The last is how long a leader that is frozen in the midst of a turn holds up who comes after it."""
+_SETTINGS: Final = (
+    "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=5s -c enable_seqscan=off"
+)
+"""A leader that is frozen in the midst of a turn holds up who comes after it for as long as it may idle.
+
+Of a table that is all but empty PostgreSQL keeps changing its mind, from one autovacuum to the next, whether to go by
+the index or to read and sort all of it, dead rows too.
+"""
 
 _ANSWER_TIMEOUT_S: Final = 15.0
 """For so long a leader waits for a network that delivers nothing."""
@@ -39,10 +47,20 @@ _STRIKE: Final[LiteralString] = """
     """
 _PARK: Final[LiteralString] = """
     WITH wanted AS (SELECT * FROM unnest(%s::bigint[], %s::text[]) AS w (id, reason)),
-    gone AS (DELETE FROM {rows} AS r USING wanted AS w WHERE r.id = w.id RETURNING r.*, w.reason)
+    gone AS (
+        DELETE FROM {rows} AS r USING wanted AS w WHERE r.id = w.id AND NOT EXISTS (
+            SELECT FROM {parked} AS p WHERE p.id = r.id
+            AND (p.topic, p.key, p.value, p.header_keys, p.header_values)
+                IS DISTINCT FROM (r.topic, r.key, r.value, r.header_keys, r.header_values)
+        ) RETURNING r.*, w.reason
+    )
     INSERT INTO {parked} (id, create_time, topic, key, value, header_keys, header_values, reason)
     SELECT id, create_time, topic, key, value, header_keys, header_values, reason FROM gone
+    ON CONFLICT (id) DO NOTHING
     """
+"""A row that is set aside already, as one that was copied back by hand and not moved, is struck, and its first reason
+stays: the harvester has no right to change it. Another row under the same id waits, so that neither is lost.
+"""
 
 
 class PostgresStore:
@@ -72,7 +90,7 @@ class PostgresStore:
                 raise self._tables.missing()
             return int(found[0])
 
-    def turn(self, session: int, turn: Turn) -> list[Row]:
+    def turn(self, session: int, turn: Turn) -> Turned:
         """Carry out a turn (`Store.turn`)."""
         with self._using() as connection:
             return self._turn(connection, session, turn)
@@ -120,17 +138,18 @@ class PostgresStore:
             self._connection = connection
         return self._connection
 
-    def _turn(self, connection: "Connection", session: int, turn: Turn) -> list[Row]:
+    def _turn(self, connection: "Connection", session: int, turn: Turn) -> Turned:
         named = self._tables.named
         writes = bool(turn.done.rows or turn.parked)
         ask: LiteralString = "SELECT session FROM {registry} WHERE name = %s"
         with connection.pipeline():
             found = connection.execute(named(ask + " FOR SHARE" if writes else ask), (self._tables.name,))
+            struck = parked = None
             if turn.done.rows:
-                connection.execute(named(_STRIKE), (list(turn.done.rows), turn.done.created_until_us))
+                struck = connection.execute(named(_STRIKE), (list(turn.done.rows), turn.done.created_until_us))
             if turn.parked:
                 ids, reasons = [each.id for each in turn.parked], [each.reason for each in turn.parked]
-                connection.execute(named(_PARK), (ids, reasons))
+                parked = connection.execute(named(_PARK), (ids, reasons))
             rows = None if turn.limit == 0 else connection.execute(*self._take(turn))
         present = found.fetchone()
         if present is None or present[0] != session:
@@ -138,7 +157,7 @@ class PostgresStore:
             raise Deposed(f"outbox {self._tables.name!r}: session {session} is over, another harvester took over")
         taken = [] if rows is None else [_row(each) for each in rows]
         connection.commit()
-        return taken
+        return Turned(taken, _count(struck), _count(parked))
 
     def _take(self, turn: Turn) -> tuple[Any, dict[str, Any]]:
         from psycopg import sql
@@ -161,6 +180,10 @@ class PostgresStore:
             "lane_topics": [lane.topic for lane in lanes],
             "lane_keys": [lane.key for lane in lanes],
         }
+
+
+def _count(done: "Cursor[Any] | None") -> int:
+    return 0 if done is None else done.rowcount
 
 
 def _row(found: Sequence[Any]) -> Row:

@@ -8,7 +8,6 @@ import fcntl
 import json
 import os
 import secrets
-import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -133,7 +132,7 @@ class ConnectServer:
 
     def _wait_until_ready(self, server: Server) -> None:
         deadline = time.monotonic() + _READY_WITHIN_S
-        while not _answers(server.port):
+        while not processes.listens(server.process, server.port):
             if not processes.is_alive(server.process):
                 raise UnavailableError(f"the Spark Connect server ended at its start: see {self.folder / 'server.log'}")
             if time.monotonic() > deadline:
@@ -150,12 +149,4 @@ def _settings(wanted: Mapping[str, str], port: int) -> dict[str, str]:
     if is_local(settings["spark.master"]):
         ours |= SINGLE_EXECUTION
     where = {"spark.connect.grpc.binding.address": _LOOPBACK, "spark.connect.grpc.binding.port": str(port)}
-    return ours | settings | dict(wanted) | where
-
-
-def _answers(port: int) -> bool:
-    try:
-        with socket.create_connection((_LOOPBACK, port), 1):
-            return True
-    except OSError:
-        return False
+    return ours | settings | where

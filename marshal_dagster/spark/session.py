@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.java import find_java
@@ -36,6 +37,14 @@ _LOCAL_MASTER = re.compile(r"local(\[\s*([0-9]+|\*)\s*(,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
 _CONNECTOR_NAME = ":spark-sql-kafka-0-10_"
 _FEWEST_SHUFFLE_PARTITIONS = 4
+# A read has consumers of its own. Spark keeps them, and all that they have fetched, for minutes: of one batch after
+# another that fills the heap of a warm session. Of the consumers it looks at ten at a time.
+_IDLE_CONSUMERS: Mapping[str, str] = {
+    "spark.kafka.consumer.cache.timeout": "10s",
+    "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
+    "spark.kafka.consumer.fetchedData.cache.timeout": "1s",
+    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "1s",
+}
 _DEFAULTS: Mapping[str, str] = {
     "spark.task.maxFailures": "4",
     "spark.stage.maxConsecutiveAttempts": "4",
@@ -43,6 +52,9 @@ _DEFAULTS: Mapping[str, str] = {
     "spark.dynamicAllocation.enabled": "false",
     "spark.decommission.enabled": "false",
 }
+
+_fit: "WeakSet[SparkSession]" = WeakSet()
+"""Sessions in this process that have passed `check_session`: what it looks at stays as it is."""
 
 
 def spark_settings(
@@ -75,6 +87,7 @@ def spark_settings(
         "spark.sql.session.timeZone": "UTC",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        **_IDLE_CONSUMERS,
     }
     if is_local(wanted.get("spark.master", "local")):
         settings |= {
@@ -151,6 +164,8 @@ def check_session(spark: "SparkSession") -> None:
     One on a Spark Connect server gives up soon, from now on, when the server has died (`connect.give_up_early`). Raises
     `UnavailableError` when it has.
     """
+    if spark in _fit:
+        return
     is_remote = connect.is_connect(spark)
     if is_remote:
         connect.give_up_early(spark)
@@ -174,6 +189,8 @@ def check_session(spark: "SparkSession") -> None:
             f"this session has no working Kafka connector ({_first_line(error)}): start {how} with "
             f"spark.jars.packages={CONNECTOR}{where}"
         ) from error
+    if not is_remote:
+        _fit.add(spark)
 
 
 def check_single_execution(spark: "SparkSession") -> None:
@@ -210,12 +227,12 @@ def check_single_execution(spark: "SparkSession") -> None:
 
 def runs_tasks_once(spark: "SparkSession") -> bool:
     """Say whether no task may fail twice, on a cluster: then none should run twice for another reason either."""
-    names = ("spark.master", "spark.task.maxFailures")
+    failures = "spark.task.maxFailures"
     if connect.is_connect(spark):
-        conf = connect.known_settings(spark, dict.fromkeys(names, ""))
-    else:
-        conf = {name: str(spark.sparkContext.getConf().get(name, "")) for name in names}
-    return not is_local(conf["spark.master"]) and conf["spark.task.maxFailures"] == "1"
+        conf = connect.known_settings(spark, {"spark.master": "", failures: ""})
+        return not is_local(conf["spark.master"]) and conf[failures] == "1"
+    context = spark.sparkContext  # whose `getConf` asks the JVM for each setting there is
+    return not is_local(str(context.master)) and context.getConf().get(failures) == "1"
 
 
 def _settled_by_master(name: str, master: str) -> bool:

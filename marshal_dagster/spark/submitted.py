@@ -10,8 +10,10 @@ they leave no secret behind. The script needs no Dagster:
 
 import json
 import os
+import secrets
 import shutil
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -40,7 +42,10 @@ KAFKA_PIPE: Final = "kafka"
 
 _BATCH_FILE: Final = "batch.json"
 _OUTCOME_FILE: Final = "outcome.json"
+_DONE_FILE: Final = "done"
+_QUESTION: Final = "asked-"
 _POLL_S: Final = 0.5
+_ANSWER_POLL_S: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +87,11 @@ def take_back(folder: Path) -> None:
     (folder / _BATCH_FILE).unlink(missing_ok=True)
 
 
+def questions(folder: Path) -> list[Path]:
+    """Give what scripts wait for: that the run looks whether the batch is still theirs, and then removes these."""
+    return list(folder.glob(f"{_QUESTION}*"))
+
+
 def read_outcome(folder: Path) -> WriteOutcome | None:
     """Give what the script's sink took; None if it wrote none."""
     try:
@@ -92,7 +102,13 @@ def read_outcome(folder: Path) -> WriteOutcome | None:
         taken=tuple(ClaimedRange(**each) for each in told["taken"]),
         skipped=tuple(ClaimedRange(**each) for each in told["skipped"]),
         rows={int(partition): rows for partition, rows in told["rows"].items()},
+        note=told["note"],
     )
+
+
+def is_done(folder: Path) -> bool:
+    """Tell whether a script has read the batch and come to the end of its block."""
+    return (folder / _DONE_FILE).exists()
 
 
 class SubmittedBatch:
@@ -107,9 +123,26 @@ class SubmittedBatch:
         self._kafka_options: Mapping[str, str] = self._listen()
         self._stack = stack
         self._spark: SparkSession | None = None
+        self._is_read = False
 
     def check(self) -> None:
-        """Raise `BatchAborted` when the claim is lost or the run has died: call it before touching an output."""
+        """Have the run look whether the claims hold and the data topic is the same: call it before touching an output.
+
+        Raises `BatchAborted` when it is not so, or the run has died; the run says why.
+        """
+        self._check_handed_over()
+        question = self._folder / f"{_QUESTION}{secrets.token_hex(8)}"
+        try:
+            write_private(question, "")
+        except FileNotFoundError as error:
+            raise _taken_back(self._folder) from error
+        while question.exists():
+            self._check_handed_over()
+            time.sleep(_ANSWER_POLL_S)
+        self._check_handed_over()
+
+    def _check_handed_over(self) -> None:
+        """Raise `BatchAborted` when the run has taken the batch back, or has died."""
         if not self._handed.has_launcher:
             shutil.rmtree(self._folder, ignore_errors=True)  # nobody else is left to do it
             raise BatchAborted(f"the run that submitted batch {self.batch_id} has died: its claim goes stale")
@@ -130,7 +163,26 @@ class SubmittedBatch:
             over = threading.Event()
             self._stack.callback(over.set)
             threading.Thread(target=self._watch, args=(spark, over), name="watch the claim", daemon=True).start()
+        self._is_read = True
         return self._read(spark, min_partitions)
+
+    def begin_processing(self) -> None:
+        """Say that a reader of your own reads the ranges, instead of `read`. Raises what `check` raises."""
+        self.check()
+        self._is_read = True
+
+    def finish(self) -> None:
+        """Let the run commit: `submitted_batch` does so at the end of its block.
+
+        Raises `BatchAborted` when nothing was read, and what `check` raises.
+        """
+        self.check()
+        if not self._is_read:
+            raise BatchAborted(
+                "the block ended without batch.read(...): nothing was read, so nothing is committed. Read the batch, "
+                "or call batch.begin_processing() before you read its ranges with a reader of your own"
+            )
+        write_private(self._folder / _DONE_FILE, "")
 
     def write(self, sink: Sink, frame: "DataFrame") -> WriteOutcome:
         """Hand the result to the sink that the run was given too, once for the whole batch (effectively once).
@@ -146,6 +198,7 @@ class SubmittedBatch:
             "taken": [asdict(each) for each in outcome.taken],
             "skipped": [asdict(each) for each in outcome.skipped],
             "rows": dict(outcome.rows),
+            "note": outcome.note,
         }
         write_private(self._folder / _OUTCOME_FILE, json.dumps(told))
         return outcome
@@ -156,7 +209,7 @@ class SubmittedBatch:
 
     def _listen(self) -> dict[str, str]:
         try:
-            told = json.loads(listen(self._folder / KAFKA_PIPE, self.check))
+            told = json.loads(listen(self._folder / KAFKA_PIPE, self._check_handed_over))
         except FileNotFoundError as error:
             raise _taken_back(self._folder) from error
         return {str(name): str(value) for name, value in told.items()}
@@ -164,7 +217,7 @@ class SubmittedBatch:
     def _watch(self, spark: "SparkSession", over: threading.Event) -> None:
         while not over.wait(_POLL_S):
             try:
-                self.check()
+                self._check_handed_over()
             except BatchAborted as lost:
                 jobs.cancel(spark, self.batch_id, str(lost))
                 return
@@ -174,8 +227,9 @@ class SubmittedBatch:
 def submitted_batch(environment: Mapping[str, str] = os.environ) -> Iterator[SubmittedBatch]:
     """Give the batch that the run handed over to this script; its Spark jobs belong to it until the block ends.
 
+    The run commits only what a script has read (`read`, `begin_processing`) in a block that ended well.
     Raises `ConfigurationError` outside of such a script, `BatchAborted` when the run does not hold it any more: also
-    at the end of the block, so that the script fails whose batch was lost meanwhile.
+    at the end of the block, so that the script fails whose batch was lost meanwhile, or was not read.
     """
     folder = environment.get(BATCH_VARIABLE)
     if folder is None:
@@ -187,4 +241,4 @@ def submitted_batch(environment: Mapping[str, str] = os.environ) -> Iterator[Sub
     with ExitStack() as stack:
         batch = SubmittedBatch(Path(folder), handed, stack)
         yield batch
-        batch.check()
+        batch.finish()

@@ -4,9 +4,7 @@
 it for the same commit. `--table FILE` prints what they came to. What violates keeps its folder.
 """
 
-import argparse
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -31,6 +29,7 @@ CODE: Final = (
     "marshal_dagster/errors.py",
     "tests/coordinator_faults/*.py",
     "tests/faults/*.py",
+    "tests/befalling.py",
 )
 """What a run's result depends on, as git names it."""
 
@@ -149,40 +148,25 @@ def _line(name: str, rows: Sequence[Row]) -> str:
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def report(row: Row, folder: Path) -> None:
+def told(row: Row) -> str:
     """Say what a run came to."""
-    print(
-        f"seed {row.seed}: {', '.join(row.faults)}; {row.ending}: {row.members} members, {row.claims} claims, "
-        f"{row.commits} commits, {row.terms} terms, settled after {row.settled_after_s} s, {row.seconds} s",
-        flush=True,
+    return (
+        f"{', '.join(row.faults)}; {row.ending}: {row.members} members, {row.claims} claims, {row.commits} commits, "
+        f"{row.terms} terms, settled after {row.settled_after_s} s, {row.seconds} s"
     )
-    for violation in row.violations:
-        print(f"    VIOLATED {violation}", flush=True)
-    if row.violations:
-        print(f"    python -m tests.coordinator_faults --seed {row.seed}    # left in {folder / f'seed{row.seed}'}")
 
 
-def main() -> int:
-    """Do what the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m tests.coordinator_faults", description=__doc__)
-    parser.add_argument("--seed", type=int, help="run one seed")
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--runs", type=int, default=len(KINDS))
-    parser.add_argument("--results", type=Path, help="add finished runs to this file; leave out those in it")
-    parser.add_argument("--table", type=Path, help="print what is in this file")
-    options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    if options.table:
-        print(table(soaking.rows_of(Row, options.table)))
-        return 0
-    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.runs)
-    rows = soaking.soak(
-        seeds, Row, options.results, at=soaking.code_version(CODE), running_bed=running_bed, report=report
-    )
-    failed = sum(bool(row.violations) for row in rows)
-    print(f"{len(rows)} runs, {sum(row.terms for row in rows)} terms, {failed} with violations")
-    return 1 if failed else 0
-
+SOAK: Final = soaking.Soak(
+    module="tests.coordinator_faults",
+    description=__doc__,
+    kind=Row,
+    code=CODE,
+    runs=len(KINDS),
+    running_bed=running_bed,
+    told=told,
+    counted=lambda rows: f"{sum(row.terms for row in rows)} terms",
+    table=table,
+)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(SOAK.main())

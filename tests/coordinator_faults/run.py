@@ -2,13 +2,11 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,37 +15,27 @@ from typing import Final
 from marshal_dagster.coordinator.wire import CoordinatorTopics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
+from tests.befalling import END_WITHIN_S, TICK_S, TOP, BefallenRun, Child, Failed, Script
 from tests.coordinator_faults.journal import Did, Line, read_journal
 from tests.coordinator_faults.judging import Ownership, Place, Verdict, gap_ms, judge, needless_stops
 from tests.coordinator_faults.scenario import LINKED, OF_LINKS, Ending, Fault, FaultKind, Scenario
 from tests.coordinator_faults.worker import GROUP, Orders, Role
-from tests.faults.cluster import BROKERS, FaultyKafka
+from tests.faults.cluster import FaultyKafka
 from tests.faults.journal import now_ms
 from tests.faults.proxy import FAIR, Weather
 from tests.faults.run import DATA_SETTINGS, LOG_SETTINGS, Watcher
 
-TOP: Final = Path(__file__).parents[2]
 COORDINATION_PARTITIONS: Final = 2
 COORDINATOR_PARTITIONS: Final = 2
 START_WITHIN_S: Final = 90.0
 SETTLE_WITHIN_S: Final = 60.0
 """After the last fault, until each partition has an owner and the spread is even: the promise that is judged."""
-END_WITHIN_S: Final = 30.0
-BROKER_WITHIN_S: Final = 180.0
 STAYS_S: Final = 2.0
 """For how much longer than a session time-out it must stay so, as the last fault may be found so late."""
-TICK_S: Final = 0.02
-
-Script = Generator[None]
-"""What happens in time: goes on at each tick."""
-
-
-class Failed(Exception):
-    """The run itself did not go as it must: a promise of liveness, or the test bed."""
 
 
 @dataclass(slots=True)
-class Process:
+class Process(Child):
     """One of the group's processes, run after run."""
 
     role: Role
@@ -56,9 +44,6 @@ class Process:
     is_static: bool = False
     link: int | None = None
     runs: int = 0
-    process: subprocess.Popen[bytes] | None = None
-    is_held: bool = False
-    """Whether a fault decides when it is started again."""
 
     @property
     def name(self) -> str:
@@ -69,11 +54,6 @@ class Process:
     def run_id(self) -> str:
         """What tells this run of it from others."""
         return f"{self.name}x{self.runs}"
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its process is there, stopped or not."""
-        return self.process is not None and self.process.poll() is None
 
     @property
     def leads(self) -> bool:
@@ -91,11 +71,6 @@ class Process:
         """What this run says."""
         return self.folder / f"{self.run_id}.stderr"
 
-    def signal(self, number: signal.Signals) -> None:
-        """Send its process a signal."""
-        if self.process is not None and self.is_alive:
-            self.process.send_signal(number)
-
 
 @dataclass(slots=True)
 class Tally:
@@ -112,14 +87,13 @@ class Tally:
     """Whether a busy machine took the term from the coordinator in the calm: then members may have stopped for it."""
 
 
-class Run:
+class Run(BefallenRun):
     """A seed's run, from its topics to its end; `folder` has what it leaves."""
 
     def __init__(self, of: Scenario, kafka: FaultyKafka, folder: Path) -> None:
+        super().__init__(of.seed, kafka)
         self.of = of
-        self.kafka = kafka
         self.folder = folder
-        self.chance = random.Random(of.seed * 3 + 1)
         stem = f"s{of.seed}-{os.urandom(3).hex()}"
         self.topic, self.pattern, self.log_topic = f"{stem}-data", f"{stem}-more*", f"{stem}-log"
         self.topics = {self.topic: of.partitions}
@@ -137,8 +111,6 @@ class Run:
         self.stranger = Process(Role.STRANGER, 0, folder)
         self.twins: list[Process] = []
         self.tally = Tally()
-        self.wrong: list[str] = []
-        self._helpers = ThreadPoolExecutor(4)
         self._starts: list[tuple[Process, str]] = []
 
     @property
@@ -172,17 +144,14 @@ class Run:
         for process in self.processes:
             self._start(process)
         self._wait(lambda: len(self._owned()) >= self.of.partitions / 2, START_WITHIN_S, "a first share")
-        scripts = [self._befall(fault, topics) for fault in self.of.faults]
-        while scripts:
-            self._tick()
-            scripts = [script for script in scripts if next(script, scripts) is None]
+        self._play([self._befall(fault, topics) for fault in self.of.faults])
         self._calm_down()
         self.tally.settled_after_s = self._settle("after the last fault")
         self._end_calmly()
 
     def _calm_down(self) -> None:
         """See to it that all run: of two of one name one, by chance; the stranger goes."""
-        self._repair()
+        self.kafka.repair()
         for twin in self.twins:
             double = next(each for each in self.members if each.name == twin.name)
             loser, winner = (double, twin) if self.chance.random() < 0.5 else (twin, double)
@@ -290,14 +259,11 @@ class Run:
     def _end(self) -> None:
         """End all, after which nothing changes any more."""
         for process in self.processes:
-            process.signal(signal.SIGCONT)
-            process.signal(signal.SIGTERM)
+            process.tell_to_end()
         for process in self.processes:
             if process.process is None:
                 continue
-            with suppress(subprocess.TimeoutExpired):
-                process.process.wait(END_WITHIN_S)
-            if process.is_alive:
+            if not process.has_ended():
                 self.wrong.append(f"a process ends when told to: {process.run_id} does not")
                 self._kill(process)
             elif not process.is_held:
@@ -323,13 +289,6 @@ class Run:
         if code not in {0, -signal.SIGTERM}:
             said = process.errors.read_text()[-1_500:]
             self.wrong.append(f"nothing else goes wrong: {process.run_id} ended with {code}: {said}")
-
-    def _wait(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
-        deadline_s = time.monotonic() + within_s
-        while not condition():
-            if time.monotonic() > deadline_s:
-                raise Failed(f"waited {within_s:g} s for {what}")
-            self._tick()
 
     def _pause_for(self, seconds: float) -> None:
         until_s = time.monotonic() + seconds
@@ -378,8 +337,7 @@ class Run:
     def _retire(self, process: Process) -> None:
         """Have it end in order, for good."""
         process.is_held = True
-        process.signal(signal.SIGCONT)
-        process.signal(signal.SIGTERM)
+        process.tell_to_end()
         self._wait(lambda: not process.is_alive, END_WITHIN_S, f"{process.run_id} to end")
         self._check_exit(process)
 
@@ -401,8 +359,8 @@ class Run:
             kind.MEMBER_HELD: lambda: self._link(fault, LINKED + fault.number % LINKED),
             kind.MEMBERS_FLAP: lambda: self._flap(fault),
             kind.NAME_TAKEN: lambda: self._name_taken(fault),
-            kind.BROKER_KILLED: lambda: self._broker_killed(fault),
-            kind.BROKER_STOPPED: lambda: self._broker_stopped(fault),
+            kind.BROKER_KILLED: lambda: self._broker_fails(fault),
+            kind.BROKER_STOPPED: lambda: self._broker_fails(fault),
             kind.PARTITIONS_ADDED: lambda: self._partitions_added(topics),
             kind.TOPIC_CREATED: lambda: self._topic_created(topics),
         }
@@ -441,20 +399,10 @@ class Run:
                 self._kill(member)
             else:
                 member.is_held = True
-                member.signal(signal.SIGCONT)
-                member.signal(signal.SIGTERM)
-                yield from self._until_dead(member)
+                yield from self._until_dead(member, member.run_id)
             yield from self._pause(fault.lasts_s)
             self._start(member)
             yield from self._pause(fault.lasts_s)
-
-    def _until_dead(self, process: Process) -> Script:
-        deadline_s = time.monotonic() + END_WITHIN_S
-        while process.is_alive:
-            if time.monotonic() > deadline_s:
-                raise Failed(f"{process.run_id} does not end within {END_WITHIN_S:g} s of SIGTERM")
-            process.signal(signal.SIGCONT)
-            yield
 
     def _name_taken(self, fault: Fault) -> Script:
         """Start a second process of a member's name, beside the first."""
@@ -466,36 +414,13 @@ class Run:
         self.twins.append(twin)
         yield from self._pause(fault.lasts_s)
 
-    def _broker(self) -> Generator[None, None, int]:
-        """Choose a broker: mostly one that leads what coordinators or members write to."""
+    def _broker_fails(self, fault: Fault) -> Script:
+        """Mostly one fails that leads what coordinators or members write to."""
         words = self.coordinator_topics
         topic = self.chance.choice((words.words, words.orders, words.leader, self.log_topic))
-        asked = self._helpers.submit(self.kafka.leader, topic, self.chance.randrange(2))
-        while not asked.done():
-            yield
-        with suppress(Exception):
-            if asked.result() in BROKERS:
-                return asked.result()
-        return self.chance.choice(BROKERS)
-
-    def _broker_killed(self, fault: Fault) -> Script:
-        broker = yield from self._broker()
-        yield from self._aside(lambda: self.kafka.kill(broker))
-        yield from self._pause(fault.lasts_s)
-        yield from self._aside(self._repair)
-
-    def _repair(self) -> None:
-        """See to it that all brokers run, on a busy machine too."""
-        for broker in BROKERS:
-            self.kafka.resume(broker)
-        self.kafka.up(timeout_s=BROKER_WITHIN_S)
-
-    def _broker_stopped(self, fault: Fault) -> Script:
-        broker = yield from self._broker()
-        with suppress(ProcessLookupError):
-            self.kafka.suspend(broker)
-        yield from self._pause(fault.lasts_s)
-        self.kafka.resume(broker)
+        broker = yield from self._broker(topic, self.chance.randrange(2))
+        fails = self._broker_killed if fault.kind is FaultKind.BROKER_KILLED else self._broker_stopped
+        yield from fails(broker, fault.lasts_s)
 
     def _link(self, fault: Fault, link: int) -> Script:
         is_cut = fault.kind in {FaultKind.COORDINATOR_CUT, FaultKind.MEMBER_CUT}
@@ -514,18 +439,6 @@ class Run:
         name = self.pattern.replace("*", str(len(self.topics)))
         yield from self._aside(lambda: topics.create(name, 3, 3, DATA_SETTINGS))
         self.topics[name] = 3
-
-    def _pause(self, seconds: float) -> Script:
-        until_s = time.monotonic() + seconds
-        while time.monotonic() < until_s:
-            yield
-
-    def _aside(self, work: Callable[[], object]) -> Script:
-        """Do what takes long in a thread."""
-        done: Future[object] = self._helpers.submit(work)
-        while not done.done():
-            yield
-        done.result()
 
     # What it came to
 

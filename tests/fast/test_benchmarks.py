@@ -117,6 +117,22 @@ def test_sides_alternate_and_warm_up_does_not_count() -> None:
     assert measured == ([3.0, 5.0], [4.0, 6.0])
 
 
+def test_each_side_is_the_first_of_a_round_in_turn() -> None:
+    """All is prepared before; the samples are told by side, whatever the order."""
+    turns: list[str] = []
+
+    def side(name: str) -> Callable[[], float]:
+        def turn() -> float:
+            turns.append(name)
+            return float(ord(name))
+
+        return turn
+
+    taken = harness.take_turns_to_begin(3, [side("a"), side("b")], lambda: turns.append("."), warm_up=1)
+    assert "".join(turns) == ".ab.ba.ab.ba"
+    assert taken == [[97.0] * 3, [98.0] * 3]
+
+
 def test_the_spread_has_a_p99_only_where_there_are_samples_for_it() -> None:
     """Few samples are told by their ends and middle alone, a hundred and more by their 99th percentile too."""
     assert harness.spread([3.0, 1.0, 2.0]) == {"samples": 3, "min": 1.0, "median": 2.0, "max": 3.0}

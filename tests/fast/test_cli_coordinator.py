@@ -1,6 +1,7 @@
 """`coordinator run` as its user calls it, with a stand-in for the coordinator."""
 
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -8,7 +9,10 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.cli import coordinating
+from marshal_dagster.cli import assigned, coordinating
+from marshal_dagster.cli.survey import Assignee
+from marshal_dagster.coordinator.looking import GroupView, Share
+from marshal_dagster.kafka.connection import KafkaConnection
 from tests.cli import call
 
 BROKERS = ("-b", "127.0.0.1:1")
@@ -72,3 +76,20 @@ def test_it_answers_while_the_coordinator_works(
     stand_in.health_is, stand_in.work = {"healthy": healthy, "role": "standby"}, ask
     assert call(capsys, "coordinator", "run", "--json", "--health", "0", *BROKERS).code == 0
     assert answers == [(status, {"healthy": healthy, "role": "standby"})]
+
+
+def test_what_a_silent_coordinator_has_assigned_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After two of its members' session time-outs, or two of the usual where it has not told of them."""
+    now_ms = round(time.time() * 1_000)
+    shares = {"east": Share("east", "t", 1, 1, frozenset({("orders", 0)}), 6_000, frozenset({("orders", 0)}), 7)}
+    old = {"west": Share("west", "t", 1, 1, frozenset({("orders", 1)}))}
+    views = {
+        "led": GroupView("led", 1, shares, now_ms - 11_000),
+        "silent": GroupView("silent", 1, shares, now_ms - 12_001),
+        "led long": GroupView("led long", 1, old, now_ms - 50_000),
+        "silent long": GroupView("silent long", 1, old, now_ms - 60_001),
+        "never heard": GroupView("never heard", 1, old, None),
+    }
+    monkeypatch.setattr(assigned, "read_groups", lambda *_: views)
+    found = assigned.Assignments(KafkaConnection(bootstrap_servers="127.0.0.1:1")).of(views)
+    assert found == {"led": {("orders", 0): Assignee("east", 7)}, "led long": {("orders", 1): Assignee("west")}}

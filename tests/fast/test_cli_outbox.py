@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from marshal_dagster.cli import harvest, outbox
-from marshal_dagster.election.rules import Term
+from marshal_dagster.election.rules import Term, Timing
 from marshal_dagster.errors import MarshalError, TopicMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox.harvest import Counts
@@ -394,12 +394,19 @@ def test_what_the_harvester_warns_of_is_told_each_time(worker: Worker, capsys: p
 def test_options_reach_the_harvester(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
     """Each bound by its option, in its unit."""
     given = ["--max-in-flight", "50", "--max-attempts", "3", "--poll-interval", "0.5", "--transaction-timeout", "20"]
+    given += ["--topic-patience", "7", "--receive-deadline", "9", "--partitioner", "fnv1a"]
     assert act(capsys, "harvest", *given, *BROKERS).code == 0
     assert worker.options == HarvesterOptions(
-        limits=Limits(max_in_flight_records=50, max_attempts=3), poll_interval_s=0.5, transaction_timeout_s=20
+        limits=Limits(max_in_flight_records=50, max_attempts=3, topic_patience_s=7),
+        timing=Timing(receive_deadline_ms=9_000),
+        poll_interval_s=0.5,
+        transaction_timeout_s=20,
+        partitioner="fnv1a",
     )
     assert act(capsys, "drain", *BROKERS).code == 0
     assert worker.options == HarvesterOptions()
+    assert act(capsys, "drain", "--topic-patience", "7", "--partitioner", "fnv1a", *BROKERS).code == 0
+    assert worker.options == HarvesterOptions(limits=Limits(topic_patience_s=7), partitioner="fnv1a")
 
 
 def test_health_is_off_unless_asked_for(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
@@ -435,3 +442,10 @@ def test_a_drain_that_is_interrupted_says_so(worker: Worker, capsys: pytest.Capt
     answer = act(capsys, "drain", "--json", *BROKERS)
     assert (answer.code, answer.json["complete"]) == (130, False)
     assert answer.error == "it was stopped before all rows were published"
+
+
+def test_a_partitioner_that_does_not_exist_is_told(worker: Worker, capsys: pytest.CaptureFixture[str]) -> None:
+    """With those that do."""
+    answer = act(capsys, "harvest", "--partitioner", "java", *BROKERS)
+    assert (answer.code, worker.options) == (2, None)
+    assert "partitioner: 'java'; give murmur2_random or murmur2 or" in answer.err

@@ -6,6 +6,7 @@ import pytest
 
 from marshal_dagster.cli import output, view
 from marshal_dagster.cli.survey import (
+    Assignee,
     DataTopicNow,
     Lag,
     NoLag,
@@ -119,13 +120,16 @@ def test_it_is_told_to_whom_a_partition_is_assigned(log: Log) -> None:
     topic = DataTopic(instance="i", client="c", group="g", topic="orders", partition=0, time_s=1, topic_id=TOPIC_ID)
     log.add(topic, 1_000)
     looked = survey(log.world, at_ms=1_000)
-    led = with_assigned(looked, {"g": {("orders", 0): "east"}, "other": {}})
+    led = with_assigned(looked, {"g": {("orders", 0): Assignee("east", 0)}, "other": {}})
+    long_led = with_assigned(looked, {"g": {("orders", 0): Assignee("east", -600_000)}})
 
     assert "assigned to" not in text(looked)
     assert "assigned" not in to_json(log.world, looked)["groups"]["g"]["partitions"][0]
     assert "assigned to" in text(led)
-    assert "east" in text(led)
-    assert to_json(log.world, led)["groups"]["g"]["partitions"][0]["assigned"] == "east"
+    assert "east, for 1 s" in text(led)
+    assert "east, for" not in text(long_led)
+    partition = to_json(log.world, led)["groups"]["g"]["partitions"][0]
+    assert (partition["assigned"], partition["assigned_since_ms"]) == ("east", 0)
 
 
 @pytest.mark.parametrize(

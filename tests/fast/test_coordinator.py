@@ -1,11 +1,29 @@
 """The coordinator and its members: who joins, leaves and fails; what moves, and what goes on meanwhile."""
 
-import pytest
+import json
+import math
 
-from marshal_dagster.coordinator.assignment import sticky_assignment, weighted_assignment
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marshal_dagster.coordinator.assignment import Place, sticky_assignment, weighted_assignment
 from marshal_dagster.coordinator.group import GroupCoordinator, Happening, Rules
 from marshal_dagster.coordinator.member import Membership, Standing
-from marshal_dagster.coordinator.messages import Leave, Pong, Register, Registered, StartFetcher, StopFetcher
+from marshal_dagster.coordinator.messages import (
+    NUMBERS_BELOW,
+    Leave,
+    Pong,
+    Register,
+    Registered,
+    StartFetcher,
+    StopFetcher,
+    parse_order,
+    parse_word,
+    places_of,
+    render,
+)
+from marshal_dagster.errors import ConfigurationError
 from tests.coordinator_world import GROUP, World, befall
 
 
@@ -171,7 +189,10 @@ def test_a_process_whose_fixed_name_another_has_taken_does_not_take_it_back() ->
     ("fields", "error"),
     [
         ({"session_timeout_ms": 499}, "session_timeout_too_short"),
+        ({"session_timeout_ms": 0}, "session_timeout_too_short"),
+        ({"session_timeout_ms": 3_600_001}, "session_timeout_too_long"),
         ({"pattern": "(a+)+"}, "bad_pattern"),
+        ({"pattern": "a" * 250}, "bad_pattern"),
         ({"is_static": True}, "duplicate_id"),
     ],
 )
@@ -186,6 +207,26 @@ def test_a_registration_that_cannot_be_is_refused(fields: dict[str, object], err
     refused = world.join("m9", **fields)
     world.run(1_000)
     assert (refused.membership.standing, refused.membership.error) == (Standing.REFUSED, error)
+
+
+def test_a_share_says_what_of_it_came_last() -> None:
+    """Whoever looks sees what moved; of a member that only gave something up it says what it was given before."""
+    world = started()
+
+    def gained() -> dict[str, frozenset[Place]]:
+        return {name: places_of(share.gained) for name, share in world.kept.items()}
+
+    def has() -> dict[str, frozenset[Place]]:
+        return {name: worker.membership.places for name, worker in world.workers.items()}
+
+    first = has()
+    world.join("m3")
+    world.until(lambda: world.is_even() and "m3" in world.kept, 20_000)
+    four = has()
+    assert gained() == {name: first.get(name, places) & places for name, places in four.items()}
+    world.leave("m3")
+    world.until(lambda: "m3" not in world.workers and world.is_even(), 20_000)
+    assert gained() == {name: places - four[name] for name, places in has().items()}
 
 
 def test_one_that_does_not_stop_is_tried_again_and_told_of() -> None:
@@ -530,3 +571,158 @@ def test_whatever_befalls_them_the_work_is_shared_in_the_end(seed: int) -> None:
     Once all that stops, each partition is worked on within a bounded time, and evenly.
     """
     befall(seed)
+
+
+def test_what_others_gave_up_waits_for_nobody_who_does_not_stop() -> None:
+    """A member that answers pings and never stops keeps what it has; all else is with somebody soon."""
+    world = started(3)
+    world.workers["m0"].stops_in_ms = 10**9
+    world.join("m3")
+    world.run(2_000)
+    assert len(world.claims) < 24
+    world.until(lambda: len(world.claims) == 24, 4_000)
+    world.run(60_000)
+    assert len(world.claims) == 24
+    assert len(world.workers["m3"].membership.places) >= 4
+    told = happened(world)
+    assert told.count(Happening.REBALANCE_RETRIED) >= 4
+    assert Happening.REBALANCE_GIVEN_UP in told
+    world.kill("m0")
+    world.until(world.is_even, 15_000)
+
+
+def test_an_answer_that_comes_late_counts_for_nothing() -> None:
+    """Or again: who has answered later pings lives."""
+    leader, now_ms = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0), 0.0
+    leader.hear(Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000), 0)
+    late: Pong | None = None
+    for _ in range(60):
+        for order in leader.tick(now_ms):
+            if order.kind == "ping":
+                pong = Pong(group=GROUP, member="a", epoch=1, tenure="t", round=order.round)
+                late = late or pong
+                leader.hear(pong, now_ms + 100)
+        if late is not None and now_ms > 5_000:
+            leader.hear(late, now_ms + 150)
+        now_ms += 500
+    assert leader.members == ["a"]
+
+
+@pytest.mark.parametrize("generation", [NUMBERS_BELOW - 1, 2**40])
+def test_a_share_of_a_generation_that_cannot_be_stops_no_coordinator(generation: int) -> None:
+    """Whoever wrote it: groups go on counting as far as a record can carry."""
+    share = StartFetcher(group=GROUP, member="z", tenure="z", epoch=1, generation=generation, places={"orders": [1]})
+    assert parse_order(render(share)) == share
+    leader = GroupCoordinator(GROUP, 2, Rules(sticky_assignment), 0, kept=[share])
+    leader.topics_are({"orders": 2}, 0)
+    leader.hear(Register(group=GROUP, member="a", epoch=0, tenure="t", topics=["orders"], session_timeout_ms=6_000), 0)
+    orders = [order for now_ms in range(0, 10_000, 500) for order in leader.tick(now_ms)]
+    assert {"orders": [0, 1]} in [order.places for order in orders if isinstance(order, StartFetcher)]
+
+
+def test_a_stranger_deposes_nobody() -> None:
+    """Only who is in the group, or registers, can have heard of a later coordinator."""
+    leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
+    leader.hear(Pong(group=GROUP, member="z", epoch=NUMBERS_BELOW - 1, tenure="z", round=1), 0)
+    assert leader.events == []
+    leader.hear(Register(group=GROUP, member="a", epoch=2, tenure="t", session_timeout_ms=6_000), 0)
+    assert [event.happening for event in leader.events] == [Happening.SUPERSEDED]
+
+
+@pytest.mark.parametrize(("session_ms", "waits_ms"), [(30_000, 30_000), (3_000, 10_000), (3_600_000, 60_000)])
+def test_a_new_coordinator_waits_for_members_as_long_as_their_sessions_last(session_ms: int, waits_ms: int) -> None:
+    """So a member of a fixed name may restart while coordinators change; up to a minute."""
+    before = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
+    before.topics_are({"orders": 4}, 0)
+    for name in ("a", "b"):
+        fields = {"topics": ["orders"], "session_timeout_ms": session_ms, "is_static": True}
+        before.hear(Register.model_validate({**fields, "group": GROUP, "member": name, "epoch": 0, "tenure": name}), 0)
+    for now_ms in range(0, 3_000, 100):
+        before.tick(now_ms)
+    kept = before.shares()
+    assert {share.session_timeout_ms for share in kept} == {session_ms}
+    after = GroupCoordinator(GROUP, 2, Rules(sticky_assignment), 0, kept=kept, recovery_ms=10_000)
+    after.topics_are({"orders": 4}, 0)
+    register = {"topics": ["orders"], "session_timeout_ms": session_ms, "is_static": True, "holds": kept[0].places}
+    after.hear(Register.model_validate({**register, "group": GROUP, "member": "a", "epoch": 0, "tenure": "a"}), 0)
+    told = []
+    for now_ms in range(0, 100_000, 500):
+        for order in after.tick(now_ms):
+            if order.kind == "ping":
+                after.hear(Pong(group=GROUP, member="a", epoch=2, tenure="a", round=order.round), now_ms)
+        if any(event.happening is Happening.FAILED for event in after.events):
+            told.append(now_ms)
+    assert told
+    assert waits_ms <= told[0] <= waits_ms + session_ms / 3 + 1_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rebalance_backoff_ms": math.nan},
+        {"gather_ms": math.inf},
+        {"gather_ms": -1},
+        {"min_session_ms": 0},
+        {"min_session_ms": 3_600_001},
+    ],
+)
+def test_rules_that_cannot_be_are_refused(fields: dict[str, float]) -> None:
+    """With what to give instead."""
+    with pytest.raises(ConfigurationError, match=f"{next(iter(fields))}.*; give "):
+        Rules(sticky_assignment, **fields)  # type: ignore[arg-type]
+
+
+numbers = st.one_of(st.integers(-2, 3), st.sampled_from([2**31, NUMBERS_BELOW - 1, NUMBERS_BELOW, 2**63]), st.none())
+names = st.one_of(st.sampled_from(["a", "b", "*", "", "/", "ö", "x" * 300]), st.text(max_size=5))
+places = st.dictionaries(st.sampled_from(["orders", "other", "", ".."]), st.lists(numbers, max_size=3), max_size=2)
+KINDS = ("register", "pong", "stopped", "started", "leave", "ping", "registered", "stop", "start")
+records = st.fixed_dictionaries(
+    {
+        "kind": st.sampled_from(
+            ["register", "pong", "stopped", "started", "leave", "ping", "registered", "stop", "start", "what"]
+        ),
+        "group": st.just(GROUP),
+        "member": names,
+        "epoch": numbers,
+        "tenure": names,
+    },
+    optional={
+        "version": numbers,
+        "round": numbers,
+        "generation": numbers,
+        "topics": st.lists(st.sampled_from(["orders", "other", "ö"]), max_size=2),
+        "pattern": st.one_of(st.none(), st.sampled_from(["*", "o?d*", "[", "x" * 300])),
+        "session_timeout_ms": st.one_of(numbers, st.just(6_000)),
+        "capacity": numbers,
+        "is_static": st.booleans(),
+        "auto_commit": st.booleans(),
+        "holds": places,
+        "places": places,
+        "offsets": st.dictionaries(st.sampled_from(["orders"]), st.dictionaries(st.integers(-1, 3), numbers)),
+    },
+)
+
+
+@given(st.lists(st.one_of(records.map(json.dumps), st.text(max_size=20)), max_size=30))
+@settings(max_examples=300, deadline=None)
+def test_whatever_is_written_nobody_ends_by_it(values: list[str]) -> None:
+    """Neither a coordinator, nor the next one that reads what it kept, nor a member."""
+    leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
+    leader.topics_are({"orders": 3}, 0)
+    register = Register(group=GROUP, member="a", epoch=0, tenure="a", topics=["orders"], session_timeout_ms=6_000)
+    member, now_ms, kept = Membership(register, 0), 0.0, []
+    for text in values:
+        value = text.encode("utf-8", "replace")
+        word, order = parse_word(value), parse_order(value)
+        orders = [*(leader.hear(word, now_ms) if word else ()), *leader.tick(now_ms), *([order] if order else ())]
+        kept += [each for each in orders if isinstance(each, StartFetcher)]
+        for each in orders:
+            for answer in member.hear(each, now_ms).words:
+                leader.hear(answer, now_ms)
+        now_ms += 700
+    heir = GroupCoordinator(GROUP, 2, Rules(sticky_assignment), now_ms, kept=kept)
+    heir.topics_are({"orders": 3}, now_ms)
+    for _ in range(100):
+        now_ms += 1_000
+        for each in heir.tick(now_ms):
+            render(each)

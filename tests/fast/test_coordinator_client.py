@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
+from confluent_kafka import OFFSET_INVALID
 
 from marshal_dagster.coordinator import client
 from marshal_dagster.coordinator.assignment import Place, sticky_assignment
@@ -110,6 +111,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     monkeypatch.setattr(client, "Writer", lambda *_: Writer(hub))
     monkeypatch.setattr(client, "end_of", lambda *_: 0)
     monkeypatch.setattr(CoordinatorTopics, "partitions", lambda *_: 1)
+    monkeypatch.setattr(CoordinatorTopics, "check_member", lambda *_: None)
     monkeypatch.setattr(client, "_AGAIN_AFTER_S", 0.05)
     over = threading.Event()
 
@@ -232,8 +234,39 @@ def test_one_that_commits_by_itself_says_how_far_it_got(hub: Hub, caplog: pytest
     def offsets() -> dict[Place, int]:
         if next(times) == 0:
             raise OSError("no answer")
-        return {("orders", 0): 17}
+        return {("orders", 0): 17, ("orders", 1): OFFSET_INVALID}
 
     with member(work, "m0", auto_commit=True, offsets=offsets):
         wait_until(lambda: hub.leader.positions == {("orders", 0): 17})
     assert "how far it got is not known" in caplog.text
+
+
+def test_whatever_goes_wrong_in_its_thread_a_member_goes_on(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
+    """With another client; it is told of."""
+    work = Work()
+    with member(work, "a") as found:
+        wait_until(lambda: work.on == PLACES)
+        hub.fatal.append(ZeroDivisionError("odd"))
+        wait_until(lambda: hub.made == 2)
+        wait_until(lambda: not hub.fatal and found.standing is Standing.REGISTERED)
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_leaving_waits_for_a_session_and_says_so_when_that_is_not_enough(
+    hub: Hub, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who commits by itself waits for two pings, and then for its work to stop."""
+    del hub
+    monkeypatch.setattr(client, "_STOP_WITHIN_S", 0.1)
+    work = Work()
+    with member(work, "a", auto_commit=True) as quick:
+        wait_until(lambda: work.on == PLACES)
+    assert quick.is_over
+    assert not work.on
+    assert "has not left" not in caplog.text
+    with member(work, "a") as slow:
+        wait_until(lambda: work.on == PLACES)
+        work.stop_takes_s = 2 * SESSION_MS / 1_000 + 1
+    assert not slow.is_over
+    assert "it has not left within" in caplog.text
+    wait_until(lambda: slow.is_over)

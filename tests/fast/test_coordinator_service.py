@@ -1,31 +1,36 @@
 """How a coordinator's process is, and what it measures, without a broker."""
 
 import json
+import math
+import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from marshal_dagster.coordinator import service
+from marshal_dagster.coordinator import service, wire
+from marshal_dagster.coordinator.assignment import Board, sticky_assignment
 from marshal_dagster.coordinator.group import Event, Happening
 from marshal_dagster.coordinator.measuring import Measuring
 from marshal_dagster.coordinator.member import Membership
-from marshal_dagster.coordinator.messages import Order, Register, Word, render
-from marshal_dagster.coordinator.service import Coordinator
-from marshal_dagster.coordinator.wire import Came, CoordinatorTopics
+from marshal_dagster.coordinator.messages import Leave, Order, Pong, Register, Registered, StartFetcher, Word, render
+from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
+from marshal_dagster.coordinator.wire import Came, CoordinatorTopics, keep_order, partition_of
 from marshal_dagster.election.rules import Term
-from marshal_dagster.errors import MarshalError, UnavailableError
+from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S, HealthServer
+from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.telemetry import metrics
 
@@ -46,10 +51,12 @@ class Ends:
     fails: Exception | None = None
     words: list[Word] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
+    partitions: int = 1
+    is_deposed: bool = False
 
     def leads(self, *_: object) -> bool:
-        """Tell that every term holds."""
-        return True
+        """Tell whether every term holds."""
+        return not self.is_deposed
 
     def read(self, *_: object) -> list[Came]:
         """Give what there is, once."""
@@ -72,7 +79,7 @@ class Ends:
 def ends(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Ends:
     """Of a coordinator that leads one partition, and asks no brokers."""
     monkeypatch.setattr(service, "_AGAIN_AFTER_S", 0.0)
-    coordinator._shards[0] = service._Shard(Term(1, "id"), {})
+    coordinator._shards[0] = service._Shard(Term(1, "id"))
     coordinator._next_look_ms = coordinator._next_check_ms = float("inf")
     return Ends()
 
@@ -321,3 +328,261 @@ def test_kinds_of_metrics_do_not_push_each_other_out(reader: InMemoryMetricReade
     assert None not in made
     assert all(kind() is before for _ in range(2) for kind, before in zip(kinds, made, strict=True))
     del reader
+
+
+def registers(group: str, member: str = "a", **fields: Any) -> Register:  # noqa: ANN401 - a record's fields
+    """Give a registration."""
+    said = {"topics": ["t"], "session_timeout_ms": 60_000, **fields}
+    return Register.model_validate({"group": group, "member": member, "epoch": 0, "tenure": member, **said})
+
+
+@pytest.fixture
+def clock(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """A clock that the test sets."""
+    found = SimpleNamespace(now_ms=0.0)
+    monkeypatch.setattr(coordinator, "_clock", SimpleNamespace(lease_ms=lambda: found.now_ms))
+    monkeypatch.setattr(coordinator, "_known", {"t": 2})
+    return found
+
+
+def shares(ends: Ends) -> dict[str, list[Any]]:
+    """Give what members were told to work on, by group."""
+    found: dict[str, list[Any]] = {}
+    for order in ends.orders:
+        if isinstance(order, StartFetcher):
+            found.setdefault(order.group, []).append(order.places)
+    return found
+
+
+def turns(coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, count: int = 10) -> None:
+    """Take turns, half a second apart."""
+    for _ in range(count):
+        turn(coordinator, ends)
+        clock.now_ms += 500
+
+
+def test_a_group_that_goes_wrong_disturbs_no_other(
+    coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a strategy that raises: it is led anew after a rest, with what its members have; health tells."""
+    fails = True
+
+    def strategy(board: Board) -> Any:  # noqa: ANN401 - an assignment
+        if fails and any(member.id == "bad" for member in board.members):
+            raise ValueError("no idea")
+        return sticky_assignment(board)
+
+    monkeypatch.setattr(service, "_REST_S", 0.2)
+    coordinator._rules = replace(coordinator._rules, strategy=strategy)
+    ends.words = [registers("odd", "bad"), registers("even")]
+    turns(coordinator, ends, clock)
+    assert shares(ends) == {"even": [{"t": [0, 1]}]}
+    assert coordinator.health()["failure"] == "no idea"
+    pings = sum(order.kind == "ping" and order.group == "even" for order in ends.orders)
+    fails = False
+    time.sleep(0.3)
+    ends.words = [registers("odd", "bad")]
+    turns(coordinator, ends, clock, 60)
+    assert shares(ends)["odd"] == [{"t": [0, 1]}]
+    assert sum(order.kind == "ping" and order.group == "even" for order in ends.orders) > pings
+
+
+def test_one_that_leads_no_more_writes_nothing(coordinator: Coordinator, ends: Ends, clock: SimpleNamespace) -> None:
+    """Though it has words to answer, as one that was stopped in the middle of a turn."""
+    ends.words = [registers("etl")]
+    turns(coordinator, ends, clock)
+    assert ends.orders
+    ends.orders.clear()
+    ends.is_deposed = True
+    ends.words = [registers("etl", "b"), registers("other")]
+    turn(coordinator, ends)
+    assert ends.orders == []
+    assert coordinator._shards == {}
+
+
+def test_only_who_registers_makes_a_group(coordinator: Coordinator, ends: Ends, clock: SimpleNamespace) -> None:
+    """Other words for a group that is not there, and words in a partition that is not theirs, make none."""
+    ends.words = [Pong(group=f"g{number}", member="a", epoch=1, tenure="a", round=1) for number in range(100)]
+    turns(coordinator, ends, clock)
+    assert (coordinator._shards[0].groups, ends.orders) == ({}, [])
+    ends.partitions = 8
+    strays = [f"g{number}" for number in range(100) if partition_of(f"g{number}", 8) != 0]
+    ends.words = [registers(group) for group in strays]
+    turns(coordinator, ends, clock)
+    assert coordinator._shards[0].groups == {}
+    ends.words = [Pong(group="etl", member="a", epoch=2, tenure="a", round=1)]
+    ends.partitions = 1
+    turn(coordinator, ends)
+    assert [getattr(order, "error", None) for order in ends.orders] == ["unknown_member"]
+
+
+def test_a_group_that_all_have_left_is_forgotten(coordinator: Coordinator, ends: Ends, clock: SimpleNamespace) -> None:
+    """And goes on counting when somebody comes back, who has heard of its generations."""
+    ends.words = [registers("etl")]
+    turns(coordinator, ends, clock)
+    first = coordinator._shards[0].groups["etl"].generation
+    assert first > 0
+    ends.words = [Leave(group="etl", member="a", epoch=2, tenure="a")]
+    turns(coordinator, ends, clock)
+    assert coordinator._shards[0].groups == {}
+    ends.words = [registers("etl", "b")]
+    turns(coordinator, ends, clock)
+    assert coordinator._shards[0].groups["etl"].generation > first
+
+
+@pytest.fixture
+def weighs(coordinator: Coordinator) -> dict[str, Any]:
+    """Has it weigh groups: by name, what is found, or raised, or called."""
+    found: dict[str, Any] = {}
+
+    def weigh(name: str, *_: object) -> Any:  # noqa: ANN401 - weights
+        each = found[name].pop(0) if isinstance(found[name], list) else found[name]
+        if isinstance(each, Exception):
+            raise each
+        return each() if callable(each) else each
+
+    coordinator._weigh = weigh
+    coordinator._rules = replace(coordinator._rules, weighs=True)
+    return found
+
+
+def until_weighed(coordinator: Coordinator, ends: Ends, group: str) -> None:
+    """Take turns until a group waits for no weights."""
+    deadline_s = time.monotonic() + 10
+    while group not in coordinator._shards[0].groups or coordinator._shards[0].groups[group].awaits_weights:
+        assert time.monotonic() < deadline_s
+        turn(coordinator, ends)
+        time.sleep(0.01)
+
+
+def test_a_weighing_that_fails_is_done_again(
+    coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, weighs: dict[str, Any]
+) -> None:
+    """Whatever it raises; meanwhile the group is led without."""
+    weighs["etl"] = [KafkaException("away"), RuntimeError("odd"), {("t", 0): 5.0}]
+    ends.words = [registers("etl")]
+    until_weighed(coordinator, ends, "etl")
+    turns(coordinator, ends, clock)
+    assert shares(ends) == {"etl": [{"t": [0, 1]}]}
+    for left in (1, 0):
+        clock.now_ms += service._WEIGH_EACH_MS + 1
+        turn(coordinator, ends)
+        until(lambda left=left: len(weighs["etl"]) == left)  # type: ignore[misc]
+        until(lambda: all(each.found.done() for each in coordinator._weighing.values()))
+        turn(coordinator, ends)
+    assert coordinator._shards[0].groups["etl"]._weights == {("t", 0): 5.0}
+
+
+def test_a_weighing_that_hangs_holds_up_no_other_group(
+    coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, weighs: dict[str, Any]
+) -> None:
+    """Nor its own for ever."""
+    goes_on = threading.Event()
+    weighs.update(stuck=lambda: goes_on.wait(30) and {}, free={})
+    ends.words = [registers("stuck"), registers("free")]
+    until_weighed(coordinator, ends, "free")
+    turns(coordinator, ends, clock)
+    assert shares(ends) == {"free": [{"t": [0, 1]}]}
+    clock.now_ms += service._WEIGHS_FOR_MS
+    turns(coordinator, ends, clock)
+    assert shares(ends)["stuck"] == [{"t": [0, 1]}]
+    goes_on.set()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that is to come."""
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+def test_topics_that_are_gone_are_believed_at_the_second_look(coordinator: Coordinator) -> None:
+    """A broker that has just started may not know of all; what is new counts at once."""
+    assert coordinator._believed({"a": 4, "b": 2}) == {"a": 4, "b": 2}
+    assert coordinator._believed({"c": 1}) == {"a": 4, "b": 2, "c": 1}
+    assert coordinator._believed({"a": 4, "c": 1}) == {"a": 4, "c": 1}
+
+
+def test_what_an_older_coordinator_writes_late_does_not_count() -> None:
+    """Where it is read later: a share, or a ping, behind that of a newer one. What is struck is gone."""
+    found: dict[tuple[int, bytes], tuple[Order, Came]] = {}
+
+    def came(offset: int, epoch: int | None) -> Came:
+        share = (
+            None
+            if epoch is None
+            else StartFetcher(group="etl", member="a", tenure="a", epoch=epoch, generation=1, places={"t": [epoch]})
+        )
+        return Came(0, offset, b"etl/a/start", None if share is None else render(share), 0)
+
+    for offset, epoch in enumerate([5, 9, 5]):
+        keep_order(found, came(offset, epoch))
+    assert [each[0].epoch for each in found.values()] == [9]
+    keep_order(found, came(3, 9))
+    assert [each[1].offset for each in found.values()] == [3]
+    keep_order(found, Came(0, 4, b"etl/a/start", b"garbage", 0))
+    assert len(found) == 1
+    keep_order(found, came(5, None))
+    assert found == {}
+
+
+class Producer:
+    """Stands for the client's."""
+
+    def __init__(self) -> None:
+        self.reports: list[Any] = []
+        self.fails: Exception | None = None
+        self.keys: list[bytes] = []
+
+    def produce(self, _: str, __: object, key: bytes, *___: object, on_delivery: Any) -> None:  # noqa: ANN401 - a callback
+        """Keep whom to report to."""
+        if self.fails:
+            raise self.fails
+        self.keys.append(key)
+        self.reports.append(on_delivery)
+
+
+def test_refusals_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The topic keeps one record a key, and those who were refused come under ever new names."""
+    producer = Producer()
+    monkeypatch.setattr(clients, "producer", lambda *_, **__: (producer, None))
+    writer = wire.Writer(KafkaConnection(bootstrap_servers="127.0.0.1:1"), CoordinatorTopics(), 1)
+    for name in "ab":
+        writer.order(Registered(group="etl", member=name, epoch=1, tenure="t", error="bad_pattern"))
+    assert len(set(producer.keys)) == 1
+
+
+def test_what_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Once in a while: too large, refused at once, or not delivered."""
+    producer = Producer()
+    monkeypatch.setattr(clients, "producer", lambda *_, **__: (producer, None))
+    writer = wire.Writer(KafkaConnection(bootstrap_servers="127.0.0.1:1"), CoordinatorTopics(), 1)
+    places = {"t" * 200: list(range(150_000))}
+    large = StartFetcher(group="etl", member="a", tenure="a", epoch=1, generation=1, places=places)
+
+    def told() -> list[str]:
+        writer._warned_at_s = -math.inf
+        found = [record.getMessage() for record in caplog.records]
+        caplog.clear()
+        return found
+
+    writer.order(large)
+    assert "are more than readers take of a record: have more members" in told()[0]
+    assert producer.reports == []
+    writer.order(large.model_copy(update={"places": {}}))
+    producer.reports[0](None, SimpleNamespace(topic=lambda: "orders"))
+    assert told() == []
+    for _ in range(2):
+        producer.reports[0](KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), SimpleNamespace(topic=lambda: "orders"))
+    assert len(told()) == 1
+    producer.fails = BufferError("full")
+    writer.say(registers("etl"))
+    assert "full" in told()[0]
+
+
+@pytest.mark.parametrize("recovery_ms", [-5, math.nan, math.inf])
+def test_a_recovery_that_cannot_be_is_refused(recovery_ms: float) -> None:
+    """With what to give instead."""
+    with pytest.raises(ConfigurationError, match=r"recovery_ms: .*; give 0 or more"):
+        CoordinatorOptions(recovery_ms=recovery_ms)

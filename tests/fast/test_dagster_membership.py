@@ -1,5 +1,6 @@
 """A deployment as a member of a coordinated group: its sensor, its memberships, and what its runs may claim."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ import dagster as dg
 import pytest
 
 from marshal_dagster import ClaimerResource, ConfigurationError, KafkaConnectionConfig, UnavailableError, membership
+from marshal_dagster.coordinator import advising
 from marshal_dagster.coordinator.advising import Adviser, portion_of
 from marshal_dagster.coordinator.looking import GroupView, Share
 from marshal_dagster.coordinator.member import Standing
@@ -104,6 +106,30 @@ def test_the_sensor_keeps_one_membership_and_asks_for_runs_of_what_is_new(joined
     assert "registered, with 1 of 'parcels'" in str(lost.skip_reason)
 
 
+def test_a_group_whose_brokers_are_slow_keeps_no_other_waiting(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick that waits for a broker holds up only the ticks of its own membership."""
+    interest = membership.Interest(("parcels",), None, 1)
+    waits, may_go_on = threading.Event(), threading.Event()
+
+    def join(of: ClaimerResource, *rest: Any) -> Any:  # noqa: ANN401 - its stand-in
+        if of.group == "slow":
+            waits.set()
+            assert may_go_on.wait(60)
+        return joined.join(of, *rest)
+
+    monkeypatch.setattr(membership, "_join", join)
+    slow = threading.Thread(target=kept_member, args=(claimer(group="slow"), interest, 60.0))
+    other = threading.Thread(target=kept_member, args=(claimer(), interest, 60.0))
+    slow.start()
+    assert waits.wait(60)
+    other.start()
+    other.join(20)
+    is_held_up = other.is_alive()
+    may_go_on.set()
+    slow.join(60)
+    assert not is_held_up
+
+
 def test_schedules_alone_may_start_runs(joined: Joined) -> None:
     """The sensor then only keeps the member alive."""
     sensor = build_group_member_sensor(job, asks_for_runs=False)
@@ -188,6 +214,24 @@ def test_a_member_is_limited_to_its_share_while_the_coordinator_lives(
     assert expected[1] in found.text
 
 
+def test_it_is_told_what_came_to_a_member_last() -> None:
+    """With its time, so that a batch's metadata show moves."""
+    gained = frozenset({("parcels", 1), ("other", 2)})
+    share = Share("east", "t", 2, 1, frozenset({("parcels", 0), *gained}), SESSION_MS, gained, 1_795_438_800_000)
+    found = portion_of(GroupView("parcels", 1, {"east": share}, NOW_MS), "east", "parcels", SESSION_MS, NOW_MS)
+    assert found is not None
+    assert "; at 2026-11-23 13:00:00 UTC it was given 1" in found.text
+
+
+def test_a_coordinator_heard_in_the_future_limits_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """A clock is wrong then, and nobody can tell for how long it has been silent; a little ahead it may be."""
+    ahead = GroupView("parcels", 2, view(east=[1]).shares, NOW_MS + SESSION_MS + 1)
+    assert portion_of(ahead, "east", "parcels", SESSION_MS, NOW_MS) is None
+    assert "heard 6 s in the future" in caplog.text
+    little = GroupView("parcels", 2, view(east=[1]).shares, NOW_MS + SESSION_MS)
+    assert portion_of(little, "east", "parcels", SESSION_MS, NOW_MS) is not None
+
+
 def reads(*views: GroupView | Exception) -> tuple[list[int], Callable[..., GroupView]]:
     """Give a reader of these, and where it counts how often it was asked."""
     left, count = list(views), [0]
@@ -213,3 +257,19 @@ def test_what_cannot_be_read_limits_nobody() -> None:
         assert found is not None
         assert found.partitions == {1}
     assert count == [2]
+
+
+def test_what_was_read_last_counts_while_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For as long as a coordinator may be silent: a moment without brokers has nobody claim what is another's."""
+    monkeypatch.setattr(advising, "_OLD_S", 0.0)
+    recent = GroupView("parcels", 2, view(east=[1]).shares, round(time.time() * 1_000))
+    count, read = reads(recent, UnavailableError("no broker"), UnavailableError("no broker"))
+    adviser = Adviser(CONNECTION, CoordinatorTopics(), "parcels", "east", SESSION_MS, read)
+    for _ in range(2):
+        found = adviser.portion("parcels")
+        assert found is not None
+        assert found.partitions == {1}
+    later_s = time.time() + 2 * SESSION_MS / 1_000 + 1
+    monkeypatch.setattr(time, "time", lambda: later_s)
+    assert adviser.portion("parcels") is None
+    assert count == [3]

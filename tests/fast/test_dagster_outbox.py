@@ -17,6 +17,8 @@ from dagster import (
 )
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.outbox.harvester import HarvesterOptions
+from marshal_dagster.outbox.holds import Limits
 from marshal_dagster.outbox.looking import OutboxStatus
 from marshal_dagster.outbox.tables import Standing
 from marshal_dagster.outbox_jobs import (
@@ -165,6 +167,15 @@ def test_a_script_can_use_what_names_a_variable(monkeypatch: pytest.MonkeyPatch)
         outbox.tables()
     monkeypatch.setenv("OUTBOX_DSN", "postgresql://me:hunter2@localhost/db")
     assert outbox.tables().database.has_password
+
+
+def test_the_resources_harvester_works_as_it_says() -> None:
+    """Its limits, and the partitioner, which must be that of the other harvesters."""
+    box = outbox(max_in_flight_records=7, max_attempts=2, topic_patience_s=9.0, partitioner="fnv1a")
+    limits = Limits(7, max_attempts=2, topic_patience_s=9)
+    assert box.harvester()._options == HarvesterOptions(limits, partitioner="fnv1a")
+    with pytest.raises(ConfigurationError, match="partitioner: 'java'; give murmur2_random or"):
+        outbox(partitioner="java").harvester()
 
 
 def test_another_resource_in_its_place_is_told() -> None:

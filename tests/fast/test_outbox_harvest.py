@@ -1,5 +1,6 @@
 """The harvest over ports of its own: what it does in which order, what waits after a refusal, what is set aside."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from marshal_dagster.outbox.ports import (
     RowRefused,
     TopicRefused,
     Turn,
+    Turned,
     Unsettled,
 )
 
@@ -37,6 +39,8 @@ class Outbox:
 
     rows: list[Row] = field(default_factory=list)
     parked: dict[int, str] = field(default_factory=dict)
+    stuck: set[int] = field(default_factory=set)
+    """Rows that cannot be set aside: another one is under their id."""
     log: list[int] = field(default_factory=list)
     """What is published, by row."""
     note: list[int] = field(default_factory=list)
@@ -80,21 +84,23 @@ class Store:
         self._ports.outbox.session += 1
         return self._ports.outbox.session
 
-    def turn(self, session: int, turn: Turn) -> list[Row]:
+    def turn(self, session: int, turn: Turn) -> Turned:
         """Carry out a turn."""
         ports, outbox = self._ports, self._ports.outbox
         ports.called("turn", list(turn.done.rows), [each.id for each in turn.parked], turn.limit)
         if session != outbox.session:
             raise Deposed("deposed")
         ports.turns.append(turn)
-        outbox.parked |= {each.id: each.reason for each in turn.parked}
+        parked = {each.id: each.reason for each in turn.parked if each.id not in outbox.stuck}
+        outbox.parked |= parked
+        before = len(outbox.rows)
         outbox.rows = [each for each in outbox.rows if each.id not in {*turn.done.rows, *outbox.parked}]
         free = [
             each
             for each in sorted(outbox.rows)
             if Lane.of(each) not in turn.held_lanes and each.topic not in turn.held_topics
         ]
-        return free[: turn.limit]
+        return Turned(free[: turn.limit], before - len(outbox.rows) - len(parked), len(parked))
 
 
 class Publisher:
@@ -152,13 +158,13 @@ def begun(
     clock: Clock | None = None,
     leads: Callable[[], bool] = lambda: True,
     counts: Counts | None = None,
-    **limits: int,
+    **limits: float,
 ) -> Harvest:
     """Give a session that has begun, with no call kept."""
     harvest = Harvest(
         ports.store,
         ports.publisher,
-        limits=Limits(**limits),
+        limits=Limits(**{"topic_patience_s": 0, **limits}),  # type: ignore[arg-type]
         counts=counts or Counts(),
         now_ms=clock or Clock(),
         leads=leads,
@@ -196,6 +202,22 @@ def test_the_rows_that_were_noted_are_struck_before_others_are_taken() -> None:
     assert begun(ports).turn() == 1
     assert ports.outbox.log == [2]
     assert ports.calls[0] == ("turn", [1], [], 1_000)
+
+
+def test_rows_that_were_found_published_are_counted() -> None:
+    """By the session that strikes them, once, whoever has published them and whether that one knew it or not."""
+    ports = Ports(None, row(1), row(2), row(3))
+    counts = Counts()
+    before = begun(ports, counts=counts, max_in_flight_records=2)
+    before.turn()
+    assert counts.published == 0
+    after = begun(ports, counts=counts)
+    after.turn()
+    assert counts.published == 2
+    after.finish()
+    assert counts.published == 3
+    begun(ports, counts=counts).turn()
+    assert counts.published == 3
 
 
 def test_a_turn_publishes_what_it_takes_and_the_next_strikes_it() -> None:
@@ -427,6 +449,55 @@ def test_rows_of_a_topic_that_cannot_be_written_to_wait_and_are_set_aside_in_the
     assert (counts.refused, counts.parked) == (2, 1)
 
 
+def turn_each_second(harvest: Harvest, clock: Clock, turns: int) -> None:
+    """Harvest, with a second after each turn."""
+    for _ in range(turns):
+        harvest.turn()
+        clock.now_ms += 1_000
+
+
+def test_a_topic_is_waited_for_although_it_was_tried_often() -> None:
+    """One that is made anew, or of which brokers do not know yet, has nothing set aside for a while."""
+    ports = Ports(None, row(1, topic="late"), row(2))
+    clock = Clock()
+    harvest = begun(ports, clock, max_attempts=2, topic_patience_s=30)
+    ports.missing = {"late": "it does not exist"}
+    turn_each_second(harvest, clock, 29)
+    assert ports.outbox.parked == {}
+    clock.now_ms += 1_000
+    harvest.turn()
+    harvest.turn()
+    assert list(ports.outbox.parked) == [1]
+
+
+def test_a_topic_is_looked_at_right_before_its_rows_are_set_aside() -> None:
+    """Made since it was looked at last, it has its rows published."""
+    ports = Ports(None, row(1, topic="late"))
+    clock = Clock()
+    harvest = begun(ports, clock, max_attempts=2, topic_patience_s=26)
+    ports.missing = {"late": "it does not exist"}
+    turn_each_second(harvest, clock, 25)
+    ports.missing = {}
+    turn_each_second(harvest, clock, 6)
+    assert (ports.outbox.parked, ports.outbox.log) == ({}, [1])
+
+
+def test_rows_that_cannot_be_set_aside_are_not_tried_without_end() -> None:
+    """They wait as their topic does, behind which the rest flows, and what can be set aside is."""
+    ports = Ports(Outbox([row(1, topic="gone"), row(2, topic="gone"), row(3)], stuck={1}))
+    clock, counts = Clock(), Counts()
+    harvest = begun(ports, clock, counts=counts, max_attempts=1)
+    ports.missing = {"gone": "it does not exist"}
+    assert [harvest.turn() for _ in range(3)] == [3, 0, 0]
+    assert (list(ports.outbox.parked), ports.outbox.log, counts.parked) == ([2], [3], 1)
+    clock.now_ms += 60_000
+    assert [harvest.turn() for _ in range(3)] == [1, 1, 0]
+    ports.missing = {}
+    clock.now_ms += 60_000
+    harvest.turn()
+    assert ports.outbox.log == [3, 1]
+
+
 def test_a_topic_that_is_made_in_time_has_its_rows_published_in_order() -> None:
     """What was refused is forgotten."""
     ports = Ports(None, row(1, b"k", "late"), row(2, b"k", "late"))
@@ -504,7 +575,7 @@ def meeting(places: tuple[int, ...]) -> tuple[int, ...]:
 def test_waits_double_up_to_five_seconds() -> None:
     """By a lane's or a topic's refusals in a row."""
     clock = Clock()
-    holds = Holds(100, clock)
+    holds = Holds(Limits(max_attempts=100), clock)
     waits = []
     for _ in range(8):
         holds.refuse(row(1), "reason")
@@ -522,7 +593,7 @@ def test_waits_double_up_to_five_seconds() -> None:
 def test_a_topic_is_not_looked_at_again_before_its_wait_is_over() -> None:
     """Then it is, and its rows are open."""
     clock = Clock()
-    holds = Holds(3, clock)
+    holds = Holds(Limits(max_attempts=3), clock)
     holds.refuse_topic("t", "reason")
     assert holds.is_checked("t")
     assert not holds.is_open(row(1))
@@ -535,7 +606,7 @@ def test_a_topic_is_not_looked_at_again_before_its_wait_is_over() -> None:
 
 def test_a_topic_that_is_refused_for_good_has_its_rows_taken_to_be_set_aside() -> None:
     """Until it can be written to again."""
-    holds = Holds(1, Clock())
+    holds = Holds(Limits(max_attempts=1, topic_patience_s=0), Clock())
     holds.refuse_topic("t", "reason")
     assert holds.topics() == []
     assert not holds.is_open(row(1))
@@ -547,12 +618,19 @@ def test_a_topic_that_is_refused_for_good_has_its_rows_taken_to_be_set_aside() -
 
 def test_a_lane_is_free_again_once_its_row_is_set_aside() -> None:
     """The refusals of the row that comes next are counted afresh."""
-    holds = Holds(2, Clock())
+    holds = Holds(Limits(max_attempts=2), Clock())
     assert holds.refuse(row(1, b"k"), "reason") is None
     assert not holds.is_open(row(2, b"k"))
     assert holds.refuse(row(1, b"k"), "reason") == Parked(1, "reason (tried 2 times)")
     assert holds.is_open(row(2, b"k"))
     assert holds.refuse(row(2, b"k"), "reason") is None
+
+
+@pytest.mark.parametrize("patience_s", [-1, math.inf, math.nan])
+def test_a_patience_that_cannot_be_is_refused(patience_s: float) -> None:
+    """With what to give instead."""
+    with pytest.raises(ConfigurationError, match=r"topic_patience_s: .*; give 0 or more"):
+        Limits(topic_patience_s=patience_s)
 
 
 @pytest.mark.parametrize("name", ["max_in_flight_records", "max_in_flight_bytes", "max_attempts"])

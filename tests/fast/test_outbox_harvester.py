@@ -11,7 +11,7 @@ from marshal_dagster.errors import ConfigurationError, MarshalError, RightMissin
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester
 from marshal_dagster.outbox.harvester import Harvester
-from marshal_dagster.outbox.ports import Noted, Row, Turn
+from marshal_dagster.outbox.ports import Noted, Turn, Turned
 from marshal_dagster.outbox.tables import VERSION, OutboxTables, Standing
 from marshal_dagster.postgres import Database
 
@@ -61,11 +61,11 @@ class Scene:
             raise following
         return 1
 
-    def turn(self, session: int, turn: Turn) -> list[Row]:
+    def turn(self, session: int, turn: Turn) -> Turned:
         """Find nothing to do."""
         del session, turn
         self.failures.append(self.harvester.failure)
-        return []
+        return Turned([])
 
     def noted(self) -> Noted:
         """Have published nothing."""

@@ -4,21 +4,21 @@ import fcntl
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from pyspark.errors import ParseException
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.spark.sinks import DeltaSink
+from marshal_dagster.spark.sinks import DeltaSink, delta
 from marshal_dagster.spark.sinks.conformance import Case, Row, Target
 from marshal_dagster.spark.sinks.conformance.target import deliver, intervals, never, part, rows_of
 from marshal_dagster.spark.sinks.delta import Commit, Rows, Table
-from marshal_dagster.spark.sinks.delta_table import alone_on_this_machine
+from marshal_dagster.spark.sinks.delta_table import DeltaTable, alone_on_this_machine
 from marshal_dagster.spark.sinks.port import Intervals
 from tests.sink_kit import ALL_CASES
 
@@ -59,6 +59,7 @@ class StandInTable:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.told_properties: Mapping[str, str] = {}
+        self.replaced: Mapping[ClaimedRange, Intervals] = {}
 
     def properties(self) -> Mapping[str, str]:
         """Those of the test."""
@@ -104,11 +105,24 @@ class StandInTable:
             ]
         return [(each, generation, bool(whole)) for each, generation, whole in found if generation is not None]
 
+    def older_offsets(self, ranges: Sequence[ClaimedRange]) -> Mapping[int, Intervals]:
+        """Where there are rows of older generations."""
+        with self.opened() as database:
+            return intervals(
+                row
+                for each in ranges
+                for row in database.execute(
+                    f'SELECT partition, "offset" FROM result WHERE {HERE} AND generation < ?',  # noqa: S608
+                    (*here(each), each.generation),
+                )
+            )
+
     def commit(
         self, rows: Rows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]
     ) -> None:
         """Add the rows, if no commit has that number."""
         assert isinstance(rows, StandInRows)
+        self.replaced = replaced
         with self.opened() as database:
             (newest,) = database.execute("SELECT coalesce(max(number), 0) FROM history").fetchone()
             if newest >= commit.number:
@@ -276,6 +290,44 @@ def test_a_table_for_appends_alone_takes_no_rows_away(target: DeltaTarget) -> No
     assert deliver(target, "b", beyond, sink=sink).taken
 
 
+def replacing(target: DeltaTarget, old: Sequence[int], new: Sequence[int]) -> StandInTable:
+    """Write rows at `old` offsets, and in a new generation those at `new` ones."""
+    table, first = StandInTable(target.table.path), part(0, 0, 100)
+    sink = StandInSink(table.path, table)
+    sink.write(target.frame([(0, offset, "old") for offset in old]), [first], never)
+    over, rows = part(0, 0, 100, generation=20, epoch=21), [(0, offset, "new") for offset in new]
+    sink.write(target.frame(rows), [over], lambda: intervals(rows))
+    kept = [(0, offset, "old") for offset in set(old) - set(new)]
+    assert target.found() == sorted([*kept, *rows])
+    return table
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "replaced"),
+    [
+        (range(0, 100, 2), range(0, 100, 2), [(0, 99)]),
+        (range(0, 100, 2), range(1, 100, 2), [(n, n + 1) for n in range(1, 100, 2)]),
+        ([1, 50, 51, 99], [0, 2, 40, 60, 70], [(0, 1), (2, 41), (60, 71)]),
+        ([1, 2, 3], [2, 8, 9], [(2, 3), (8, 10)]),
+        ([30], [10, 20, 40], [(10, 21), (40, 41)]),
+    ],
+)
+def test_gaps_in_which_no_row_stays_are_no_conditions(
+    target: DeltaTarget, old: Sequence[int], new: Sequence[int], replaced: list[tuple[int, int]]
+) -> None:
+    """A topic that is compacted has a gap at every other offset: a condition for each would take Spark minutes."""
+    table = replacing(target, old, new)
+    assert [list(each) for each in table.replaced.values()] == [replaced]
+
+
+def test_rows_that_stay_at_too_many_places_are_refused(target: DeltaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Spark is asked for a commit that it cannot plan; the error says what to do."""
+    monkeypatch.setattr(delta, "MOST_INTERVALS", 49)
+    with pytest.raises(SinkRefused, match=r"at 50 places .* one commit can name 49 places, .*max_records"):
+        replacing(target, range(0, 100, 2), range(1, 100, 2))
+    assert {row[2] for row in target.found()} == {"old"}
+
+
 def test_commits_of_others_are_passed_over(target: DeltaTarget) -> None:
     """Their user metadata may be any text."""
     deliver(target, "a", part(0, 0, 3))
@@ -287,8 +339,28 @@ def test_commits_of_others_are_passed_over(target: DeltaTarget) -> None:
 
 def test_commits_of_a_newer_version_are_refused() -> None:
     """Older code does not read them as its own."""
-    with pytest.raises(SinkRefused, match="of version 2, this marshal-dagster knows 1"):
-        Commit.from_metadata(json.dumps({"marshal-dagster": {"version": 2}}))
+    with pytest.raises(SinkRefused, match="of version 3, this marshal-dagster knows 2"):
+        Commit.from_metadata(json.dumps({"marshal-dagster": {"version": 3}}))
+
+
+def test_commits_of_the_version_before_are_read() -> None:
+    """Each partition has all of its fields there."""
+    commit = Commit(7).then("attempt", [part(0, 0, 4), part(3, 0, 9, generation=5, epoch=9)])
+    positions = [
+        {"group": group, "topic": topic, "partition": partition, "first_generation": each.first_generation}
+        | asdict(each.position)
+        for (group, topic, partition), each in commit.kept.items()
+    ]
+    said = {"version": 1, "number": 8, "attempt": "attempt", "positions": positions}
+    assert Commit.from_metadata(json.dumps({"marshal-dagster": said})) == commit
+
+
+def test_a_commit_says_in_common_what_partitions_have_in_common() -> None:
+    """It is in each file of the table's log, with all partitions of the output."""
+    taken = [part(number, 0, 1_000_000, epoch=1_000_000) for number in range(4_096)]
+    commit = Commit().then("a" * 32, taken)
+    assert len(commit.to_metadata()) < 4_096 * 25
+    assert Commit.from_metadata(commit.to_metadata()) == commit
 
 
 def test_what_a_commit_says_is_read_back() -> None:
@@ -349,3 +421,29 @@ def test_where_a_lock_is_not_a_local_tables(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(OSError, match="/proc/no"), alone_on_this_machine("file:/proc/no/such/place"):
         raise AssertionError
+
+
+class KeptFrame:
+    """A frame without rows that notes what it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*_: object) -> Any:  # noqa: ANN401 - as Spark's
+            self.asked.append(name)
+            return [] if name == "collect" else self
+
+        return call
+
+
+@pytest.mark.parametrize(("error", "is_left"), [(None, False), (OSError, False), (KeyboardInterrupt, True)])
+def test_after_an_interrupt_the_jvm_is_left_alone(error: type[BaseException] | None, *, is_left: bool) -> None:
+    """It would answer only when what it is at has ended; else the executors let go of the rows."""
+    frame: Any = KeptFrame()
+    table = DeltaTable(cast("Any", None), "/out", {})
+    with nullcontext() if error is None else pytest.raises(error), table.evaluated(frame, []) as rows:
+        assert rows.counts == {}
+        if error is not None:
+            raise error
+    assert frame.asked == ["persist", "groupBy", "count", "collect", *([] if is_left else ["unpersist"])]

@@ -1,18 +1,25 @@
 """The file sink by its rules, with rows of plain Python in place of Spark's."""
 
+import gc
 import json
 import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from py4j.protocol import Py4JNetworkError
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
 from marshal_dagster.spark import connect
 from marshal_dagster.spark.sinks import FileSink, commits
 from marshal_dagster.spark.sinks.commits import Commit, Entry, View, decided
+from marshal_dagster.spark.sinks.hadoop_storage import HadoopStorage
+from marshal_dagster.spark.sinks.storage import LocalStorage
 from tests.sink_child import write_and_die
 from tests.sink_conformance import (
     AnyOrderConformance,
@@ -314,6 +321,63 @@ def test_paths_and_formats(tmp_path: Path) -> None:
     assert FileSink("some/where").path == Path.cwd() / "some" / "where"
     with pytest.raises(ConfigurationError, match="format: 'delta'"):
         FileSink(folder, format="delta")
+
+
+@pytest.mark.parametrize("error", [RuntimeError, Py4JNetworkError, SinkRefused])
+def test_what_hinders_clearing_hinders_nothing_else(
+    output: FileOutput, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    """A commit stands and an error stays itself, whatever the storage raises; what is left is swept later."""
+
+    def fails(*_: object) -> None:
+        raise error("cannot be removed")
+
+    with monkeypatch.context() as hindered:
+        hindered.setattr(LocalStorage, "remove_below", fails)
+        assert deliver(output, "a", part(0, 0, 3)).taken
+        sink = output.sink(lambda step: fails_at("judged", step))
+        with pytest.raises(ZeroDivisionError):
+            deliver(output, "b", part(1, 0, 3), sink=sink)
+        assert deliver(output, "c", part(1, 0, 3)).taken
+    assert output.rows() == rows_of("a", part(0, 0, 3)) + rows_of("c", part(1, 0, 3))
+    output.sweep()
+    assert len(list((output.path / "_marshal" / "attempts").iterdir())) == 2
+
+
+def fails_at(here: str, step: str) -> None:
+    """What a write may run into."""
+    if step == here:
+        raise ZeroDivisionError
+
+
+def test_a_file_system_that_hangs_keeps_no_process_alive() -> None:
+    """A call that the JVM never answers is left behind when the run ends."""
+    script = (
+        "import threading, time\n"
+        "from marshal_dagster.spark.sinks.hadoop_storage import HadoopStorage\n"
+        "storage, began = HadoopStorage('hdfs://h/out', lambda: None, None), threading.Event()\n"
+        "storage._way = lambda: (began.set(), time.sleep(300))\n"
+        "threading.Thread(target=storage.check, daemon=True).start()\n"
+        "assert began.wait(30)\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_an_output_that_is_no_longer_used_keeps_no_thread() -> None:
+    """Each has one of its own, through which it asks the JVM."""
+
+    def threads() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name == "marshal-files"}
+
+    before = threads()
+    storage = HadoopStorage("hdfs://h/out", lambda: cast("Any", None), None)
+    storage._way = lambda: lambda *_: None  # type: ignore[method-assign]
+    storage.check()
+    (own,) = threads() - before
+    del storage
+    gc.collect()
+    own.join(10)
+    assert not own.is_alive()
 
 
 def test_rows_that_are_not_where_they_should_be_are_no_empty_ranges(output: FileOutput) -> None:

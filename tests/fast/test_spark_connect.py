@@ -261,8 +261,42 @@ def test_a_server_whose_starter_was_killed_is_the_next_ones(tmp_path: Path, monk
             each.wait()
 
 
+def test_jars_of_ones_own_come_beside_the_connector(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server without the connector reads nothing; the user's settings hold, but for where it listens."""
+    connector = (Path("/cache/connector.jar"),)
+    monkeypatch.setattr("marshal_dagster.spark.session.connector_jars", lambda *_: connector)
+    wanted = {
+        "spark.jars": "/mine.jar",
+        "spark.jars.packages": "a:b:1",
+        "spark.jars.excludes": "e:f",
+        "spark.task.maxFailures": "3",
+        "spark.connect.grpc.binding.port": "1",
+    }
+    settings = connect_server._settings(wanted, 15_002)
+    assert settings["spark.jars"] == "/cache/connector.jar,/mine.jar"
+    assert settings["spark.jars.packages"] == "a:b:1"
+    assert settings["spark.jars.excludes"].endswith("hadoop-client-runtime,e:f")
+    assert settings["spark.task.maxFailures"] == "3"
+    assert settings["spark.connect.grpc.binding.port"] == "15002"
+    monkeypatch.setattr("marshal_dagster.spark.session.connector_jars", lambda *_: ())
+    monkeypatch.setattr("marshal_dagster.spark.session.fetch_connector", lambda *_, **__: connector)
+    settings = connect_server._settings({"spark.jars.packages": "a:b:1"}, 15_002)
+    assert (settings["spark.jars"], settings["spark.jars.packages"]) == ("/cache/connector.jar", "a:b:1")
+
+
 class Killed(BaseException):
     """Stands for the end of a process."""
+
+
+def test_another_that_listens_there_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that took the port first is not given a session's token; the server, which cannot have it, ends."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        monkeypatch.setattr(connect_server, "free_port", lambda: other.getsockname()[1])
+        monkeypatch.setattr(connect_server, "with_connector", lambda settings: settings)
+        spawn = processes.spawn
+        monkeypatch.setattr(processes, "spawn", lambda _, *others: spawn([sys.executable, "-c", "exit(1)"], *others))
+        with pytest.raises(UnavailableError, match="ended at its start"):
+            ConnectServer(tmp_path).start()
 
 
 @pytest.mark.parametrize("fields", [{"token": "plain"}, {"url": "sc://h/;token=plain"}])

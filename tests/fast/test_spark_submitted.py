@@ -6,7 +6,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,12 +16,13 @@ import pytest
 from pydantic import SecretStr
 
 from marshal_dagster.delivery import ClaimedBatch
-from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError
+from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.processes import mark_of
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark import jobs, reading, submitted
 from marshal_dagster.spark.launching import rendered
+from marshal_dagster.spark.sinks import WriteOutcome
 from marshal_dagster.spark.submitted import BATCH_VARIABLE, SubmittedBatch, read_outcome, submitted_batch
 from marshal_dagster.spark.whispering import listen, telling
 from marshal_dagster.submit import Submission, handed_over
@@ -58,6 +60,7 @@ def test_the_script_is_told_its_ranges_and_no_one_else_a_secret(scene: Scene) ->
             told = submitted.HandedOver.read(submission.folder)
             assert (told.batch_id, told.ranges) == (batch.batch_id, batch.ranges)
             with submitted_batch(submission.environment) as theirs:
+                theirs.begin_processing()
                 assert "made-up" in theirs._kafka_options["kafka.sasl.jaas.config"]
             command = submission.command("a/script.py", "argument", settings={"spark.secret": "made-up"})
             assert command[-2:] == ["a/script.py", "argument"]
@@ -77,6 +80,39 @@ def test_a_failed_script_commits_nothing(scene: Scene) -> None:
     assert not batch.committed
 
 
+def no_script(_: Submission) -> None:
+    """Submit none, or overlook that it failed."""
+
+
+def script_that_does_not_read(submission: Submission) -> None:
+    """Come to the end without a look at the batch."""
+    with pytest.raises(BatchAborted, match=r"without batch\.read"), submitted_batch(submission.environment):
+        pass
+
+
+def script_that_fails(submission: Submission) -> None:
+    """Read, and do not come to the end."""
+    with suppress(OSError), submitted_batch(submission.environment) as theirs:
+        theirs.begin_processing()
+        raise OSError("disk full")
+
+
+@pytest.mark.parametrize("script", [no_script, script_that_does_not_read, script_that_fails])
+def test_what_no_script_has_read_to_its_end_is_not_committed(
+    scene: Scene, script: Callable[[Submission], None]
+) -> None:
+    """Whatever the launching run makes of the script's exit code."""
+    batch = scene.batch(scene.delivery())
+
+    def work() -> None:
+        with batch, handed_over(batch, CONNECTION) as submission:
+            script(submission)
+
+    with pytest.raises(BatchAborted, match="no script has read it"):
+        work()
+    assert not batch.committed
+
+
 def test_at_most_once_is_not_handed_over(scene: Scene) -> None:
     """Before anything is committed."""
     batch = scene.batch(scene.delivery(DeliveryMode.AT_MOST_ONCE))
@@ -92,19 +128,24 @@ def test_a_lost_claim_is_taken_back_from_the_script(scene: Scene, monkeypatch: p
     def lost() -> None:
         raise ClaimLost("another has it")
 
-    with scene.batch(scene.delivery()) as batch, handed_over(batch, CONNECTION) as submission:
+    def script(submission: Submission) -> None:
+        with submitted_batch(submission.environment) as theirs:
+            theirs.begin_processing()
+            monkeypatch.setattr(ClaimedBatch, "check", lambda _: lost())
+            until(lambda: not (submission.folder / "batch.json").exists())
 
-        def script() -> None:
-            with submitted_batch(submission.environment) as theirs:
-                theirs.check()
-                monkeypatch.setattr(ClaimedBatch, "check", lambda _: lost())
-                until(lambda: not (submission.folder / "batch.json").exists())
+    batch = scene.batch(scene.delivery())
 
-        with pytest.raises(BatchAborted, match="taken back"):
-            script()
-        with pytest.raises(BatchAborted, match="taken back"), submitted_batch(submission.environment):
-            raise AssertionError
-        monkeypatch.undo()
+    def work() -> None:
+        with batch, handed_over(batch, CONNECTION) as submission:
+            with pytest.raises(BatchAborted, match="taken back"):
+                script(submission)
+            with pytest.raises(BatchAborted, match="taken back"), submitted_batch(submission.environment):
+                raise AssertionError
+            monkeypatch.undo()
+
+    with pytest.raises(BatchAborted, match="no script has read it"):
+        work()
 
 
 def test_a_script_stops_without_its_run(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,19 +232,62 @@ def test_a_script_waits_for_no_secret_of_a_run_that_is_dead(tmp_path: Path) -> N
         listen(pipe, dead)
 
 
-def test_what_the_scripts_sink_took_is_committed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its outcome comes back; a script that wrote nothing leaves nothing to commit."""
+@pytest.fixture
+def spark_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is read by Spark."""
     monkeypatch.setattr(submitted, "check_session", lambda _: None)
     monkeypatch.setattr(jobs, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(reading, "read_ranges", lambda *_, **__: "frame")
     offsets = {partition: [(0, 5)] for partition in range(3)}
     monkeypatch.setattr(reading, "offsets_read", lambda _: offsets)
-    with pytest.raises(BatchAborted, match="nothing was written"):
+
+
+@pytest.mark.usefixtures("spark_stands_in")
+def test_what_the_scripts_sink_took_is_committed(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outcome comes back; a script that wrote nothing leaves nothing to commit."""
+    with pytest.raises(BatchAborted, match="nothing was read"):
         _work(scene, lambda _: None)
+    with pytest.raises(BatchAborted, match="nothing was written"):
+        _work(scene, lambda theirs: theirs.begin_processing())
+    write = scene.sink.write
+    monkeypatch.setattr(scene.sink, "write", lambda *given: replace(write(*given), rows={1: 5}, note="read it so"))
     done = _work(scene, lambda theirs: _read_and_write(theirs, scene))
     assert done.committed
     assert done.outcome is not None
-    assert done.outcome.taken == done.ranges
+    assert done.outcome == WriteOutcome(taken=done.ranges, skipped=(), rows={1: 5}, note="read it so")
+
+
+@pytest.mark.usefixtures("spark_stands_in")
+def test_a_topic_made_anew_before_the_scripts_sink_commits_is_found(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run looks at that moment, as for a batch of its own: what was read may be of either topic."""
+    monkeypatch.setattr("marshal_dagster.submit._LOOK_EVERY_S", 3_600)
+
+    scene.sink.while_reading = lambda: scene.data.make(messages=5)
+    with pytest.raises(BatchAborted, match="taken back"):
+        _work(scene, lambda theirs: _read_and_write(theirs, scene))
+    assert not scene.sink.counts()
+
+
+def test_a_script_asks_again_through_an_outage(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The heartbeats decide what it means; the script goes on once brokers are there again."""
+    asked: list[int] = []
+    check = ClaimedBatch.check
+
+    def seldom(batch: ClaimedBatch) -> None:
+        asked.append(1)
+        if len(asked) < 3:
+            raise UnavailableError("no broker")
+        check(batch)
+
+    def script(theirs: SubmittedBatch) -> None:
+        theirs.begin_processing()
+        assert len(asked) >= 3
+
+    monkeypatch.setattr(ClaimedBatch, "check", seldom)
+    with pytest.raises(BatchAborted, match="nothing was written"):
+        _work(scene, script)
 
 
 def test_a_script_that_nobody_submitted_says_so(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its hints d
 )
 
 from marshal_dagster.devkafka import KafkaCluster
+from marshal_dagster.devkafka.errors import BrokerFailed
 from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
 from marshal_dagster.devkafka.properties import Node
 from marshal_dagster.ports import HOST, free_port
@@ -23,6 +24,8 @@ from tests.faults.proxy import Proxy
 
 BROKERS = (1, 2, 3)
 ANSWER_WITHIN_S = 20.0
+UP_WITHIN_S = 180.0
+"""However busy the machine is."""
 SETTINGS = {
     "broker.heartbeat.interval.ms": "300",
     "broker.session.timeout.ms": "2000",
@@ -71,6 +74,8 @@ class FaultyKafka(KafkaCluster):
         self._inner = [{broker: next(ports) for broker in BROKERS} for _ in range(links)]
         self.proxy = Proxy(self._inner)
         self._admin: AdminClient | None = None
+        self._kills_begun: list[int] = []
+        self._kills_over: list[int] = []
 
     def servers(self, link: int | None) -> str:
         """Give the bootstrap servers: of a link, or the brokers' own."""
@@ -92,11 +97,25 @@ class FaultyKafka(KafkaCluster):
         with suppress(ProcessLookupError):
             os.kill(self._pid(broker), signal.SIGCONT)
 
+    def kill(self, broker_id: int) -> None:
+        """End one broker with SIGKILL, be it one that a repair under way starts."""
+        self._kills_begun.append(broker_id)
+        super().kill(broker_id)
+        self._kills_over.append(broker_id)
+
     def repair(self) -> None:
-        """See to it that all brokers run and know each other."""
-        for broker in BROKERS:
-            self.resume(broker)
-        self.up()
+        """See to it that all brokers run and know each other; begins anew when one is killed meanwhile."""
+        while True:
+            over = len(self._kills_over)
+            for broker in BROKERS:
+                self.resume(broker)
+            try:
+                self.up(timeout_s=UP_WITHIN_S)
+            except BrokerFailed:
+                if len(self._kills_begun) == over:
+                    raise
+            else:
+                return
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
         """Give a topic these settings."""
@@ -142,7 +161,7 @@ def faulty_kafka(directory: Path, links: int) -> Iterator[FaultyKafka]:
     cluster = FaultyKafka(directory, links)
     cluster.proxy.start()
     try:
-        cluster.up(timeout_s=120)
+        cluster.up(timeout_s=UP_WITHIN_S)
         yield cluster
     finally:
         with suppress(Exception):

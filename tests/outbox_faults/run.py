@@ -3,14 +3,12 @@
 import importlib.util
 import json
 import os
-import random
 import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,7 +24,7 @@ from marshal_dagster.outbox.harvester import OutboxTopics
 from marshal_dagster.outbox.ports import ID_HEADER
 from marshal_dagster.outbox.tables import OutboxTables
 from marshal_dagster.postgres import Database
-from tests.faults.cluster import BROKERS
+from tests.befalling import END_WITHIN_S, TICK_S, TOP, BefallenRun, Child, Failed, Script
 from tests.faults.proxy import FAIR, Weather
 from tests.outbox_faults.cluster import Services
 from tests.outbox_faults.judging import Seen, Verdict, judge
@@ -52,42 +50,24 @@ from tests.outbox_faults.writers import (
     read_waiting,
 )
 
-TOP: Final = Path(__file__).parents[2]
 START_WITHIN_S: Final = 40.0
 DRAIN_WITHIN_S: Final = 90.0
-END_WITHIN_S: Final = 30.0
 LEADER_WITHIN_S: Final = 3.0
 READ_WITHIN_S: Final = 40.0
 WHEREABOUTS_S: Final = 1.0
 IN_THE_CLIENT: Final = re.compile(r'kafka/(transactions|clients)\.py", line \d+ in (__init__|producer|consumer)\n')
 """Where a harvester may be stuck whose clock was off (docs/faults.md)."""
-TICK_S: Final = 0.02
 COPIES: Final = {"min.insync.replicas": "2", "unclean.leader.election.enable": "false"}
-
-Script = Generator[None]
-"""What happens in time: goes on at each tick."""
-
-
-class Failed(Exception):
-    """The run itself did not go as it must: a promise of liveness, or the test bed."""
 
 
 @dataclass(slots=True)
-class Process:
+class Process(Child):
     """One of the harvesters, start after start."""
 
     number: int
     journal: Path
     errors: Path
     clock: Path
-    process: subprocess.Popen[bytes] | None = None
-    is_held: bool = False
-    """Whether a fault decides when it is started again."""
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its process is there, stopped or not."""
-        return self.process is not None and self.process.poll() is None
 
     @property
     def leads(self) -> bool:
@@ -101,11 +81,6 @@ class Process:
     def lines(self) -> list[dict[str, int | None]]:
         """Give its journal."""
         return [json.loads(line) for line in self.journal.read_text().splitlines()] if self.journal.exists() else []
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send its process a signal."""
-        if self.process is not None and self.is_alive:
-            self.process.send_signal(number)
 
     def whereabouts(self) -> str:
         """Ask it where its threads are."""
@@ -131,14 +106,14 @@ class Tally:
     drained_after_s: float = 0.0
 
 
-class Run:
+class Run(BefallenRun):
     """A seed's run, from its topics to its end; `folder` has what it leaves."""
 
     def __init__(self, of: Scenario, services: Services, folder: Path) -> None:
+        super().__init__(of.seed, services.kafka)
         self.of = of
         self.services = services
         self.folder = folder
-        self.chance = random.Random(of.seed * 3 + 1)
         stem = f"s{of.seed}_{os.urandom(3).hex()}"
         self.places = Places(stem, f"{stem}-plain", f"{stem}-small", f"{stem}-missing")
         self.tables = OutboxTables(Database(services.postgres.dsn()), stem)
@@ -152,8 +127,6 @@ class Run:
             Writer(number, services.postgres.dsn(), self.places, of.seed, self.counted) for number in range(of.writers)
         ]
         self.tally = Tally()
-        self.wrong: list[str] = []
-        self._helpers = ThreadPoolExecutor(4)
 
     def go(self) -> Tally:
         """Let it all happen, and judge."""
@@ -189,10 +162,7 @@ class Run:
         for writer in self.writers:
             writer.start()
         self._wait(lambda: any(process.leads for process in self.processes), START_WITHIN_S, "a first leader")
-        scripts = [self._befall(fault) for fault in self.of.faults]
-        while scripts:
-            self._tick()
-            scripts = [script for script in scripts if next(script, scripts) is None]
+        self._play([self._befall(fault) for fault in self.of.faults])
         self._end_writers()
         self.services.repair()
         calm_s = time.monotonic()
@@ -220,14 +190,11 @@ class Run:
         """End writers and harvesters, after which nothing changes any more."""
         self._end_writers()
         for process in self.processes:
-            process.signal(signal.SIGCONT)
-            process.signal(signal.SIGTERM)
+            process.tell_to_end()
         for process in self.processes:
             if process.process is None:
                 continue
-            with suppress(subprocess.TimeoutExpired):
-                process.process.wait(END_WITHIN_S)
-            if process.is_alive:
+            if not process.has_ended():
                 where = process.whereabouts()
                 if not (FaultKind.CLOCK_OFF in self.of.kinds and IN_THE_CLIENT.search(where)):
                     self.wrong.append(f"a harvester ends when told to: {process.number} does not, {where}")
@@ -252,13 +219,6 @@ class Run:
         if code != 0 and not (code == -signal.SIGTERM and is_early):
             said = process.errors.read_text()[-1_500:]
             self.wrong.append(f"nothing else goes wrong: harvester {process.number} ended with {code}: {said}")
-
-    def _wait(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
-        deadline = time.monotonic() + within_s
-        while not condition():
-            if time.monotonic() > deadline:
-                raise Failed(f"waited {within_s:g} s for {what}")
-            self._tick()
 
     def _start(self, process: Process) -> None:
         if process.process is not None:
@@ -293,8 +253,8 @@ class Run:
             FaultKind.KILLED: self._killed,
             FaultKind.STOPPED: self._stopped,
             FaultKind.HANDED_OVER: self._handed_over,
-            FaultKind.BROKER_KILLED: self._broker_killed,
-            FaultKind.BROKER_STOPPED: self._broker_stopped,
+            FaultKind.BROKER_KILLED: self._broker_fails,
+            FaultKind.BROKER_STOPPED: self._broker_fails,
             FaultKind.POSTGRES_RESTARTED: self._postgres_restarted,
             FaultKind.POSTGRES_CRASHED: self._postgres_restarted,
             FaultKind.CLOCK_OFF: self._clock_off,
@@ -315,6 +275,9 @@ class Run:
             yield
         return self.chance.choice(self.processes)
 
+    def _whereabouts(self, child: Child) -> str:
+        return f", {child.whereabouts()}" if isinstance(child, Process) else ""
+
     def _killed(self, fault: Fault) -> Script:
         process = yield from self._chosen(fault)
         process.is_held = True
@@ -331,44 +294,16 @@ class Run:
     def _handed_over(self, fault: Fault) -> Script:
         process = yield from self._chosen(fault)
         process.is_held = True
-        process.signal(signal.SIGTERM)
-        deadline = time.monotonic() + END_WITHIN_S
-        while process.is_alive:
-            process.signal(signal.SIGCONT)
-            if time.monotonic() > deadline:
-                raise Failed(
-                    f"harvester {process.number} does not end within {END_WITHIN_S:g} s of SIGTERM, "
-                    f"{process.whereabouts()}"
-                )
-            yield
+        yield from self._until_dead(process, f"harvester {process.number}")
         yield from self._pause(fault.lasts_s)
         self._start(process)
 
-    def _broker_killed(self, fault: Fault) -> Script:
-        broker = yield from self._broker()
-        yield from self._aside(lambda: self.services.kafka.kill(broker))
-        yield from self._pause(fault.lasts_s)
-        yield from self._aside(self.services.kafka.repair)
-
-    def _broker_stopped(self, fault: Fault) -> Script:
-        broker = yield from self._broker()
-        with suppress(ProcessLookupError):
-            self.services.kafka.suspend(broker)
-        yield from self._pause(fault.lasts_s)
-        self.services.kafka.resume(broker)
-
-    def _broker(self) -> Generator[None, None, int]:
-        """Choose a broker: mostly one that leads what the harvester writes to."""
+    def _broker_fails(self, fault: Fault) -> Script:
+        """Mostly one fails that leads what the harvester writes to."""
         topic = self.chance.choice((self.topics.notes, self.topics.leader, self.places.plain, None))
-        if topic is None:
-            return self.chance.choice(BROKERS)
-        asked = self._helpers.submit(self.services.kafka.leader, topic, 0)
-        while not asked.done():
-            yield
-        with suppress(Exception):
-            if asked.result() in BROKERS:
-                return asked.result()
-        return self.chance.choice(BROKERS)
+        broker = yield from self._broker(topic)
+        fails = self._broker_killed if fault.kind is FaultKind.BROKER_KILLED else self._broker_stopped
+        yield from fails(broker, fault.lasts_s)
 
     def _postgres_restarted(self, fault: Fault) -> Script:
         mode = "immediate" if fault.kind is FaultKind.POSTGRES_CRASHED else "fast"
@@ -400,18 +335,6 @@ class Run:
         proxy.change(process.number, weather, delivers_late=fault.comes_late)
         yield from self._pause(fault.lasts_s)
         proxy.change(process.number, FAIR, delivers_late=fault.comes_late)
-
-    def _pause(self, seconds: float) -> Script:
-        until_s = time.monotonic() + seconds
-        while time.monotonic() < until_s:
-            yield
-
-    def _aside(self, work: Callable[[], object]) -> Script:
-        """Do what takes long in a thread."""
-        done: Future[object] = self._helpers.submit(work)
-        while not done.done():
-            yield
-        done.result()
 
     # What it came to
 

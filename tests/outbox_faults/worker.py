@@ -53,7 +53,7 @@ def harvester(orders: Orders) -> Harvester:
         OutboxTables(Database(orders.dsn), orders.name),
         KafkaConnection(bootstrap_servers=orders.bootstrap_servers, timeout_s=orders.timeout_s),
         HarvesterOptions(
-            limits=Limits(orders.max_in_flight_records, max_attempts=orders.max_attempts),
+            limits=Limits(orders.max_in_flight_records, max_attempts=orders.max_attempts, topic_patience_s=3),
             timing=Timing(receive_deadline_ms=orders.receive_deadline_ms),
             transaction_timeout_s=orders.transaction_timeout_s,
         ),

@@ -1,6 +1,6 @@
 """The database: transactions, row locks, connections that are lost; under the library's own `PostgresStore`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -82,14 +82,12 @@ class Database:
             transaction.session = self.session + 1
             return [(transaction.session,)]
         if "DELETE FROM {rows} WHERE id" in statement:
-            transaction.deleted += parameters[0]
-        elif "WITH wanted" in statement:
-            transaction.parked += parameters[0]
-        elif "sum(size)" in statement:
+            return self._remove(transaction, transaction.deleted, parameters[0])
+        if "WITH wanted" in statement:
+            return self._remove(transaction, transaction.parked, parameters[0])
+        if "sum(size)" in statement:
             return self._take(transaction, statement, parameters)
-        else:
-            raise NotImplementedError(statement)
-        return []
+        raise NotImplementedError(statement)
 
     def commit(self, transaction: Transaction) -> None:
         """Make a transaction's changes visible."""
@@ -164,6 +162,11 @@ class Database:
             return True
         return is_exclusive and any(sharer is not transaction for sharer in self._sharers)
 
+    def _remove(self, transaction: Transaction, removed: list[int], ids: Collection[int]) -> list[tuple[Any, ...]]:
+        gone = {*transaction.deleted, *transaction.parked}
+        removed += ids
+        return [(each,) for each in ids if each in self.rows and each not in gone]
+
     def _take(self, transaction: Transaction, statement: str, wanted: dict[str, Any]) -> list[tuple[Any, ...]]:
         gone = {*transaction.deleted, *transaction.parked}
         topics = wanted["topics"] if "topic <> ALL" in statement else ()
@@ -199,6 +202,11 @@ class Cursor:
 
     def __init__(self) -> None:
         self.found: list[tuple[Any, ...]] = []
+
+    @property
+    def rowcount(self) -> int:
+        """Give how many rows it was carried out on."""
+        return len(self.found)
 
     def fetchone(self) -> tuple[Any, ...] | None:
         """Give the first row."""

@@ -111,9 +111,8 @@ MUTANTS: Final = (
     Mutant(
         "a topic's rows are never set aside",
         HOLDS,
-        "            if hold.until_ms > self._turn_ms and hold.tries < self._max_attempts\n",
-        "            if hold.until_ms > self._turn_ms\n",
-        ((HOLDS, "is not None and hold.tries >= self._max_attempts", "is not None and hold.tries >= 10**9"),),
+        "hold.tries >= self._max_attempts and waited_ms >= self._topic_patience_ms",
+        "False",
     ),
     Mutant(
         "halves are published in the wrong order",

@@ -99,6 +99,7 @@ class Scenario:
     max_records: int
     max_bytes: int
     max_attempts: int
+    topic_patience_s: float
     poll_interval_s: float
     latency_ms: float
     """The longest way of a call, without faults."""
@@ -164,6 +165,7 @@ def scenario(seed: int) -> Scenario:
         max_records=chance.choice((1, 2, 4, 8, 100, 100)),
         max_bytes=chance.choice((1, 12, *[1_000] * 4)),
         max_attempts=chance.choice((1, 2, 3, 4)),
+        topic_patience_s=random.Random(~seed).choice((0.0, 0.0, 1.0, 3.0)),
         poll_interval_s=chance.choice((0.1, 0.3, 0.5)),
         latency_ms=chance.choice((5.0, 50.0, 100.0)) if is_contended else chance.choice((1.0, 2.0, 10.0)),
         faulty_ms=faulty_ms,

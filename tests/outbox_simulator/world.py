@@ -81,7 +81,7 @@ class SimulatedHarvester(Harvester):
     def __init__(self, world: "World", process: Process) -> None:
         of = world.scenario
         options = HarvesterOptions(
-            Limits(of.max_records, of.max_bytes, of.max_attempts),
+            Limits(of.max_records, of.max_bytes, of.max_attempts, of.topic_patience_s),
             TIMING,
             of.poll_interval_s,
             TRANSACTION_TIMEOUT_S,

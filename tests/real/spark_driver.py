@@ -15,19 +15,24 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import dagster as dg
 import pytest
+from dagster_pyspark import LazyPySparkResource
 
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
 from marshal_dagster.spark import jobs
 from marshal_dagster.spark.connect import connect, disconnect, is_connect
 from marshal_dagster.spark.session import spark_settings, start_session
-from marshal_dagster.spark.sinks import FileSink, Sink
+from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink
 from tests.real.spark_cluster import spark_environment
 from tests.sink_conformance import Row
+from tests.sink_outputs import TABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -179,10 +184,12 @@ def rows_in(paths: Iterable[Path]) -> list[Row]:
     return sorted((row["partition"], row["offset"], row["value"]) for row in lines)
 
 
-def write_through_the_sink(work: Work, slow_ms: int = 0) -> None:
-    """One batch in effectively once."""
+def write_through_the_sink(work: Work, slow_ms: int = 0, table: tuple[str, str] | None = None) -> None:
+    """One batch in effectively once, into files, or into the `table` of a Postgres and a schema there."""
     spark = session(work.where)
-    sink = FileSink(work.output, format="json")
+    sink: Sink = FileSink(work.output, format="json")
+    if table is not None:
+        sink = PostgresSink(table[0], TABLE, schema=table[1])
     with claimed(work, sink) as batch:
         if slow_ms:
             mark_when_at_work(spark, batch.batch_id, work.mark)
@@ -243,6 +250,46 @@ def note_each(work: Work) -> list[str]:
     with pytest.raises(Exception, match="Spark runs a task of this batch again"):
         process()
     return [each.state for each in batches[0].report()]
+
+
+def run_op(work: Work, spark: dg.ConfigurableResource[Any], slow_ms: int = 0) -> tuple[bool, str]:
+    """One run of a job whose op has the session of a resource; gives whether it succeeded, and its error."""
+    stop_session()
+
+    def process(_: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":
+        mark_when_at_work(frame.sparkSession, batch.batch_id, work.mark)
+        return values(frame, slow_ms)
+
+    made = build_claimed_batch_op(
+        process, name="orders", topic=work.topic, spark_key="spark", sink=FileSink(work.output, format="json")
+    )
+    claimer = ClaimerResource(
+        connection=KafkaConnectionConfig(bootstrap_servers=work.bootstrap_servers),
+        coordination_topic=work.coordination_topic,
+        group=work.group,
+        delivery="effectively_once",
+        heartbeat_interval_s=20,
+    )
+
+    @dg.job(resource_defs={"spark": spark, "claimer": claimer})
+    def job() -> None:
+        made()
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        done = job.execute_in_process(instance=instance, raise_on_error=False)
+    errors = [event.step_failure_data.error for event in done.all_events if event.is_step_failure]
+    cause = None if not errors or errors[0] is None else errors[0].cause
+    return done.success, "" if cause is None else cause.message.strip()
+
+
+def run_with_dagsters_session(work: Work) -> tuple[bool, str]:
+    """One run with the session of a `LazyPySparkResource`, which ends with it."""
+    small = {"spark.master": work.where.master, "spark.driver.memory": "512m", "spark.executor.memory": "512m"}
+    spark = LazyPySparkResource(spark_config=spark_settings(app_name="dagster", extra=small))
+    try:
+        return run_op(work, spark)
+    finally:
+        spark.spark_session.stop()
 
 
 def cancel_a_batch(work: Work) -> tuple[str, float]:

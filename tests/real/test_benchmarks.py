@@ -26,13 +26,14 @@ SHORT = {
     "growth": ["--partitions=8", "--runs=2", "--alternations=1"],
     "scale": ["--runs=200", "--alternations=2", "--readings=1"],
     "connect": ["--alternations=1", "--warm-up=1"],
+    "postgres_sink": ["--fewest=2000", "--most=2000", "--alternations=1", "--warm-up=1"],
     "kafka_sink": ["--records=2000", "--alternations=1", "--warm-up=1"],
     "coordinator": [
         *("--members=40", "--partitions=200", "--session-ms=2000", "--steady-seconds=2", "--deaths=1"),
         *("--small-members=3", "--small-partitions=6", "--alternations=1"),
         *("--simulated-members=40", "--simulated-partitions=200"),
     ],
-    "heartbeat_under_load": ["--seconds=3", "--heartbeat-interval-ms=500"],
+    "heartbeat_under_load": ["--seconds=10", "--heartbeat-interval-ms=3000"],
     "tick": ["--partitions=200", "--lagging=20", "--alternations=1"],
     "start_up": ["--processes=1"],
 }
@@ -65,6 +66,7 @@ CASES = {
     ],
     "connect": ["batch of 1,000 records, from the start of the run to the commit"],
     "kafka_sink": ["Kafka to Kafka"],
+    "postgres_sink": ["2,000 rows"],
     "coordinator": [
         "40 members, 200 partitions: the coordinator's processor beside merely reading",
         "40 members, 200 partitions: its memory beside that without members",

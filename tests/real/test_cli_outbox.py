@@ -150,7 +150,7 @@ def test_rows_are_published_looked_at_and_looked_after(stand: Stand) -> None:
     assert (before["rows"], before["parked"], before["session"], before["leader"]) == (4, 0, 0, None)
     assert 0 < before["oldest_age_s"] < WITHIN_S
 
-    drained = stand.call("drain", "--max-attempts", "1", "--json")
+    drained = stand.call("drain", "--max-attempts", "1", "--topic-patience", "0", "--json")
     assert (drained.code, drained.json) == (1, {"published": 2, "parked": 2, "complete": True})
     assert stand.read(2) == [(b"k", b"first"), (b"k", None)]
     listed = stand.ask("parked", "--json").json

@@ -14,8 +14,9 @@ from confluent_kafka.admin import AdminClient
 from marshal_dagster.coordinator.assignment import Place
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.member import Standing
+from marshal_dagster.coordinator.messages import ALL, Ping, render
 from marshal_dagster.coordinator.service import Coordinator, LookAtTopics
-from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, end_of, partition_of, read_all
+from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, end_of, partition_of, read_orders
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
@@ -57,7 +58,9 @@ def coordinator(
 
 
 @contextmanager
-def member(connection: KafkaConnection, topics: CoordinatorTopics, name: str, wanted: str) -> Iterator[Member]:
+def member(
+    connection: KafkaConnection, topics: CoordinatorTopics, name: str, wanted: str, group: str = "etl"
+) -> Iterator[Member]:
     """Run a member that takes one topic."""
     works_on: set[Place] = set()
     stopped: list[Place] = []
@@ -68,7 +71,7 @@ def member(connection: KafkaConnection, topics: CoordinatorTopics, name: str, wa
 
     client = CoordinatedMember(
         connection,
-        "etl",
+        group,
         name,
         start=works_on.update,
         stop=stop,
@@ -128,6 +131,49 @@ def test_members_come_and_go_and_the_coordinator_is_replaced(
         wait_until(even(members, 15), 30)
 
 
+def test_coordinators_share_the_groups(
+    connection: KafkaConnection, topics_of: CoordinatorTopics, topic: MakeTopic
+) -> None:
+    """By the partition that each hashes to, each group by one of them; who stays takes over from who goes."""
+    wanted = topic(4)
+    count = topics_of.partitions(connection)
+    groups = [
+        next(name for name in map("g{}".format, range(100)) if partition_of(name, count) == at) for at in range(2)
+    ]
+    with ExitStack() as stack:
+        first = stack.enter_context(coordinator(connection, topics_of))
+        other = ExitStack()
+        second = other.enter_context(coordinator(connection, topics_of))
+        wait_until(lambda: first.health()["partitions"] == second.health()["partitions"] == 1, 60)
+        members = [stack.enter_context(member(connection, topics_of, "m", wanted, group)) for group in groups]
+        wait_until(lambda: all(even([each], 4)() for each in members), 60)
+        assert sorted([*first.groups(), *second.groups()]) == sorted(groups)
+        for each in members:
+            each.stopped.clear()
+        other.close()
+        wait_until(lambda: sorted(first.groups()) == sorted(groups), 60)
+        wait_until(lambda: first.health()["members"] == 2, 60)
+        assert [each.stopped for each in members] == [[], []]
+
+
+def test_topics_that_do_not_fit_each_other_are_told(
+    connection: KafkaConnection, topics_of: CoordinatorTopics, topics: Topics
+) -> None:
+    """Groups of a partition that only one of them has would have no coordinator, or two after a restart of some."""
+    topics_of.check(connection, 2)
+    topics.grow(topics_of.words, 4)
+    told = f"'{topics_of.words}' has 4, '{topics_of.orders}' has 2.*delete the three"
+    with pytest.raises(ConfigurationError, match=told):
+        topics_of.check(connection, 2)
+    with pytest.raises(ConfigurationError, match=told):
+        topics_of.create(connection, 4)
+    for name in (topics_of.orders, topics_of.leader):
+        topics.grow(name, 4)
+    with pytest.raises(ConfigurationError, match=r"had 2 partitions when this process started.*start .* again"):
+        topics_of.check(connection, 2)
+    topics_of.check(connection, 4)
+
+
 def test_a_second_of_the_same_name_is_refused(
     connection: KafkaConnection, topics_of: CoordinatorTopics, topic: MakeTopic
 ) -> None:
@@ -152,7 +198,7 @@ def test_nothing_is_kept_of_a_member_that_has_gone(
         wait_until(even([stays], 4), 30)
 
         def kept() -> set[bytes]:
-            return {each.key for each in read_all(connection, topics_of.orders, [partition])}
+            return {came.key for _, came in read_orders(connection, topics_of.orders, [partition])}
 
         wait_until(lambda: not any(key.startswith(b"etl/goes/") for key in kept()), 10)
         assert b"etl/stays/start" in kept()
@@ -175,12 +221,13 @@ def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
     producer = Producer({"bootstrap.servers": connection.bootstrap_servers, "transactional.id": uuid.uuid4().hex})
     producer.init_transactions(30)
     producer.begin_transaction()
-    producer.produce(topics_of.orders, b"value", b"key", 0)
+    ping = Ping(group="etl", member=ALL, epoch=1, round=1)
+    producer.produce(topics_of.orders, render(ping), b"key", 0)
     producer.flush(30)
     (producer.commit_transaction if commits else producer.abort_transaction)(30)
     wait_until(lambda: end_of(connection, topics_of.orders, 0) == 2, 30)
-    found = read_all(connection, topics_of.orders, [0])
-    assert [(each.offset, each.key, each.value) for each in found] == [(0, b"key", b"value")]
+    found = read_orders(connection, topics_of.orders, [0])
+    assert [(order, came.offset, came.key) for order, came in found] == [(ping, 0, b"key")]
 
 
 def test_a_reader_whose_position_is_gone_goes_on_at_the_end(

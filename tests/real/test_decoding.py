@@ -7,6 +7,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -150,6 +151,25 @@ def test_a_number_of_a_billion_digits_is_bad_and_not_written_out(spark: "SparkSe
     decoded = decode_json(batch(spark, [value for value, _ in HUGES]), schema)
     found = outcome(decoded, len(HUGES))
     assert dict(enumerate(found)) == dict(enumerate(expected for _, expected in HUGES))
+
+
+NAMED_E: list[tuple[str, Any]] = [
+    ('{"phase12345": 1.5}', {"phase12345": 1.5, "all": None}),
+    ('{"phase12345": "1e12345"}', HUGE),
+    ('{"all": {"e67890": 2, "\\"e67890\\":": "3"}}', {"phase12345": None, "all": {"e67890": 2, '"e67890":': 3}}),
+    (r'{"all": {"e67890": 2, "\":": "3", ":": "4e99999"}}', HUGE),
+]
+
+
+@pytest.mark.parametrize("drawn", ["e1234567-0000-4000-8000-000000000000", "00000000-0000-4000-8000-00000e123456"])
+def test_a_name_that_looks_like_an_exponent_is_no_number(
+    spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, drawn: str
+) -> None:
+    """Of a field, a key of a map, or the name that is drawn for the end of a value: one in six holds such digits."""
+    monkeypatch.setattr("marshal_dagster.spark.decoding.jsons.uuid.uuid4", lambda: UUID(drawn))
+    schema = "phase12345 decimal(10, 2), all map<string, decimal(10, 2)>"
+    found = outcome(decode_json(batch(spark, [value for value, _ in NAMED_E]), schema), len(NAMED_E))
+    assert dict(enumerate(found)) == dict(enumerate(expected for _, expected in NAMED_E))
 
 
 def test_a_text_that_only_looks_like_days_is_no_date(spark: "SparkSession") -> None:
@@ -568,9 +588,11 @@ def test_the_examples_of_the_page_do_what_it_says(
         (1, 100, None, None, None, b"{", MISFIT),
     ]
     assert work("orders_to_tables", [good, "{"]) == [row]
-    assert [tuple(each) for each in spark.read.parquet(f"{tmp_path}/orders_bad").collect()] == [
-        (name, 1, 100, b"{", MISFIT)
-    ]
+    bad_records = [tuple(each) for each in spark.read.parquet(f"{tmp_path}/orders_bad").collect()]
+    assert bad_records == [(name, 1, 100, b"{", MISFIT)]
+    assert work("orders_to_tables", [good, "{"]) == [row]
+    again = [tuple(each) for each in spark.read.parquet(f"{tmp_path}/orders_bad").collect()]
+    assert again == bad_records * 2, "a repeated batch appends the same"
     older = record("Order", {"id": "long"})
     avro = registry.register("avro", json.dumps(older))
     protobuf = registry.register("orders-value", "...", kind="PROTOBUF", serialized=orders_file().SerializeToString())

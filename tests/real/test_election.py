@@ -223,6 +223,28 @@ def test_each_partition_has_a_leader_of_its_own(connection: KafkaConnection, top
         assert elector.leads(beside, 1)
 
 
+def test_one_that_stands_aside_lets_another_of_its_process_lead(connection: KafkaConnection, topic: MakeTopic) -> None:
+    """It leaves the group alone, comes back when its time is over, and leads again when the other one stands aside."""
+    name = topic(1, LEADER_SETTINGS)
+    with Elector(connection, name, f"group-{name}") as one, Elector(connection, name, f"group-{name}") as another:
+        until(lambda: one.term() is not None or another.term() is not None)
+        leader, other = (one, another) if one.term() is not None else (another, one)
+        first = leader.term()
+        assert first is not None
+        leader.stand_aside(first, "no database", FEW_S)
+        second = other.wait_for_term(SESSION_S)
+        assert second is not None
+        assert second.fence > first.fence
+        until(lambda: leader._aside_s == 0)
+        other.stand_aside(first, "an earlier term", FEW_S)
+        assert (leader.term(), other.term(), other._aside_s) == (None, second, 0)
+        other.stand_aside(second, "no database", WITHIN_S)
+        third = leader.wait_for_term(SESSION_S + FEW_S)
+        assert third is not None
+        assert third.fence > second.fence
+        assert other.term() is None
+
+
 def test_a_topic_that_is_missing_is_told(connection: KafkaConnection) -> None:
     """At once, in one line."""
     with pytest.raises(TopicMissing, match="'no-such-topic'") as told, Elector(connection, "no-such-topic", "group"):

@@ -5,7 +5,7 @@ from confluent_kafka import Producer
 
 from marshal_dagster.errors import TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.sampling import RECORDS, bytes_per_offset
+from marshal_dagster.kafka.sampling import FEW, RECORDS, bytes_per_offset
 from marshal_dagster.kafka.topics import Topics
 from tests.real.conftest import MakeTopic
 
@@ -24,7 +24,7 @@ def test_the_largest_mean_of_what_is_unread_counts(
     assert topics.commit_group_offsets(group, name, {1: 5}) is None
     assert bytes_per_offset(topics, connection, group, name) == 100
     assert topics.commit_group_offsets(group, name, {0: 10, 1: 10}) is None
-    assert bytes_per_offset(topics, connection, group, name) is None
+    assert bytes_per_offset(topics, connection, group, name) == (5 * 1_000 + 5 * 50) / 10
     within = Producer({"bootstrap.servers": connection.bootstrap_servers, "transactional.id": name})
     within.init_transactions(30)
     for end in (within.abort_transaction, within.commit_transaction):
@@ -60,6 +60,28 @@ def test_offsets_without_records_make_batches_smaller_and_never_larger(
         assert within.flush(30) == 0
         end(30)
     assert bytes_per_offset(topics, connection, "sampled", name) == 100
+
+
+def test_where_no_record_is_unread_the_last_ones_count(
+    connection: KafkaConnection, topics: Topics, topic: MakeTopic
+) -> None:
+    """All is read as far as Kafka knows, or all that is not was aborted: what comes next is limited all the same."""
+    name, group = topic(2), "sampled"
+    assert bytes_per_offset(topics, connection, group, name) is None
+    plain = Producer({"bootstrap.servers": connection.bootstrap_servers})
+    for number in range(2 * FEW):
+        plain.produce(name, value=b"v" * (10 if number < FEW else 1_000), partition=0)
+    assert plain.flush(30) == 0
+    assert topics.commit_group_offsets(group, name, {0: 2 * FEW}) is None
+    assert bytes_per_offset(topics, connection, group, name) == 10
+    within = Producer({"bootstrap.servers": connection.bootstrap_servers, "transactional.id": name})
+    within.init_transactions(30)
+    within.begin_transaction()
+    for _ in range(50):
+        within.produce(name, value=b"v" * 30_000, partition=1)
+    assert within.flush(30) == 0
+    within.abort_transaction(30)
+    assert bytes_per_offset(topics, connection, group, name) == 10
 
 
 def test_a_topic_that_is_not_there_is_told(connection: KafkaConnection, topics: Topics) -> None:

@@ -59,7 +59,8 @@ def test_each_role_can_do_its_work(postgres: str, connection: KafkaConnection, s
         reading.execute(f"SELECT FROM {schema}.outbox".encode())
 
     tables = OutboxTables(Database(harvester), schema=schema)
-    assert Harvester(tables, connection, HarvesterOptions(limits=Limits(max_attempts=1))).drain() == 1
+    options = HarvesterOptions(limits=Limits(max_attempts=1, topic_patience_s=0))
+    assert Harvester(tables, connection, options).drain() == 1
     with closing(Backlog(tables)) as measuring:
         assert (measuring.status().rows, measuring.status().parked) == (0, 1)
 

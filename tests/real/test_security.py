@@ -252,8 +252,8 @@ def test_a_coordinator_tells_members_and_has_no_data(stand: Stand) -> None:
     with pytest.raises(RightMissing, match="on topic '__marshal_coordinator_leader'"):
         Coordinator(stand.connection("member"), topics).run()
     with pytest.raises(RightMissing, match="READ on topic '__marshal_coordinator'"):
-        topics.check(stand.connection("member"))
-    topics.check(stand.connection("coordinator"))
+        topics.check(stand.connection("member"), 2)
+    topics.check(stand.connection("coordinator"), 2)
     coordinator = Coordinator(stand.connection("coordinator"), topics)
     thread = threading.Thread(target=coordinator.run)
     thread.start()

@@ -139,6 +139,17 @@ def test_a_writer_that_was_overtaken_adds_nothing(target: DeltaTarget) -> None:
     assert target.found() == sorted(rows_of("old", part(0, 0, 2), part(0, 4, 6)) + rows_of("new", late))
 
 
+def test_a_new_generation_over_gaps(target: DeltaTarget) -> None:
+    """Rows at offsets that were not read again stay; gaps in which there are none are passed over."""
+    deliver(target, "old", part(0, 0, 6))
+    target.sink().write(target.frame([(0, 10, "old"), (0, 20, "old")]), [part(0, 6, 30)], never)
+    read = [(0, offset, "new") for offset in (1, 3, 10, 15, 20)]
+    over, beside = part(0, 0, 30, generation=20, epoch=21), part(1, 0, 1)
+    target.sink().write(target.frame([*read, (1, 0, "new")]), [over, beside], lambda: intervals(read))
+    kept = [(0, offset, "old") for offset in (0, 2, 4, 5)]
+    assert target.found() == sorted([*kept, *read, (1, 0, "new")])
+
+
 def test_a_table_whose_log_was_cleaned_is_refused(target: DeltaTarget) -> None:
     """Where a checkpoint knows of our commits and the history does not show them, nothing is written."""
     spark, table = target._session(), f"delta.`{str(target.path).replace('`', '``')}`"

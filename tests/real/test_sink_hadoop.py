@@ -12,7 +12,7 @@ from py4j.protocol import Py4JError
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.errors import ConfigurationError, SinkRefused
 from marshal_dagster.protocol.ranges import Verdict
-from marshal_dagster.spark.sinks import FileSink, commits
+from marshal_dagster.spark.sinks import FileSink, commits, hadoop_storage
 from marshal_dagster.spark.sinks.commits import CommitLog
 from marshal_dagster.spark.sinks.conformance import Case
 from marshal_dagster.spark.sinks.hadoop_storage import Exclusive, HadoopStorage, OutcomeUnknown
@@ -273,15 +273,33 @@ def test_one_that_is_vouched_for_is_tried(
     assert storage.read("a") == b"1"
     assert storage.names("s") == []
 
-    def overwrites(self: HadoopStorage, name: str, content: bytes, scratch: str) -> None:  # noqa: ARG001
-        stream = self._opened().create(self._path(name), True)
-        stream.write(content)
-        stream.close()
-
-    monkeypatch.setattr(HadoopStorage, f"_by_{way}", overwrites)
-    with pytest.raises(ConfigurationError, match="a second file took the place of the first"):
+    monkeypatch.setattr(HadoopStorage, f"_by_{way}", _overwrites)
+    with pytest.raises(ConfigurationError, match=f"exclusive: {way}.* a second file took the place of the first"):
         elsewhere(way).publish("b", b"1", "s")
     assert elsewhere().read("b") is None
+
+
+def test_one_that_vouches_for_itself_is_tried(
+    elsewhere: Callable[..., HadoopStorage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store behind it may not know conditional writes, whatever it declares: then nothing is committed."""
+    monkeypatch.setattr(hadoop_storage, "_CONDITIONAL", "fs.capability.paths.permissions")  # this one declares that
+    monkeypatch.setattr(HadoopStorage, "_by_conditional_create", HadoopStorage._by_create)
+    storage = elsewhere()
+    assert storage.publish("a", b"1", "s")
+    assert not storage.publish("a", b"2", "s")
+    assert storage.names("s") == []
+    monkeypatch.setattr(HadoopStorage, "_by_conditional_create", _overwrites)
+    with pytest.raises(ConfigurationError, match=r"of itself; tried on .*, a second file took the place of the first"):
+        elsewhere().publish("b", b"1", "s")
+    assert elsewhere().read("b") is None
+    assert elsewhere().names("s") == []
+
+
+def _overwrites(self: HadoopStorage, name: str, content: bytes, scratch: str) -> None:  # noqa: ARG001
+    stream = self._opened().create(self._path(name), True)
+    stream.write(content)
+    stream.close()
 
 
 def test_one_that_is_not_there(spark: "SparkSession") -> None:

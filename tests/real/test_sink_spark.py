@@ -392,7 +392,11 @@ SORTING = "spark.sql.maxConcurrentOutputFileWriters"
 
 
 def test_rows_are_not_sorted_to_be_written(spark: "SparkSession", tmp_path: Path) -> None:
-    """A few files are open at once in a task; afterwards, and after an error, the session's setting is as it was."""
+    """A few files are open at once in a task; afterwards, and after an error, the session's setting is as it was.
+
+    In a session of its own: writes that others have interrupted leave the setting as it is.
+    """
+    spark = spark.newSession()
     seen: list[str | None] = []
 
     class Looking(FileSink):

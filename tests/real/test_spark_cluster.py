@@ -28,10 +28,12 @@ from tests.real.spark_driver import (
     messages,
     note_each,
     rows_in,
+    run_with_dagsters_session,
     session,
     write_oneself,
     write_through_the_sink,
 )
+from tests.real.test_kill_points_sinks import Table
 
 SINGLE = tuple(SINGLE_EXECUTION.items())
 
@@ -76,6 +78,14 @@ def test_effectively_once_through_the_file_sink(driver: Driver, work: Work) -> N
     assert rows_in(FileSink(work.output).committed_files()) == messages()
 
 
+@pytest.mark.parametrize("master", ["here", "cluster"])
+def test_in_the_session_of_dagsters_resource(driver: Driver, cluster: SparkCluster, work: Work, master: str) -> None:
+    """An op with a `LazyPySparkResource`, whose settings name the master: in the run, and on the cluster."""
+    where = Where(cluster.master if master == "cluster" else "local[2]")
+    assert driver.call(run_with_dagsters_session, replace(work, where=where)) == (True, "")
+    assert rows_in(FileSink(work.output).committed_files()) == messages()
+
+
 def test_at_least_once(driver: Driver, work: Work) -> None:
     """What a batch writes itself is, record by record, the topic's."""
     driver.call(write_oneself, replace(work, mode=DeliveryMode.AT_LEAST_ONCE))
@@ -94,16 +104,21 @@ def test_cancelling_ends_the_tasks_on_the_cluster(driver: Driver, work: Work) ->
         time.sleep(0.1)
 
 
-def test_a_killed_worker_costs_no_record(driver: Driver, cluster: SparkCluster, work: Work) -> None:
+@pytest.mark.parametrize("into", ["files", "table"])
+def test_a_killed_worker_costs_no_record(
+    driver: Driver, cluster: SparkCluster, work: Work, into: str, request: pytest.FixtureRequest
+) -> None:
     """A worker dies in the middle of a batch with its executor: the other does its tasks, each row is there once."""
-    result = driver.start(write_through_the_sink, work, 100)
+    table = Table(request.getfixturevalue("postgres")) if into == "table" else None
+    result = driver.start(write_through_the_sink, work, 100, table and (table.dsn, table.schema))
     deadline = time.monotonic() + WITHIN_S
     while not work.mark.exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
     cluster.kill_worker()
     result()
-    assert rows_in(FileSink(work.output).committed_files()) == messages()
+    found = table.rows() if table else rows_in(FileSink(work.output).committed_files())
+    assert found == messages()
     cluster.add_worker()
     cluster.wait_for(WORKERS)
 

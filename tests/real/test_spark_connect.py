@@ -9,17 +9,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import dagster as dg
 import psutil
 import psycopg
 import pytest
 from psycopg import sql
 
 from marshal_dagster.errors import UnavailableError
-from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.ports import free_port
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
 from marshal_dagster.spark import connect
 from marshal_dagster.spark.connect_server import ConnectServer, Server
 from marshal_dagster.spark.reading import read_ranges
@@ -35,6 +32,7 @@ from tests.real.spark_driver import (
     mark_when_at_work,
     messages,
     rows_in,
+    run_op,
     session,
     stop_session,
     values,
@@ -142,39 +140,7 @@ def alarm_when_at_work(mark: Path) -> None:
 
 def run_job(work: Work, folder: str, slow_ms: int) -> tuple[bool, str]:
     """One run of a job with the resource; gives whether it succeeded, and its error."""
-    stop_session()
-
-    def process(context: dg.OpExecutionContext, batch: object, frame: object) -> object:  # noqa: ARG001 - the op's
-        mark_when_at_work(frame.sparkSession, batch.batch_id, work.mark)  # type: ignore[attr-defined]
-        return values(frame, slow_ms)  # type: ignore[arg-type]
-
-    made = build_claimed_batch_op(
-        process,  # type: ignore[arg-type]
-        name="orders",
-        topic=work.topic,
-        spark_key="spark",
-        sink=FileSink(work.output, format="json"),
-    )
-    resources = {
-        "spark": SparkConnectResource(folder=folder, server_config=SMALL),
-        "claimer": ClaimerResource(
-            connection=KafkaConnectionConfig(bootstrap_servers=work.bootstrap_servers),
-            coordination_topic=work.coordination_topic,
-            group=work.group,
-            delivery="effectively_once",
-            heartbeat_interval_s=20,
-        ),
-    }
-
-    @dg.job(resource_defs=resources)
-    def job() -> None:
-        made()
-
-    with dg.DagsterInstance.ephemeral() as instance:
-        done = job.execute_in_process(instance=instance, raise_on_error=False)
-    errors = [event.step_failure_data.error for event in done.all_events if event.is_step_failure]
-    cause = None if not errors or errors[0] is None else errors[0].cause
-    return done.success, "" if cause is None else cause.message.strip()
+    return run_op(work, SparkConnectResource(folder=folder, server_config=SMALL), slow_ms)
 
 
 def test_effectively_once_through_the_file_sink(driver: Driver, work: Work) -> None:

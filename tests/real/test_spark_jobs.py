@@ -14,6 +14,7 @@ from pyspark import InheritableThread
 from pyspark.sql import functions as f
 
 from marshal_dagster.spark.jobs import batch_jobs, cancel, progress
+from marshal_dagster.spark.reading import read_ranges, read_schema
 from marshal_dagster.spark.session import check_session, check_single_execution
 
 if TYPE_CHECKING:
@@ -171,6 +172,21 @@ def test_the_suites_session_is_fit(spark: "SparkSession") -> None:
     """The session that `spark_settings` gives has the connector and runs each task once."""
     check_session(spark)
     check_single_execution(spark)
+
+
+def test_a_session_is_looked_at_once(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it has the connector takes ten milliseconds, of each batch anew."""
+    check_session(spark)
+    monkeypatch.setattr(type(spark), "version", property(lambda _: pytest.fail("the session is asked again")))
+    check_session(spark)
+
+
+def test_reading_asks_the_jvm_for_few_things(spark: "SparkSession", monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call takes part of a millisecond, and `getConf` makes one for each setting there is."""
+    frame = read_ranges(spark, {"kafka.bootstrap.servers": "127.0.0.1:1"}, "orders", {0: (0, 5), 1: (3, 4)})
+    assert frame.columns == read_schema().names
+    monkeypatch.setattr(type(spark.sparkContext), "getConf", lambda _: pytest.fail("all settings are asked for"))
+    read_ranges(spark, {"kafka.bootstrap.servers": "127.0.0.1:1"}, "orders", {0: (0, 5)})
 
 
 WITHOUT_CONNECTOR = """

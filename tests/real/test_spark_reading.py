@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -13,6 +14,7 @@ from pyspark.sql import functions as f
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.reading import offsets_read, read_ranges, read_schema, run_once
 from tests.real.conftest import MakeTopic
+from tests.real.spark_driver import Driver, Where, session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -303,3 +305,28 @@ def remaining(kafka: str, topic: str, partition: int) -> list[int]:
 def consumer(kafka: str) -> Callable[[], Consumer]:
     """A consumer of no group's."""
     return lambda: Consumer({"bootstrap.servers": kafka, "group.id": "tests", "enable.auto.commit": False})
+
+
+def test_consumers_that_idle_are_let_go(driver: Driver, kafka: str, filled: str) -> None:
+    """Of batch after batch in a warm session neither the consumers stay nor what they have fetched."""
+    where = Where("local[2]")
+    assert driver.call(connections_after_a_read, where, kafka, filled) > 0
+    deadline = time.monotonic() + 60
+    while driver.call(connections, where, kafka):
+        assert time.monotonic() < deadline
+        time.sleep(1)
+
+
+def connections_after_a_read(where: Where, kafka: str, topic: str) -> int:
+    """Read once; give how many connections to the broker are left."""
+    assert read_ranges(session(where), options(kafka), topic, {0: (0, 5)}).count() == 5
+    return connections(where, kafka)
+
+
+def connections(where: Where, kafka: str) -> int:
+    """How many connections to the broker the session's JVM has."""
+    jvm = session(where)._jvm
+    assert jvm is not None
+    found = psutil.Process(jvm.java.lang.ProcessHandle.current().pid()).net_connections("tcp")
+    remote = [tuple(each.raddr) for each in found]
+    return sum(address[1:] == (int(kafka.rpartition(":")[2]),) for address in remote)

@@ -30,6 +30,7 @@ from tests.real.killing import KillableLog, Killed, KillPoint, Side
 from tests.real.sink_worker import HalfCommitLog, Orders, value_of
 from tests.real.test_kill_points_sinks import DeltaFolder, Files, HadoopFiles, Output, Table, result
 from tests.sink_conformance import Row
+from tests.sink_outputs import DELTA_STEPS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -356,7 +357,25 @@ def test_a_spark_process_killed_at_its_commit(site: Site, files: Files, spark: "
     assert files.rows() == input_rows()
 
 
-@pytest.fixture(params=["delta", "hdfs"])
+def test_a_session_whose_jvm_is_killed(site: Site, output: Output, spark: "SparkSession") -> None:
+    """SIGKILL to the JVM alone, in the middle of a Spark action: its run releases at once, the next one redoes it."""
+    worker = site.start(output, slow_ms=200)
+    claimed = worker.wait_until_said("claimed")
+    worker.wait_until_said("Spark is at work")
+    (jvm,) = [each for each in children(worker.process.pid) if each.name() == "java"]
+    jvm.kill()
+    assert worker.wait() not in {0, -signal.SIGKILL}
+    keys = [site.key(n) for n in range(PARTITIONS)]
+    assert all(key.owner is None and key.plan_end and not key.offset for key in keys)
+    assert output.rows() == []
+
+    done = site.drain(output, spark)
+
+    assert claimed == f"claimed {' '.join(str(each) for each in done[0].all_ranges)}\n", "that very plan"
+    assert output.rows() == input_rows()
+
+
+@pytest.fixture
 def reached_through_spark(request: pytest.FixtureRequest, tmp_path: Path, spark: "SparkSession") -> Output:
     """An empty output that has no other way in than a session."""
     if request.param == "delta":
@@ -364,17 +383,24 @@ def reached_through_spark(request: pytest.FixtureRequest, tmp_path: Path, spark:
     return HadoopFiles(f"{request.getfixturevalue('hdfs')}/{new_instance_id('output')}", spark)
 
 
-def test_a_spark_process_killed_with_its_rows_ready(
-    site: Site, reached_through_spark: Output, spark: "SparkSession"
+@pytest.mark.parametrize(
+    ("reached_through_spark", "step"),
+    [*(("delta", step) for step in DELTA_STEPS), ("hdfs", "judged")],
+    indirect=["reached_through_spark"],
+)
+def test_a_spark_process_killed_at_a_step_of_its_sink(
+    site: Site, reached_through_spark: Output, spark: "SparkSession", step: str
 ) -> None:
-    """SIGKILL to the whole process group, with the JVM that has the rows, ahead of its commit: the output is exact."""
-    worker = site.start(reached_through_spark, halt_at_step="judged")
-    worker.wait_until_said("halted judged")
+    """SIGKILL to the whole process group, with the JVM that has the rows: what is there is all, and there once."""
+    worker = site.start(reached_through_spark, halt_at_step=step)
+    worker.wait_until_said(f"halted {step}")
     worker.kill_all()
-    assert reached_through_spark.rows() == []
+    is_there = step == "committed"
+    assert reached_through_spark.rows() == (input_rows() if is_there else [])
 
-    site.drain(reached_through_spark, spark)
+    done = site.drain(reached_through_spark, spark)
 
+    assert sum(len(batch.skipped) for batch in done) == (PARTITIONS if is_there else 0)
     assert reached_through_spark.rows() == input_rows()
 
 

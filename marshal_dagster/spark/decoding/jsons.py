@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _OURS = frozenset({"mode", "columnnameofcorruptrecord", "enabledatetimeparsingfallback"})
 _HUGE = r"[0-9][eE][+-]?0*[1-9][0-9]{4}"
 _HUGE_IN_STRING = r"[eE][\p{Nd},+-]{5}"
+_NAME_OR_TEXT = r'(?s)"(?:[^"\\]++|\\.)*+":|("(?:[^"\\]++|\\.)*+")'
 _FAR = r"-?[0-9]{12}"
 _VALUE = "v"
 _CORRUPT = "corrupt"
@@ -138,7 +139,8 @@ def _is_huge(
         return f.lit(False)  # noqa: FBT003
     bare = f.regexp_replace(f.regexp_replace(text, r"(?s)\\.", ""), r'"[^"]*+"', "")
     found = _parse(wrapped, end, _only(declared, DecimalType, StringType()), options)
-    is_huge = bare.rlike(_HUGE) | f.to_json(found).rlike(_HUGE_IN_STRING)
+    texts = f.regexp_replace(f.to_json(found), _NAME_OR_TEXT, "$1")
+    is_huge = bare.rlike(_HUGE) | texts.rlike(_HUGE_IN_STRING)
     is_hidden = found[_CORRUPT].isNotNull() | f.try_parse_json(wrapped).isNull()
     may_be = text.rlike(rf"{_HUGE_IN_STRING}|\\u")
     return f.coalesce(may_be & f.coalesce(is_huge | is_hidden, f.lit(True)), f.lit(False))  # noqa: FBT003

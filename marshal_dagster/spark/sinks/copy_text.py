@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark.sinks.keeping import kept, without
 from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row
     from pyspark.sql.types import DataType, StructType
 
-_CHARACTERS_AT_ONCE = 16 * 1024 * 1024
+_CHARACTERS_AT_ONCE = 4 * 1024 * 1024
 _NULL = "\\N"
 _ESCAPES = (("\\", "\\\\"), ("\t", "\\t"), ("\n", "\\n"), ("\r", "\\r"))
 # The offset from UTC is written with each, so no session's time zone matters.
@@ -111,18 +112,16 @@ class FrameLines:
 @contextmanager
 def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameLines]:
     """Evaluate `frame`, but for the rows of the partitions `done`, once and on all executors, and give its lines."""
-    from pyspark import StorageLevel
     from pyspark.sql import functions as f
 
     partition = f.col(PARTITION_COLUMN)
-    rows = frame.where(partition.isNull() | ~partition.isin(list(done))) if done else frame
     has_offset = f.col(OFFSET_COLUMN).isNotNull() if OFFSET_COLUMN in frame.columns else f.lit(False)  # noqa: FBT003
-    lines = rows.select(
+    rendered = without(frame, done).select(
         partition.alias("partition"),
         copy_line(frame.schema, frame.columns).alias("line"),
         has_offset.alias("has_offset"),
-    ).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    )
+    with kept(rendered) as lines:
         totals = (
             lines.groupBy("partition").agg(f.count("*"), f.sum(f.length("line")), f.bool_and("has_offset")).collect()
         )
@@ -132,9 +131,3 @@ def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameLines]:
             _lines=lines.select("partition", "line"),
             _size=sum(row[2] for row in totals),
         )
-    except Exception:
-        lines.unpersist()
-        raise
-    else:
-        lines.unpersist()
-    # After an interrupt the JVM is left alone: it would answer only when what it is at has ended.

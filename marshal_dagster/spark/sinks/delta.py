@@ -8,6 +8,7 @@ none twice: so a commit is a compare-and-set of the number before it, and who lo
 
 import json
 import secrets
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from marshal_dagster.spark.sinks.port import (
     refuse_foreign_rows,
     then_checked,
     unreplaceable,
+    within,
 )
 
 if TYPE_CHECKING:
@@ -35,8 +37,14 @@ APPLICATION = "marshal-dagster"
 MARSHAL_COLUMN = "marshal"
 _FORGETS = "delta.setTransactionRetentionDuration"
 _APPEND_ONLY = "delta.appendOnly"
-VERSION = 1
+MOST_INTERVALS = 1_000
+"""In so many intervals of offsets one commit replaces rows: each is a condition, and takes Spark some 50 ms."""
+VERSION = 2
 """The newest of what a commit says of the positions; a newer one is refused."""
+_ONE_BY_ONE = 1
+"""The version before, in which each partition has all fields of its own."""
+_COMMON = ("group", "topic", "coordination_topic_id", "data_topic_id", "generation", "first_generation")
+_OWN = ("partition", "epoch", "position")
 
 _Key = tuple[str, str, int]
 
@@ -63,22 +71,14 @@ class Commit:
         return Commit(self.number + 1, attempt, {**self.kept, **changed})
 
     def to_metadata(self) -> str:
-        """Return it as text."""
-        kept = [
-            {
-                "group": group,
-                "topic": topic,
-                "partition": partition,
-                "coordination_topic_id": each.position.coordination_topic_id,
-                "data_topic_id": each.position.data_topic_id,
-                "generation": each.position.generation,
-                "epoch": each.position.epoch,
-                "position": each.position.position,
-                "first_generation": each.first_generation,
-            }
-            for (group, topic, partition), each in sorted(self.kept.items())
-        ]
-        said = {"version": VERSION, "number": self.number, "attempt": self.attempt, "positions": kept}
+        """Return it as text: what partitions have in common once, and of each its number, epoch and position."""
+        told: dict[tuple[object, ...], list[tuple[int, int, int]]] = {}
+        for (group, topic, partition), each in sorted(self.kept.items()):
+            at = each.position
+            common = group, topic, at.coordination_topic_id, at.data_topic_id, at.generation, each.first_generation
+            told.setdefault(common, []).append((partition, at.epoch, at.position))
+        positions = [dict(zip(_COMMON, common, strict=True), partitions=each) for common, each in told.items()]
+        said = {"version": VERSION, "number": self.number, "attempt": self.attempt, "positions": positions}
         return json.dumps({APPLICATION: said}, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
@@ -94,12 +94,17 @@ class Commit:
         if not isinstance(said, dict) or APPLICATION not in said:
             return None
         ours: dict[str, Any] = said[APPLICATION]
-        if ours["version"] != VERSION:
+        if ours["version"] not in {_ONE_BY_ONE, VERSION}:
             raise SinkRefused(
                 f"the table's commits are of version {ours['version']}, this marshal-dagster knows {VERSION}: run one "
                 "that is at least as new as the table's last writer"
             )
-        kept = {(each["group"], each["topic"], each["partition"]): _kept_from(each) for each in ours["positions"]}
+        one_by_one = ours["version"] == _ONE_BY_ONE
+        kept = {
+            (each["group"], each["topic"], partition): _kept_from(each, epoch, position)
+            for each in ours["positions"]
+            for partition, epoch, position in ([[each[name] for name in _OWN]] if one_by_one else each["partitions"])
+        }
         return cls(ours["number"], ours["attempt"], kept)
 
 
@@ -141,6 +146,10 @@ class Table(Protocol):
 
         That is the range, a generation of these rows, and whether all of them have offsets.
         """
+        ...
+
+    def older_offsets(self, ranges: Sequence[ClaimedRange]) -> Mapping[int, Intervals]:
+        """Return, by partition, the offsets that can be read in `ranges` and at which rows of older generations are."""
         ...
 
     def commit(
@@ -250,11 +259,30 @@ class DeltaSink:
                 read = _both(offsets_read(), own)
                 continue
             commit = newest.then(secrets.token_hex(16), taken)
-            replaced = {each: _within(each, (read or {}).get(each.partition, ())) for each in over_older}
+            replaced = self._replaced(table, over_older, read or {})
             self._reached("judged")
             if self._commit(table, rows, taken, commit, replaced):
                 self._reached("committed")
                 return taken
+
+    def _replaced(
+        self, table: Table, over_older: Sequence[ClaimedRange], read: Mapping[int, Intervals]
+    ) -> Mapping[ClaimedRange, Intervals]:
+        """Return at which offsets rows of older generations give way, in as few intervals as say it."""
+        replaced: dict[ClaimedRange, Intervals] = {
+            each: within(each, read.get(each.partition, ())) for each in over_older
+        }
+        gappy = [each for each, offsets in replaced.items() if len(offsets) > 1]
+        older = table.older_offsets(gappy) if gappy else {}
+        replaced |= {each: _spanning(replaced[each], older.get(each.partition, ())) for each in gappy}
+        count = sum(len(offsets) for offsets in replaced.values())
+        if count > MOST_INTERVALS:
+            raise SinkRefused(
+                f"table {self.path}: a new generation replaces rows at {count} places between which others stay, as "
+                f"their messages are gone; one commit can name {MOST_INTERVALS} places, and nothing was written. "
+                "Set the group's position anew and take smaller batches (max_records), or write to a new output"
+            )
+        return replaced
 
     def _commit(
         self,
@@ -350,10 +378,16 @@ def _both(one: Mapping[int, Intervals], other: Mapping[int, Intervals]) -> dict[
     return {number: (*one.get(number, ()), *other.get(number, ())) for number in one.keys() | other.keys()}
 
 
-def _within(taken: ClaimedRange, offsets: Intervals) -> list[tuple[int, int]]:
-    """Return those of `offsets` that `taken` could read."""
-    cut = [(max(start, taken.first_readable), min(end, taken.end)) for start, end in offsets]
-    return sorted((start, end) for start, end in cut if start < end)
+def _spanning(read: Intervals, older: Intervals) -> Intervals:
+    """Return `read` with two intervals made one where no row of the `older` ones is between them."""
+    found: list[tuple[int, int]] = []
+    for start, end in read:
+        last_before = bisect_left(older, (start,)) - 1
+        if found and (last_before < 0 or older[last_before][1] <= found[-1][1]):
+            found[-1] = found[-1][0], end
+        else:
+            found.append((start, end))
+    return found
 
 
 def _key(wanted: ClaimedRange) -> _Key:
@@ -371,15 +405,15 @@ def _kept(before: Kept | None, taken: ClaimedRange) -> Kept:
     return Kept(position, before.first_generation if before else taken.generation)
 
 
-def _kept_from(found: Mapping[str, Any]) -> Kept:
-    position = StoredPosition(
-        coordination_topic_id=found["coordination_topic_id"],
-        data_topic_id=found["data_topic_id"],
-        generation=found["generation"],
-        epoch=found["epoch"],
-        position=found["position"],
+def _kept_from(common: Mapping[str, Any], epoch: int, position: int) -> Kept:
+    stored = StoredPosition(
+        coordination_topic_id=common["coordination_topic_id"],
+        data_topic_id=common["data_topic_id"],
+        generation=common["generation"],
+        epoch=epoch,
+        position=position,
     )
-    return Kept(position, found["first_generation"])
+    return Kept(stored, common["first_generation"])
 
 
 def _active_session() -> "SparkSession":

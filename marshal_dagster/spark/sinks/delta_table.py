@@ -13,7 +13,8 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.spark.connector import cache_folder, connector_jars
 from marshal_dagster.spark.sinks.delta import APPLICATION, MARSHAL_COLUMN, Commit, Rows
-from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted
+from marshal_dagster.spark.sinks.keeping import kept, without
+from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -85,17 +86,9 @@ class DeltaTable:
     @contextmanager
     def evaluated(self, frame: "DataFrame", done: Sequence[int]) -> Iterator[Rows]:
         """Have the executors keep the rows, and count them."""
-        from pyspark.sql import functions as f
-        from pyspark.storagelevel import StorageLevel
-
-        partition = f.col(PARTITION_COLUMN)
-        wanted = frame.where(partition.isNull() | ~partition.isin(list(done))) if done else frame
-        kept = wanted.persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            counts = {row[0]: row[1] for row in kept.groupBy(PARTITION_COLUMN).count().collect()}
-            yield KeptRows(kept, counts)
-        finally:
-            kept.unpersist()
+        with kept(without(frame, done)) as rows:
+            counts = {row[0]: row[1] for row in rows.groupBy(PARTITION_COLUMN).count().collect()}
+            yield KeptRows(rows, counts)
 
     def held(self, ranges: Sequence[ClaimedRange], *, only_older: bool) -> list[tuple[ClaimedRange, int, bool]]:
         """Return where the table holds rows (`Table.held`)."""
@@ -116,6 +109,17 @@ class DeltaTable:
         )
         by_partition = {each.partition: each for each in ranges}
         return [(by_partition[row[0]], row[1], row[2] == row[3]) for row in sorted(found)]
+
+    def older_offsets(self, ranges: Sequence[ClaimedRange]) -> Mapping[int, Intervals]:
+        """Return where rows of older generations are (`Table.older_offsets`)."""
+        from pyspark.sql import functions as f
+
+        from marshal_dagster.spark.reading import offsets_read
+
+        conditions = [f.expr(_rows_at(each, only_older=True)) for each in ranges]
+        table = self._spark.read.format("delta").load(self._path)
+        found = offsets_read(table.where(reduce(_or, conditions)).where(f"{OFFSET_COLUMN} IS NOT NULL"))
+        return {each.partition: within(each, found.get(each.partition, ())) for each in ranges}
 
     def commit(
         self, rows: Rows, taken: Sequence[ClaimedRange], commit: Commit, replaced: Mapping[ClaimedRange, Intervals]

@@ -12,7 +12,6 @@ when another was first it judges again (PROTOCOL.md 6, "Effectively once"). Noth
 process adds that is no longer wanted, or a task that ends late, is named nowhere and does not count.
 """
 
-import contextlib
 import logging
 import os
 import re
@@ -30,6 +29,7 @@ from marshal_dagster.spark.sinks import commits
 from marshal_dagster.spark.sinks.commits import Commit, CommitLog, Entry, View, decided
 from marshal_dagster.spark.sinks.file_writing import some_files_at_once
 from marshal_dagster.spark.sinks.hadoop_storage import Exclusive, HadoopStorage
+from marshal_dagster.spark.sinks.keeping import without
 from marshal_dagster.spark.sinks.port import (
     OFFSET_COLUMN,
     PARTITION_COLUMN,
@@ -43,6 +43,7 @@ from marshal_dagster.spark.sinks.port import (
     refuse_foreign_rows,
     then_checked,
     unreplaceable,
+    within,
 )
 from marshal_dagster.spark.sinks.storage import LocalStorage, Storage
 
@@ -257,13 +258,11 @@ class FileSink:
         """Have Spark write the rows, but for those of the partitions `done`, a folder for each partition."""
         from pyspark.sql import functions as f
 
-        partition = f.col(PARTITION_COLUMN)
-        if done:
-            frame = frame.where(partition.isNull() | ~partition.isin(list(done)))
-        name = partition.cast("string")
+        frame = without(frame, done)
+        name = f.col(PARTITION_COLUMN).cast("string")
         if OFFSET_COLUMN in frame.columns:
-            without = f.concat(name, f.lit(_WITHOUT_OFFSET))
-            name = f.when(f.col(OFFSET_COLUMN).isNull(), without).otherwise(name)
+            of_no_offset = f.concat(name, f.lit(_WITHOUT_OFFSET))
+            name = f.when(f.col(OFFSET_COLUMN).isNull(), of_no_offset).otherwise(name)
         writer = (
             frame.withColumn(_RANGE_COLUMN, name)
             .write.format(self.format)
@@ -367,7 +366,7 @@ class FileSink:
         """Sweep, but let what hinders it hinder no write."""
         try:
             self._sweep()
-        except (OSError, SinkRefused) as error:
+        except Exception as error:  # noqa: BLE001 - a storage's, or of what another has damaged
             _logger.warning("attempts below %s were not swept: %s", self._storage.full(_ATTEMPTS), error)
 
     def _sweep(self) -> int:
@@ -405,8 +404,12 @@ class FileSink:
         self._storage.remove(_note_of(attempt))
 
     def _clear_quietly(self, attempt: str) -> None:
-        with self._lock, contextlib.suppress(OSError):
-            self._clear(attempt, self._log.refresh())
+        """Clear, but let what hinders it neither hide an error nor undo a commit; a later sweep does it."""
+        try:
+            with self._lock:
+                self._clear(attempt, self._log.refresh())
+        except Exception as error:  # noqa: BLE001 - as above
+            _logger.warning("attempt %s was not cleared: %s", self._storage.full(_of_attempt(attempt)), error)
 
     def _reached(self, step: str) -> None:
         """Do nothing; tests crash here."""
@@ -438,22 +441,8 @@ def _entry(
         files=found.files,
         rows=found.rows,
         has_offsets=has_offsets and found.has_offsets,
-        replaces=_within(taken, replaced.get(taken.partition, ())) if replaces else (),
+        replaces=within(taken, replaced.get(taken.partition, ())) if replaces else (),
     )
-
-
-def _within(taken: ClaimedRange, offsets: Intervals) -> tuple[tuple[int, int], ...]:
-    """Return those of `offsets` that `taken` could read, as rising intervals that do not meet."""
-    found: list[tuple[int, int]] = []
-    for first, behind in sorted(offsets):
-        start, end = max(first, taken.first_readable), min(behind, taken.end)
-        if start >= end:
-            continue
-        if found and start <= found[-1][1]:
-            found[-1] = found[-1][0], max(found[-1][1], end)
-        else:
-            found.append((start, end))
-    return tuple(found)
 
 
 def _opened(

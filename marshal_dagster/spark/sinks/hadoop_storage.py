@@ -6,6 +6,8 @@ How a commit is made depends on the file system (docs/decisions/0011-hadoop-file
 - one that says `fs.option.create.conditional.overwrite` of itself: a file is there once it is closed, if none was;
 - any other: as the user vouches for, else not at all.
 
+What a file system says, or a user, is tried before the first commit of each process.
+
 An answer may be lost: what became of a commit is read in the file itself.
 """
 
@@ -13,8 +15,10 @@ import contextlib
 import functools
 import secrets
 import threading
+import weakref
 from collections.abc import Callable, Collection
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from marshal_dagster.errors import ConfigurationError
@@ -59,7 +63,7 @@ def _apart(
     def call(self: "HadoopStorage", /, *args: _P.args, **others: _P.kwargs) -> _R:
         if self._fs is None and self._spark is None:
             self._spark = self._found_session()  # in this thread, whose session it may be
-        return self._thread().submit(_translated, method, self, *args, **others).result()
+        return self._thread().carry_out(lambda: _translated(method, self, *args, **others))
 
     return call
 
@@ -88,7 +92,7 @@ class HadoopStorage:
         self._vouched: Exclusive | None = exclusive
         self._tried = False
         self._lock = threading.Lock()
-        self._threads: ThreadPoolExecutor | None = None
+        self._own: _OwnThread | None = None
         self._gateway: Any = None
         self._fs: Any = None
         self._root = ""
@@ -178,7 +182,7 @@ class HadoopStorage:
         put = self._way()
         fs, folder = self._opened(), self._path(name.rpartition("/")[0])
         fs.mkdirs(folder)
-        if self._vouched is not None and not self._tried:
+        if not self._tried and not self._is_known():
             self._try(put, scratch)
         try:
             put(name, content, scratch)
@@ -241,6 +245,10 @@ class HadoopStorage:
             "of Hadoop 3.4.2 on; or vouch for it with `exclusive` (docs/sinks.md)"
         )
 
+    def _is_known(self) -> bool:
+        """Say whether this is a file system that was found to keep its word, used in the way that was looked at."""
+        return self._vouched is None and self._opened().getScheme() in _RENAMING
+
     def _by_rename(self, name: str, content: bytes, scratch: str) -> None:
         temporary = f"{scratch}/.{secrets.token_hex(8)}.json"
         self._write(temporary, content)
@@ -265,7 +273,7 @@ class HadoopStorage:
         _fill(builder.build(), content)
 
     def _try(self, put: Callable[[str, bytes, str], None], scratch: str) -> None:
-        """Refuse a file system that was vouched for and lets a second file take the first one's place."""
+        """Refuse a file system that lets a second file take the first one's place, whoever says that it does not."""
         name = f"{scratch}/.{secrets.token_hex(8)}.tried"
         put(name, b"first", scratch)
         try:
@@ -277,9 +285,10 @@ class HadoopStorage:
         found = self._content(name)
         self._opened().delete(self._path(name), _ONE)
         if not refused or found != b"first":
+            said = f"it says {_CONDITIONAL} of itself" if self._vouched is None else f"exclusive: {self._vouched}"
             raise ConfigurationError(
-                f"exclusive: {self._vouched}; tried on {self._output}, a second file took the place of the first: two "
-                "writers of one commit would do so too, and nothing was written; use another file system"
+                f"{said}; tried on {self._output}, a second file took the place of the first: two writers of one "
+                "commit would do so too, and nothing was written; use another file system"
             )
         self._tried = True
 
@@ -374,11 +383,43 @@ class HadoopStorage:
             )
         return found
 
-    def _thread(self) -> ThreadPoolExecutor:
+    def _thread(self) -> "_OwnThread":
         with self._lock:
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(1, thread_name_prefix="marshal-files")
-            return self._threads
+            if self._own is None:
+                self._own = _OwnThread()
+                weakref.finalize(self, self._own.end)
+            return self._own
+
+
+class _OwnThread:
+    """Carries out calls one after another; one that never ends, as of a JVM that hangs, keeps no process alive."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=_carry_out, args=(self._calls,), name="marshal-files", daemon=True).start()
+
+    def carry_out(self, call: Callable[[], _R]) -> _R:
+        """Wait for what `call` gives or raises."""
+        answer: Future[_R] = Future()
+
+        def answered() -> None:
+            try:
+                answer.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - it is the caller's
+                answer.set_exception(error)
+
+        self._calls.put(answered)
+        return answer.result()
+
+    def end(self) -> None:
+        """End once all calls are done."""
+        self._calls.put(None)
+
+
+def _carry_out(calls: "SimpleQueue[Callable[[], None] | None]") -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call
 
 
 def _fill(stream: Any, content: bytes) -> None:  # noqa: ANN401 - Java's

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, Protocol
 
+from marshal_dagster.choices import one_of
 from marshal_dagster.errors import (
     ConfigurationError,
     MarshalError,
@@ -23,6 +24,7 @@ from marshal_dagster.errors import (
     UnavailableError,
 )
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.partitioning import Partitioner
 from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.protocol.ranges import ClaimedRange, Verdict, judge
 from marshal_dagster.spark.sinks.kafka_notes import Note
@@ -42,8 +44,6 @@ if TYPE_CHECKING:
     from marshal_dagster.kafka.topics import Topics
     from marshal_dagster.kafka.transactions import Notes, Transaction
 
-_Choice = TypeVar("_Choice", bound=StrEnum)
-
 logger = logging.getLogger(__name__)
 
 ID_PREFIX: Final = "marshal-dagster/"
@@ -61,21 +61,6 @@ _GLANCE_S: Final = 0.5
 """How long another's commit is waited for before one's own dead predecessors are seen to."""
 _MORE_PATIENCE_S: Final = 15.0
 """How often a broker looks for transactions that are out of time, and some seconds more."""
-
-
-class Partitioner(StrEnum):
-    """Which partition a record goes to by its key, as Kafka's client library (librdkafka) names the ways.
-
-    Those of `murmur2` are what clients in Java do, Spark's writer among them.
-    """
-
-    MURMUR2_RANDOM = "murmur2_random"
-    MURMUR2 = "murmur2"
-    CONSISTENT_RANDOM = "consistent_random"
-    CONSISTENT = "consistent"
-    FNV1A_RANDOM = "fnv1a_random"
-    FNV1A = "fnv1a"
-    RANDOM = "random"
 
 
 class NewGeneration(StrEnum):
@@ -173,8 +158,8 @@ class KafkaSink:
         self.topic = topic
         self.notes_topic = notes_topic or f"{topic}{NOTES_SUFFIX}"
         self.transaction_timeout_s = transaction_timeout_s
-        self.partitioner = _one_of(Partitioner, "partitioner", partitioner)
-        self.on_new_generation = _one_of(NewGeneration, "on_new_generation", on_new_generation)
+        self.partitioner = Partitioner.of(partitioner)
+        self.on_new_generation = one_of(NewGeneration, "on_new_generation", on_new_generation)
         self._connection = connection
         self._is_checked = self._is_tried = False
 
@@ -481,13 +466,6 @@ class KafkaSink:
 
     def _reached(self, step: str) -> None:
         """Do nothing; tests crash here."""
-
-
-def _one_of(kind: type[_Choice], field: str, value: str) -> _Choice:
-    try:
-        return kind(value)
-    except ValueError:
-        raise ConfigurationError(f"{field}: {value!r}; give {' or '.join(kind)}") from None
 
 
 def _partition_of(wanted: ClaimedRange) -> int:

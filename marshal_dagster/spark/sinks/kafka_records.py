@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.spark.sinks.keeping import kept, without
 from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN
 
 if TYPE_CHECKING:
@@ -93,29 +94,18 @@ class FrameRecords:
 @contextmanager
 def evaluated(frame: "DataFrame", done: Sequence[int]) -> Iterator[FrameRecords]:
     """Evaluate `frame`, but for the rows of the partitions `done`, once and on all executors, and give its records."""
-    from pyspark import StorageLevel
     from pyspark.sql import functions as f
 
-    partition = f.col(PARTITION_COLUMN)
-    wanted = frame.where(partition.isNull() | ~partition.isin(list(done))) if done else frame
+    wanted = without(frame, done)
     columns = _columns(frame.columns)
-    rows = wanted.select(*columns, f.monotonically_increasing_id().alias(_SEQUENCE)).persist(
-        StorageLevel.MEMORY_AND_DISK
-    )
     size = f.lit(_ROW_BYTES) + _bytes_of(f.col(VALUE)) + _bytes_of(f.col(KEY))
     in_headers = f.aggregate(
         HEADERS, f.lit(0), lambda total, each: total + _bytes_of(each["key"]) + _bytes_of(each["value"])
     )
     size = size + f.coalesce(in_headers, f.lit(0))
-    try:
+    with kept(wanted.select(*columns, f.monotonically_increasing_id().alias(_SEQUENCE))) as rows:
         totals = rows.groupBy(PARTITION_COLUMN).agg(f.count("*"), f.sum(size)).collect()
         yield FrameRecords(counts={row[0]: row[1] for row in totals}, _rows=rows, _size=sum(row[2] for row in totals))
-    except Exception:
-        rows.unpersist()
-        raise
-    else:
-        rows.unpersist()
-    # After an interrupt the JVM is left alone: it would answer only when what it is at has ended.
 
 
 def _bytes_of(column: "Column") -> "Column":

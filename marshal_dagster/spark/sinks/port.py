@@ -141,6 +141,20 @@ def then_checked(offsets_read: OffsetsRead, before_commit: BeforeCommit) -> Offs
     return read
 
 
+def within(taken: ClaimedRange, offsets: Intervals) -> tuple[tuple[int, int], ...]:
+    """Return those of `offsets` that `taken` could read, as rising intervals that do not meet."""
+    found: list[tuple[int, int]] = []
+    for first, behind in sorted(offsets):
+        start, end = max(first, taken.first_readable), min(behind, taken.end)
+        if start >= end:
+            continue
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return tuple(found)
+
+
 def judge_all(
     stored: Callable[[ClaimedRange], StoredRanges | None], ranges: Sequence[ClaimedRange]
 ) -> dict[ClaimedRange, Verdict]:

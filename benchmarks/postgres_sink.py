@@ -1,0 +1,107 @@
+"""The sink of rows in a PostgreSQL table, beside Spark's own writer to a database (JDBC), in one warm session."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, Final
+
+import psycopg
+from psycopg import sql
+
+from benchmarks import services
+from benchmarks.batch import local_session
+from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
+from benchmarks.sink_input import SinkInput, fill
+from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.spark.connector import fetch_beside
+from marshal_dagster.spark.sinks import PostgresSink
+
+DRIVER: Final = "org.postgresql:postgresql:42.7.4"
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is measured: the fewest and the most records of a batch (in steps of ten times), and how often."""
+
+    fewest: int = 10_000
+    most: int = 1_000_000
+    record_bytes: int = 200
+    partitions: int = 4
+    alternations: int = 5
+    warm_up: int = 2
+
+
+@dataclass(slots=True)
+class Sides:
+    """Both ways to write the same rows to an empty table; each call gives rows per second."""
+
+    messages: SinkInput
+    dsn: str
+    _tables: Iterator[int]
+
+    def ours(self) -> float:
+        """Through the sink: COPY from the driver to a temporary table, and over to the rows with the positions."""
+        table, rows = f"ours_{next(self._tables)}", self.messages.rows("partition", "offset")
+        sink = PostgresSink(self.dsn, table)
+        sink.create_tables(rows.schema)
+        ranges = self.messages.ranges("benchmark")
+        began_s = time.perf_counter()
+        sink.write(rows, ranges, dict)
+        return self._checked(table, began_s)
+
+    def beside(self) -> float:
+        """By Spark's writer, whose rows are seen at once, stay when the batch fails, and come again with the next."""
+        table, rows = f"jdbc_{next(self._tables)}", self.messages.rows("partition", "offset AS kafka_offset")
+        with psycopg.connect(self.dsn) as database:
+            database.execute(
+                sql.SQL("CREATE TABLE {} (partition integer, kafka_offset bigint, key text, value text)").format(
+                    sql.Identifier(table)
+                )
+            )
+        options = {"url": self._url, "driver": "org.postgresql.Driver", "dbtable": table, "batchsize": "10000"}
+        began_s = time.perf_counter()
+        rows.write.format("jdbc").options(**options).mode("append").save()
+        return self._checked(table, began_s)
+
+    @property
+    def _url(self) -> str:
+        """Its driver sends many rows in one statement only when it is told to."""
+        known = psycopg.conninfo.conninfo_to_dict(self.dsn)
+        return (
+            f"jdbc:postgresql://{known['host']}:{known['port']}/{known['dbname']}"
+            f"?user={known['user']}&reWriteBatchedInserts=true"
+        )
+
+    def _checked(self, table: str, began_s: float) -> float:
+        took_s = time.perf_counter() - began_s
+        name = sql.Identifier(table)
+        with psycopg.connect(self.dsn) as database:
+            found: Any = database.execute(sql.SQL("SELECT count(*) FROM {}").format(name)).fetchone()
+            database.execute(sql.SQL("DROP TABLE {}").format(name))
+        if found[0] != self.messages.wanted:
+            raise RuntimeError(f"{table}: {found[0]} rows were written, not {self.messages.wanted}")
+        return self.messages.wanted / took_s
+
+
+def run(sizes: Sizes) -> Measured:
+    """Measure all sizes on one broker and one database."""
+    jars = ",".join(map(str, fetch_beside(DRIVER)))
+    with (
+        services.broker() as connection,
+        services.postgres() as dsn,
+        local_session(jars) as spark,
+        Topics(connection) as data,
+    ):
+        fill(data, connection, sizes.partitions, sizes.most, sizes.record_bytes)
+        cases, tables = [], count()
+        for records in steps_of_ten(sizes.fewest, sizes.most):
+            sides = Sides(SinkInput(spark, connection, sizes.partitions, records), dsn, tables)
+            ours, beside = take_turns(sizes.alternations, [sides.ours, sides.beside], warm_up=sizes.warm_up)
+            cases.append(Case(f"{records:,} rows", ours, beside, "rows/s", Goal.RATIO_AT_LEAST, 1))
+    return Measured(cases, {"spark_master": "local[2]", "jdbc_driver": DRIVER})
+
+
+BENCHMARK: Final = Benchmark(
+    "postgres_sink", "rows to a PostgreSQL table, once each, beside Spark's own writer (JDBC)", Sizes(), run
+)

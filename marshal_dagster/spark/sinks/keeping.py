@@ -1,0 +1,39 @@
+"""Which rows a sink writes, and that the executors keep them while it does."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from marshal_dagster.spark.sinks.port import PARTITION_COLUMN
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+def without(frame: "DataFrame", done: Sequence[int]) -> "DataFrame":
+    """Leave out the rows of the partitions `done`; those without a partition stay, to be found and refused."""
+    if not done:
+        return frame
+    from pyspark.sql import functions as f
+
+    partition = f.col(PARTITION_COLUMN)
+    return frame.where(partition.isNull() | ~partition.isin(list(done)))
+
+
+@contextmanager
+def kept(frame: "DataFrame") -> Iterator["DataFrame"]:
+    """Have the executors keep the rows of `frame`, once they are evaluated, until the block ends.
+
+    After an interrupt they stay for as long as the session: the JVM is left alone then, since it would answer only when
+    what it is at has ended.
+    """
+    from pyspark import StorageLevel
+
+    rows = frame.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        yield rows
+    except Exception:
+        rows.unpersist()
+        raise
+    else:
+        rows.unpersist()

@@ -1,0 +1,57 @@
+"""The brokers of runs under faults: a repair amid faults of others."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from marshal_dagster.devkafka import KafkaCluster
+from marshal_dagster.devkafka.errors import BrokerFailed
+from tests.faults.cluster import FaultyKafka
+
+
+class Brokers:
+    """What stands for the processes: how often they are started, and which start is met by a kill."""
+
+    def __init__(self, kafka: FaultyKafka) -> None:
+        self.kafka = kafka
+        self.is_killed = True
+        self.starts = 0
+
+    def up(self, *, timeout_s: float) -> None:
+        """Start them; the first time one ends."""
+        assert timeout_s > 0
+        self.starts += 1
+        if self.starts > 1:
+            return
+        if self.is_killed:
+            self.kafka.kill(2)
+        raise BrokerFailed("broker 2 ended while it started")
+
+
+@pytest.fixture
+def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Brokers]:
+    """Brokers of which each is killed at once, and none is looked for."""
+    kafka = FaultyKafka(tmp_path / "kafka", links=0)
+    kafka.proxy.start()
+    brokers = Brokers(kafka)
+    monkeypatch.setattr(KafkaCluster, "kill", lambda *_: None)
+    monkeypatch.setattr(kafka, "resume", lambda _: None)
+    monkeypatch.setattr(kafka, "up", brokers.up)
+    yield brokers
+    kafka.proxy.stop()
+
+
+def test_a_repair_begins_anew_when_another_fault_kills_what_it_starts(brokers: Brokers) -> None:
+    """Two faults of brokers may overlap."""
+    brokers.kafka.repair()
+    assert brokers.starts == 2
+
+
+def test_a_broker_that_ends_by_itself_is_told(brokers: Brokers) -> None:
+    """One that was killed before is no reason to start all again."""
+    brokers.is_killed = False
+    brokers.kafka.kill(1)
+    with pytest.raises(BrokerFailed, match="broker 2"):
+        brokers.kafka.repair()
+    assert brokers.starts == 1
