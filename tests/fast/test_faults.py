@@ -587,9 +587,15 @@ async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 async def _has_ended(reader: asyncio.StreamReader) -> bool:
     try:
-        return await asyncio.wait_for(reader.read(4), 5) == b""
+        return await asyncio.wait_for(reader.read(4), 60) == b""
     except ConnectionError:
         return True
+
+
+async def _until_held_back(proxy: Proxy) -> None:
+    async with asyncio.timeout(60):
+        while not proxy.links[0].held_back:
+            await asyncio.sleep(0.01)
 
 
 async def _weathers() -> None:
@@ -603,17 +609,17 @@ async def _weathers() -> None:
     try:
         reader, writer = await connect()
         writer.write(b"fair")
-        assert await asyncio.wait_for(reader.readexactly(4), 5) == b"fair"
+        assert await asyncio.wait_for(reader.readexactly(4), 60) == b"fair"
         for way in Way:
             proxy.change(0, Weather(held=frozenset({way})))
             writer.write(b"held")
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(reader.read(4), 0.1)
             proxy.change(0, FAIR)
-            assert await asyncio.wait_for(reader.readexactly(4), 5) == b"held"
+            assert await asyncio.wait_for(reader.readexactly(4), 60) == b"held"
         proxy.change(0, Weather(held=frozenset(Way)))
         writer.write(b"gone")
-        await asyncio.sleep(0.05)
+        await _until_held_back(proxy)
         proxy.change(0, FAIR, delivers_late=False)
         assert await _has_ended(reader)
         writer.close()

@@ -50,6 +50,8 @@ class Link:
     ports: dict[int, int] = field(default_factory=dict)
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
+    held_back: int = 0
+    """Chunks that wait for other weather."""
 
     async def pass_on(self, way: Way) -> bool:
         """Wait until a chunk may go on; False when its connection must end instead."""
@@ -57,7 +59,11 @@ class Link:
         async with self.changed:
             while way in self.weather.held:
                 was_held = True
-                await self.changed.wait()
+                self.held_back += 1
+                try:
+                    await self.changed.wait()
+                finally:
+                    self.held_back -= 1
         if was_held and not self.delivers_late:
             return False
         if self.weather.delay_s:
@@ -138,6 +144,10 @@ def _connector(link: Link, port: int) -> Any:  # noqa: ANN401 - asyncio names no
             writer.transport.abort()
             return
         both = {writer, broker_writer}
+        if link.weather.is_cut:  # it changed while the broker was connected to
+            for each in both:
+                each.transport.abort()
+            return
         link.connections |= both
         try:
             async with asyncio.TaskGroup() as pumps:
