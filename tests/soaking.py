@@ -1,6 +1,7 @@
 """Results that add up over several sittings: a file of JSON lines, each a row with the commit that it was had on."""
 
 import argparse
+import hashlib
 import json
 import signal
 import subprocess
@@ -58,12 +59,23 @@ ALL_CODE: Final = ("marshal_dagster", "tests/*.py")
 
 def code_version(paths: Sequence[str]) -> str:
     """Give the last commit that changed `paths`, marked when there are changes since."""
+    return _git("log", "-1", "--format=%h", "--abbrev=12", "--", *paths) + _changed(paths)
 
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=TOP, capture_output=True, text=True, check=True).stdout.strip()
 
-    changes = git("status", "--porcelain", "--untracked-files=no", "--", *paths)
-    return git("log", "-1", "--format=%h", "--abbrev=12", "--", *paths) + ("-changed" if changes else "")
+def code_digest(paths: Sequence[str]) -> str:
+    """Give a digest of what git holds of `paths`, marked when there are changes since.
+
+    It names the same code under whatever commit it came.
+    """
+    return hashlib.sha256(_git("ls-files", "--stage", "--", *paths).encode()).hexdigest()[:12] + _changed(paths)
+
+
+def _changed(paths: Sequence[str]) -> str:
+    return "-changed" if _git("status", "--porcelain", "--untracked-files=no", "--", *paths) else ""
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=TOP, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def read_rows(results: Path) -> list[dict[str, Any]]:

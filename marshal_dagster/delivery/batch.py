@@ -230,9 +230,7 @@ class ClaimedBatch:
             self._stack.enter_context(jobs.batch_jobs(spark, self.batch_id))
             self._stack.enter_context(jobs.interruptible_calls(spark))
             self._check_heartbeats()
-        offsets = {one.partition: (one.first_readable, one.end) for one in self.ranges}
-        options = self._delivery.connection.spark_options()
-        frame = reading.read_ranges(spark, options, self.request.topic, offsets, min_partitions=min_partitions)
+        frame = self._read_ranges(spark, min_partitions)
         self.phases.reading_s += time.monotonic() - began_s
         self._is_read = True
         return frame
@@ -449,9 +447,17 @@ class ClaimedBatch:
     def _offsets_read(self) -> Mapping[int, Sequence[tuple[int, int]]]:
         if self._spark is None:
             return {one.partition: [(one.first_readable, one.end)] for one in self.ranges}
-        offsets = {one.partition: (one.first_readable, one.end) for one in self.ranges}
-        options = self._delivery.connection.spark_options()
-        return reading.offsets_read(reading.read_ranges(self._spark, options, self.request.topic, offsets))
+        return reading.offsets_read(self._read_ranges(self._spark))
+
+    def _read_ranges(self, spark: "SparkSession", min_partitions: int | None = None) -> "DataFrame":
+        return reading.read_ranges(
+            spark,
+            self._delivery.connection.spark_options(),
+            self.request.topic,
+            {one.partition: (one.first_readable, one.end) for one in self.ranges},
+            min_partitions=min_partitions,
+            topic_id=self._ground.topic_id,
+        )
 
     def _tell_left(self) -> None:
         observer = self._delivery.observer

@@ -2,7 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final, Literal
+from uuid import uuid4
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark import connect
@@ -25,6 +27,8 @@ _OURS = frozenset({"kafka.isolation.level"})
 # larger and fewer polls read about twice as fast, and a short wait saves half a second in every task. No fetch but that
 # one waits: what a batch reads is there.
 _CONSUMER_DEFAULTS = {"kafka.max.poll.records": "10000", "kafka.fetch.max.wait.ms": "1"}
+_GROUP: Final = "kafka.group.id"
+_GROUPS_KNOWN: Final = 64
 
 
 def read_ranges(
@@ -35,6 +39,7 @@ def read_ranges(
     *,
     isolation: Isolation = "read_committed",
     min_partitions: int | None = None,
+    topic_id: str | None = None,
 ) -> "DataFrame":
     """Return the messages of `topic` at `ranges`: for each partition the offsets [first readable, end).
 
@@ -42,7 +47,8 @@ def read_ranges(
     with the connector's `kafka.` in front of each name; a consumer's own may be among them. Where messages were
     compacted away, aborted, or are a transaction's markers, the frame has none at that offset. Reading fails when
     retention takes an offset of the ranges meanwhile. `min_partitions` splits the reading into at least so many tasks
-    (by default one for each Kafka partition). Raises `ConfigurationError`.
+    (by default one for each Kafka partition). With Kafka's `topic_id` the consumers of one read serve the next
+    one of the same incarnation of the topic, if it comes soon. Raises `ConfigurationError`.
     """
     check_min_partitions(min_partitions)
     wanted = {partition: bounds for partition, bounds in sorted(ranges.items()) if bounds[0] < bounds[1]}
@@ -50,12 +56,14 @@ def read_ranges(
         return spark.createDataFrame([], read_schema())
     if connect.is_connect(spark):
         connect.hide_secrets(spark, kafka_options)
-    reader = spark.read.format("kafka").options(**_CONSUMER_DEFAULTS | _checked(kafka_options))
+    consumer = _CONSUMER_DEFAULTS | _checked(kafka_options) | {"kafka.isolation.level": isolation}
+    if topic_id is not None:
+        consumer.setdefault(_GROUP, _group_of(topic_id, frozenset(consumer.items())))
+    reader = spark.read.format("kafka").options(**consumer)
     if min_partitions is not None:
         reader = reader.option("minPartitions", min_partitions)
     frame = (
-        reader.option("kafka.isolation.level", isolation)
-        .option("assign", json.dumps({topic: list(wanted)}))
+        reader.option("assign", json.dumps({topic: list(wanted)}))
         .option("startingOffsets", _offsets(topic, {partition: start for partition, (start, _) in wanted.items()}))
         .option("endingOffsets", _offsets(topic, {partition: end for partition, (_, end) in wanted.items()}))
         .option("failOnDataLoss", "true")
@@ -142,6 +150,16 @@ def _checked(kafka_options: Mapping[str, str]) -> dict[str, str]:
                 "`isolation`"
             )
     return dict(kafka_options)
+
+
+@lru_cache(maxsize=_GROUPS_KNOWN)
+def _group_of(topic_id: str, consumer: frozenset[tuple[str, str]]) -> str:  # noqa: ARG001 - told apart by them
+    """Name the consumers of this process that read an incarnation of a topic with these settings.
+
+    Spark keeps consumers, and what they have fetched beyond the end of a read, by this name and the partition; without
+    one each read begins with new ones. None of them joins the group or commits to it.
+    """
+    return f"marshal-dagster-{uuid4()}"
 
 
 def _offsets(topic: str, offsets: Mapping[int, int]) -> str:

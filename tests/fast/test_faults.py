@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -593,9 +594,10 @@ async def _has_ended(reader: asyncio.StreamReader) -> bool:
 
 
 async def _until_held_back(proxy: Proxy) -> None:
-    async with asyncio.timeout(60):
-        while not proxy.links[0].held_back:
-            await asyncio.sleep(0.01)
+    deadline = time.monotonic() + 60
+    while not proxy.links[0].held_back:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
 
 
 async def _weathers() -> None:

@@ -106,16 +106,16 @@ def test_a_seed_that_was_stopped_for_long_is_none(monkeypatch: pytest.MonkeyPatc
 def test_a_soak_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finished ranges are kept with the commit that they ran on, and add up."""
     results = tmp_path / "results" / "soak.jsonl"
-    monkeypatch.setattr(command_line, "code_version", lambda _: "one")
+    monkeypatch.setattr(command_line, "code_digest", lambda _: "one")
     assert command_line.soak(0, 4, 1, results, block=2).seeds == 4
     before = results.read_text()
     again = command_line.soak(0, 6, 1, results, block=2)
     assert again.seeds == 6
     assert results.read_text().startswith(before)
     assert len(results.read_text().splitlines()) == 3
-    monkeypatch.setattr(command_line, "code_version", lambda _: "another")
+    monkeypatch.setattr(command_line, "code_digest", lambda _: "another")
     command_line.soak(0, 2, 1, results, block=2)
-    assert [json.loads(line)["commit"] for line in results.read_text().splitlines()] == ["one"] * 3 + ["another"]
+    assert [json.loads(line)["code"] for line in results.read_text().splitlines()] == ["one"] * 3 + ["another"]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))

@@ -53,6 +53,10 @@ class Link:
     held_back: int = 0
     """Chunks that wait for other weather."""
 
+    def refuses(self) -> bool:
+        """Tell whether no connection may stand."""
+        return self.weather.is_cut
+
     async def pass_on(self, way: Way) -> bool:
         """Wait until a chunk may go on; False when its connection must end instead."""
         was_held = False
@@ -135,7 +139,7 @@ class Proxy:
 
 def _connector(link: Link, port: int) -> Any:  # noqa: ANN401 - asyncio names no type for it
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if link.weather.is_cut:
+        if link.refuses():
             writer.transport.abort()
             return
         try:
@@ -144,7 +148,7 @@ def _connector(link: Link, port: int) -> Any:  # noqa: ANN401 - asyncio names no
             writer.transport.abort()
             return
         both = {writer, broker_writer}
-        if link.weather.is_cut:  # it changed while the broker was connected to
+        if link.refuses():  # the weather changed while the broker was connected to
             for each in both:
                 each.transport.abort()
             return

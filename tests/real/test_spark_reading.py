@@ -278,6 +278,42 @@ def test_options_that_are_not_the_connections_are_refused(spark: "SparkSession",
         read_ranges(spark, {name: "x"}, "t", {0: (0, 1)})
 
 
+def test_a_read_goes_on_with_the_consumers_of_the_one_before(
+    spark: "SparkSession", kafka: str, topic: MakeTopic
+) -> None:
+    """So it costs less to begin; but not of another incarnation of the topic, or another way to read it.
+
+    Of what such a consumer has fetched beyond the end of a read the next one is given what comes next.
+    """
+    name = topic(1)
+    Writer(kafka, name, 1).plain(15)
+
+    def connects(start: int, topic_id: str | None, **more: str) -> bool:
+        before = connected(spark, kafka)
+        frame = read_ranges(spark, options(kafka) | more, name, {0: (start, start + 5)}, topic_id=topic_id)
+        assert offsets_of(frame) == {0: list(range(start, start + 5))}
+        return not connected(spark, kafka) <= before
+
+    assert connects(0, "first")
+    assert not connects(5, "first")
+    assert not connects(0, "first")
+    assert connects(5, "second")
+    assert connects(5, "first", **{"kafka.client.rack": "r"})
+    assert connects(5, "first", **{"kafka.group.id": "mine"})
+    assert not connects(0, "second", **{"kafka.group.id": "mine"})
+    assert connects(5, None)
+    assert connects(5, None)
+
+
+def connected(spark: "SparkSession", kafka: str) -> set[int]:
+    """The ports of this machine from which the session's JVM is connected to the broker."""
+    jvm = spark._jvm
+    assert jvm is not None
+    found = psutil.Process(jvm.java.lang.ProcessHandle.current().pid()).net_connections("tcp")
+    port = int(kafka.rpartition(":")[2])
+    return {each.laddr.port for each in found if each.status == psutil.CONN_ESTABLISHED and each.raddr.port == port}
+
+
 def watermarks(kafka: str, topic: str, partitions: Sequence[int] | range) -> list[int]:
     """The end offset of each partition."""
     with consumer(kafka)() as reader:
@@ -325,8 +361,4 @@ def connections_after_a_read(where: Where, kafka: str, topic: str) -> int:
 
 def connections(where: Where, kafka: str) -> int:
     """How many connections to the broker the session's JVM has."""
-    jvm = session(where)._jvm
-    assert jvm is not None
-    found = psutil.Process(jvm.java.lang.ProcessHandle.current().pid()).net_connections("tcp")
-    remote = [tuple(each.raddr) for each in found]
-    return sum(address[1:] == (int(kafka.rpartition(":")[2]),) for address in remote)
+    return len(connected(session(where), kafka))

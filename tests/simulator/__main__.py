@@ -2,7 +2,7 @@
 
 The last line counts seeds, records, steps, faults by kind and violations; the exit code is 1 on any violation. What
 fails is shrunk, and the command that shows it is printed. `--results FILE` adds each finished range to a file, with the
-commit that it ran on, and leaves out the ranges that are in it for the same commit.
+commit that it ran on and a digest of the code, and leaves out the ranges that are in it for the same code.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from typing import Final
 from tests.simulator.running import Tally, run_one, run_range
 from tests.simulator.scenario import Scenario, scenario
 from tests.simulator.world import Result
-from tests.soaking import add_row, code_version, read_rows
+from tests.soaking import add_row, code_digest, code_version, read_rows
 
 CODE: Final = (
     "marshal_dagster/protocol",
@@ -75,12 +75,12 @@ def report(tally: Tally, most: int = 3) -> None:
 
 
 def soak(first: int, seeds: int, processes: int, results: Path, block: int = 10_000) -> Tally:
-    """Run what `results` does not have yet for this commit, block by block."""
-    at = code_version(CODE)
+    """Run what `results` does not have yet of this code, block by block."""
+    at, code = code_version(CODE), code_digest(CODE)
     tally = Tally()
     done = set()
     for row in read_rows(results):
-        if row["commit"] == at:
+        if row.get("code") == code:
             done.add((row["first"], row["seeds"]))
             failed = {int(seed): text for seed, text in row["failed"].items()}
             tally.merge(Tally(row["seeds"], row["records"], row["steps"], Counter(row["faults"]), failed))
@@ -92,6 +92,7 @@ def soak(first: int, seeds: int, processes: int, results: Path, block: int = 10_
         tally.merge(part)
         row = {
             "commit": at,
+            "code": code,
             "first": start,
             "seeds": count,
             "records": part.records,
