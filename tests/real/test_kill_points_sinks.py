@@ -113,7 +113,7 @@ class DeltaFolder:
 
     def rows(self) -> list[Row]:
         """Read the table; none where it is not there yet."""
-        if not (self.path / "_delta_log").exists():
+        if not any(self.path.glob("_delta_log/*.json")):
             return []
         frame = self._spark.read.format("delta").load(str(self.path))
         return sorted(tuple(row) for row in frame.select("partition", "offset", "value").collect())

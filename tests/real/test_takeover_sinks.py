@@ -192,9 +192,12 @@ class Worker:
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def kill_all(self) -> None:
-        """Kill its whole process group, a JVM too, and wait until none of it is left."""
+    def kill_all(self, when: Callable[[], bool] = lambda: True) -> None:
+        """Kill its whole process group, a JVM too, at the moment `when` is true; wait until none of it is left."""
         processes = [psutil.Process(self.process.pid), *children(self.process.pid)]
+        deadline = time.monotonic() + DEADLINE_S
+        while not when():
+            assert time.monotonic() < deadline
         os.killpg(self.process.pid, signal.SIGKILL)
         assert self.process.wait(DEADLINE_S) == -signal.SIGKILL
         _, alive = psutil.wait_procs(processes, DEADLINE_S)
@@ -402,6 +405,26 @@ def test_a_spark_process_killed_at_a_step_of_its_sink(
 
     assert sum(len(batch.skipped) for batch in done) == (PARTITIONS if is_there else 0)
     assert reached_through_spark.rows() == input_rows()
+
+
+@pytest.mark.parametrize("sign", ["*.parquet", "_delta_log/*"])
+def test_a_spark_process_killed_within_deltas_own_commit(
+    site: Site, tmp_path: Path, spark: "SparkSession", sign: str
+) -> None:
+    """SIGKILL as soon as the first file of rows, or of the commit, is there: the table has all rows or none."""
+    output = DeltaFolder(tmp_path / "output", spark)
+    worker = site.start(output, halt_at_step="judged")
+    worker.wait_until_said("halted judged")
+    assert not list(output.path.glob(sign))
+    worker.go_on()
+    worker.kill_all(lambda: any(output.path.glob(sign)))
+    found = output.rows()
+    assert found in ([], input_rows())
+
+    done = site.drain(output, spark)
+
+    assert sum(len(batch.skipped) for batch in done) == (PARTITIONS if found else 0)
+    assert output.rows() == input_rows()
 
 
 def test_an_orphaned_spark_process_stops(site: Site, table: Table, spark: "SparkSession") -> None:
