@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark import connect
-from marshal_dagster.spark.session import runs_tasks_once
+from marshal_dagster.spark.session import runs_tasks_once, shares_consumers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,7 +48,8 @@ def read_ranges(
     compacted away, aborted, or are a transaction's markers, the frame has none at that offset. Reading fails when
     retention takes an offset of the ranges meanwhile. `min_partitions` splits the reading into at least so many tasks
     (by default one for each Kafka partition). With Kafka's `topic_id` the consumers of one read serve the next
-    one of the same incarnation of the topic, if it comes soon. Raises `ConfigurationError`.
+    one of the same incarnation of the topic, if it comes soon and the session forgets soon enough
+    (`session.shares_consumers`). Raises `ConfigurationError`.
     """
     check_min_partitions(min_partitions)
     wanted = {partition: bounds for partition, bounds in sorted(ranges.items()) if bounds[0] < bounds[1]}
@@ -57,7 +58,7 @@ def read_ranges(
     if connect.is_connect(spark):
         connect.hide_secrets(spark, kafka_options)
     consumer = _CONSUMER_DEFAULTS | _checked(kafka_options) | {"kafka.isolation.level": isolation}
-    if topic_id is not None:
+    if topic_id is not None and shares_consumers(spark):
         consumer.setdefault(_GROUP, _group_of(topic_id, frozenset(consumer.items())))
     reader = spark.read.format("kafka").options(**consumer)
     if min_partitions is not None:

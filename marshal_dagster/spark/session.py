@@ -8,9 +8,10 @@ import os
 import re
 import sys
 from collections.abc import Mapping, MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.java import find_java
@@ -37,8 +38,8 @@ _LOCAL_MASTER = re.compile(r"local(\[\s*([0-9]+|\*)\s*(,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
 _CONNECTOR_NAME = ":spark-sql-kafka-0-10_"
 _FEWEST_SHUFFLE_PARTITIONS = 4
-# A read has consumers of its own. Spark keeps them, and all that they have fetched, for minutes: of one batch after
-# another that fills the heap of a warm session. Of the consumers it looks at ten at a time.
+# Spark keeps consumers, and all that they have fetched, for minutes: of one topic after another that fills the heap of a
+# warm session. Of the consumers it looks at ten at a time.
 _IDLE_CONSUMERS: Mapping[str, str] = {
     "spark.kafka.consumer.cache.timeout": "10s",
     "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
@@ -55,6 +56,9 @@ _DEFAULTS: Mapping[str, str] = {
 
 _fit: "WeakSet[SparkSession]" = WeakSet()
 """Sessions in this process that have passed `check_session`: what it looks at stays as it is."""
+_sharing: "WeakKeyDictionary[SparkSession, bool]" = WeakKeyDictionary()
+"""What `shares_consumers` has found."""
+_SOURCE = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 
 
 def spark_settings(
@@ -233,6 +237,34 @@ def runs_tasks_once(spark: "SparkSession") -> bool:
         return not is_local(conf["spark.master"]) and conf[failures] == "1"
     context = spark.sparkContext  # whose `getConf` asks the JVM for each setting there is
     return not is_local(str(context.master)) and context.getConf().get(failures) == "1"
+
+
+def shares_consumers(spark: "SparkSession") -> bool:
+    """Say whether a read may go on with the consumers of the one before: where what they fetched is soon forgotten.
+
+    If not, a log that was truncated meanwhile would be read as it was before. A Connect server's consumers serve one
+    client each, whose next batch seldom comes in time.
+    """
+    if connect.is_connect(spark):
+        return False
+    if spark not in _sharing:
+        conf = dict(spark.sparkContext.getConf().getAll())
+        _sharing[spark] = _IDLE_CONSUMERS.items() <= conf.items()
+        if _sharing[spark]:
+            _silence_the_source(spark)
+    return _sharing[spark]
+
+
+def _silence_the_source(spark: "SparkSession") -> None:
+    """Spare each read a warning of many lines: that consumers with a group id of their own may meet others in the group.
+
+    These join none and commit nothing. The source's other warnings are of options that a batch does not use.
+    """
+    jvm = spark._jvm  # noqa: SLF001 - no public name leads to it
+    assert jvm is not None
+    with suppress(Exception):  # a session with another way to log
+        log4j = jvm.org.apache.logging.log4j
+        log4j.core.config.Configurator.setLevel(_SOURCE, log4j.Level.ERROR)
 
 
 def _settled_by_master(name: str, master: str) -> bool:

@@ -312,7 +312,7 @@ def test_an_op_reads_in_as_many_tasks_as_it_is_told(stand: Stand, monkeypatch: p
     """`min_partitions` comes through to the reading of each batch; none is refused when the op is built."""
     asked: list[int | None] = []
 
-    def read_ranges(*_: object, min_partitions: int | None) -> list[object]:
+    def read_ranges(*_: object, min_partitions: int | None, **__: object) -> list[object]:
         asked.append(min_partitions)
         return []
 

@@ -369,6 +369,15 @@ def test_at_most_once_that_could_not_be_read_is_dropped(
     assert any(line.startswith("dropped, as at most once must: orders/0 [0, 5)") for line in caplog.messages)
 
 
+def test_a_batch_is_read_as_of_the_incarnation_it_claimed(scene: Scene, no_spark: pytest.MonkeyPatch) -> None:
+    """What Spark has fetched of a topic that was made anew since must not be given for the new one's."""
+    asked: list[object] = []
+    no_spark.setattr(reading, "read_ranges", lambda *_, topic_id, **__: asked.append(topic_id))
+    with scene.batch(scene.delivery(AT_LEAST_ONCE)) as batch:
+        read(batch)
+    assert asked == [batch.ranges[0].data_topic_id]
+
+
 def test_at_least_once_that_could_not_be_read_commits_nothing(scene: Scene, no_spark: pytest.MonkeyPatch) -> None:
     """A block that caught the reader's error has read nothing."""
     no_spark.setattr(reading, "read_ranges", lambda *_, **__: 1 / 0)

@@ -387,7 +387,7 @@ def test_spark_reads_through_tls_with_a_password(secured: SecuredKafka, admin: T
         connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured)),
         connect(secured, "SSL", **trusting(secured), **known(secured)),
     ):
-        frame = read_ranges(spark, connection.spark_options(), "sparkling", {0: (0, 1)})
+        frame = read_ranges(spark, connection.spark_options(), "sparkling", {0: (0, 1)}, topic_id="its id")
         assert [row["value"] for row in frame.collect()] == [b"hello"]
         plan = frame._jdf.queryExecution().toString()
         assert not any(secret in plan for secret in (*SECRETS, "PRIVATE KEY"))

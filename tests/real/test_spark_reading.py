@@ -170,6 +170,10 @@ def test_every_range_over_transactions(spark: "SparkSession", kafka: str, topic:
     wanted = {partition: (start, min(end, 11)) for partition, (start, end) in enumerate(ranges)}
     frame = read_ranges(spark, options(kafka), name, wanted)
     assert offsets_of(frame) == expected(visible, list(wanted.values()))
+    for cut in range(1, 11):
+        for part in ((0, cut), (cut, 11)):
+            frame = read_ranges(spark, options(kafka), name, {0: part}, topic_id="with the same consumers")
+            assert offsets_of(frame) == expected(visible, [part])
 
 
 def test_uncommitted_messages_are_seen_only_when_asked_for(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
@@ -232,9 +236,10 @@ def test_splitting_a_partition_changes_no_row(spark: "SparkSession", kafka: str,
     """`min_partitions` gives more tasks and the same offsets."""
     name = topic(1)
     Writer(kafka, name, 1).plain(100)
-    frame = read_ranges(spark, options(kafka), name, {0: (7, 93)}, min_partitions=4)
-    assert frame.rdd.getNumPartitions() == 4
-    assert offsets_of(frame) == {0: list(range(7, 93))}
+    for _ in range(3):
+        frame = read_ranges(spark, options(kafka), name, {0: (7, 93)}, min_partitions=4, topic_id="once more")
+        assert frame.rdd.getNumPartitions() == 4
+        assert offsets_of(frame) == {0: list(range(7, 93))}
 
 
 def test_first_attempts_give_all_rows(spark: "SparkSession") -> None:
@@ -281,9 +286,9 @@ def test_options_that_are_not_the_connections_are_refused(spark: "SparkSession",
 def test_a_read_goes_on_with_the_consumers_of_the_one_before(
     spark: "SparkSession", kafka: str, topic: MakeTopic
 ) -> None:
-    """So it costs less to begin; but not of another incarnation of the topic, or another way to read it.
+    """So it costs less to begin, and Spark warns of nothing; but not of another incarnation of the topic.
 
-    Of what such a consumer has fetched beyond the end of a read the next one is given what comes next.
+    Nor of another way to read it. What such a consumer has fetched beyond the end of a read the next one is given.
     """
     name = topic(1)
     Writer(kafka, name, 1).plain(15)
@@ -303,6 +308,10 @@ def test_a_read_goes_on_with_the_consumers_of_the_one_before(
     assert not connects(0, "second", **{"kafka.group.id": "mine"})
     assert connects(5, None)
     assert connects(5, None)
+    jvm = spark._jvm
+    assert jvm is not None
+    source = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+    assert str(jvm.org.apache.logging.log4j.LogManager.getLogger(source).getLevel()) == "ERROR"
 
 
 def connected(spark: "SparkSession", kafka: str) -> set[int]:
