@@ -25,10 +25,12 @@ if TYPE_CHECKING:
 
 COORDINATION_TOPIC: Final = "__marshal"
 TOPIC: Final = "orders"
-SHARE_BATCH: Final = 3
+SHARE_BATCH: Final = 6
 """How many times larger the batch is of which coordination should be a small share: it should last some ten seconds."""
 OUR_CONSUMER: Final = {"kafka.max.poll.records": "10000", "kafka.fetch.max.wait.ms": "1"}
 """How the library tunes the connector's consumer; a test holds this equal."""
+SAME_CONSUMERS: Final = {"kafka.group.id": "benchmark"}
+"""By which read after read has the same consumers, as the library's have in one incarnation of a topic."""
 DEFAULT_CONSUMER: Final[Mapping[str, str]] = {}
 _COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp")
 
@@ -45,7 +47,7 @@ class Sizes:
     partitions: int = 4
     alternations: int = 7
     warm_up: int = 4
-    long_batches: int = 3
+    long_batches: int = 5
 
 
 @dataclass(slots=True)
@@ -130,7 +132,7 @@ def run(sizes: Sizes) -> Measured:
             batches = Batches(spark, connection, log, data, sizes.partitions)
             counted = _throughput(batches, sizes, _count)
             to_parquet = _parquet_into(spark, folder)
-            counted_alike = _throughput(batches, sizes, _count, OUR_CONSUMER)
+            counted_alike = _throughput(batches, sizes, _count, OUR_CONSUMER | SAME_CONSUMERS)
             written = _throughput(batches, sizes, to_parquet)
             coordination, whole = _share(batches, sizes, to_parquet)
             log.close()

@@ -38,8 +38,8 @@ _LOCAL_MASTER = re.compile(r"local(\[\s*([0-9]+|\*)\s*(,\s*([0-9]+)\s*)?\])?")
 _LOOPBACK = "127.0.0.1"
 _CONNECTOR_NAME = ":spark-sql-kafka-0-10_"
 _FEWEST_SHUFFLE_PARTITIONS = 4
-# Spark keeps consumers, and all that they have fetched, for minutes: of one topic after another that fills the heap of a
-# warm session. Of the consumers it looks at ten at a time.
+# Spark keeps consumers, and all that they have fetched, for minutes: of one topic after another that fills the heap of
+# a warm session. Of the consumers it looks at ten at a time.
 _IDLE_CONSUMERS: Mapping[str, str] = {
     "spark.kafka.consumer.cache.timeout": "10s",
     "spark.kafka.consumer.cache.evictorThreadRunInterval": "1s",
@@ -256,14 +256,12 @@ def shares_consumers(spark: "SparkSession") -> bool:
 
 
 def _silence_the_source(spark: "SparkSession") -> None:
-    """Spare each read a warning of many lines: that consumers with a group id of their own may meet others in the group.
+    """Spare each read a long warning: that consumers with a group id that was given may meet others in the group.
 
     These join none and commit nothing. The source's other warnings are of options that a batch does not use.
     """
-    jvm = spark._jvm  # noqa: SLF001 - no public name leads to it
-    assert jvm is not None
     with suppress(Exception):  # a session with another way to log
-        log4j = jvm.org.apache.logging.log4j
+        log4j = spark._jvm.org.apache.logging.log4j  # type: ignore[union-attr] # noqa: SLF001 - there is no public way
         log4j.core.config.Configurator.setLevel(_SOURCE, log4j.Level.ERROR)
 
 
