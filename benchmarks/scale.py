@@ -1,7 +1,8 @@
 """What one step of a run costs in a large deployment, beside a hundredth of it: real members on a virtual clock.
 
 The coordination log is in memory, so what is measured is this library's own work; the members stand on one world state,
-as if each had just read it. What the log comes to (records, bytes, memory, snapshots) is told in the conditions.
+as if each had just read it. What the log comes to (records, bytes, memory, snapshots) is told in the conditions, with
+what a sample of runs reads that each follow it by themselves, and what it takes to take over from runs that died.
 """
 
 import sys
@@ -10,6 +11,7 @@ import tracemalloc
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import mean
 from typing import Final
 
 from benchmarks.claim import MS_PER_S
@@ -22,6 +24,8 @@ from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
 
 SMALLER: Final = 100
+ONE_DIES_IN: Final = 10
+SAMPLE: Final = 50
 _RUN_ID: Final = "3b0e6b5c-6f64-4a4e-9d1b-0c8f6a2d7e11"
 _TARGET: Final = 2
 _MIB: Final = 2**20
@@ -125,6 +129,50 @@ class Deployment:
             "most_partitions_in_a_coordination_partition": keys[busiest.number],
             "world_state_mib": round(memory / _MIB),
             **_snapshot_figures(busiest),
+            **self._read_by_runs(),
+            **self._taken_over(),
+        }
+
+    def _read_by_runs(self) -> dict[str, float | int]:
+        """Tell how many records runs read in an interval, of which each follows the log for itself."""
+        topics = [f"topic-{run // self.sizes.runs_of_a_topic}" for run in range(len(self.claimers))]
+        readers = [
+            Rationalizer(MemoryLog(self.broker), topics=[topic], clock=self.clock)
+            for topic in topics[:: max(1, len(topics) // SAMPLE)]
+        ]
+        for reader in readers:
+            reader.catch_up()
+        before = [reader.records_read for reader in readers]
+        self.beat_all()
+        for reader in readers:
+            reader.catch_up()
+        read = [reader.records_read - then for reader, then in zip(readers, before, strict=True)]
+        return {"runs_that_read": len(read), "records_read_an_interval": round(mean(read)), "most_read": max(read)}
+
+    def _taken_over(self) -> dict[str, float | int]:
+        """Let runs die, and others claim what they held as soon as they may; tell when that was, and what it took."""
+        self.beat_all()
+        last_beat_ms = self.clock.wall_ms() - Settings().heartbeat_interval_ms
+        dead = range(0, len(self.claimers), ONE_DIES_IN)
+        for number, claimer in enumerate(self.claimers):
+            if number not in dead:
+                claimer.beat()
+        self.clock.advance(Settings().heartbeat_interval_ms)
+        if any(self._claimer(run).claim(self._partitions(run)) for run in dead):
+            raise RuntimeError("a claim was won of an owner that was not stale yet")
+        self.clock.advance(1)
+        began_s, before = time.perf_counter(), self._records()
+        for run in dead:
+            self.claimers[run] = self._claimer(run)
+        won = sum(len(self.claimers[run].claim(self._partitions(run))) for run in dead)
+        took_s = time.perf_counter() - began_s
+        if won != len(dead) * self.sizes.partitions_of_a_run:
+            raise RuntimeError(f"{won} partitions were taken over of {len(dead)} runs")
+        return {
+            "partitions_taken_over": won,
+            "taken_over_ms_after_the_last_heartbeat": self.clock.wall_ms() - last_beat_ms,
+            "records_of_the_takeover": self._records() - before,
+            "takeover_processor_s": rounded(took_s),
         }
 
     def _records(self) -> int:
