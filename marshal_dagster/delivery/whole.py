@@ -1,7 +1,7 @@
 """Partitions claimed whole: which, from where, and how far (PROTOCOL.md 6, "Where to start")."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -81,7 +81,8 @@ class WholeClaims:
         if self._request.one_more_attempt:
             return free, {}
         untired = self.claimer.claimable(free, is_dead=is_dead, max_attempts=self._request.max_attempts)
-        return untired, self._ground.keys(number for number in free if number not in untired)
+        tired = set(free).difference(untired)
+        return untired, self._ground.keys(number for number in free if number in tired)
 
     def _claim(self, chosen: Sequence[int], *, is_first: bool) -> list[Claim]:
         request, is_dead = self._request, self._ground.is_dead
@@ -179,12 +180,13 @@ class WholeClaims:
         self.claimer.check(ends)
         return self._ground.ranges((claims[number], self.positions[number], ends[number]) for number in sorted(ends))
 
-    def _without_rest(self, ranges: tuple[ClaimedRange, ...], wanted: Collection[int]) -> tuple[ClaimedRange, ...]:
+    def _without_rest(self, ranges: tuple[ClaimedRange, ...], wanted: Sequence[int]) -> tuple[ClaimedRange, ...]:
         """Release what has no part in the batch, and what is over the limit after a first claim."""
         if self._request.entire_topic:
             return ranges
         most = self._request.max_claims
-        mine = [one for one in ranges if one.partition in wanted]
+        may_have = set(wanted)
+        mine = [one for one in ranges if one.partition in may_have]
         if most is not None and len(mine) > most:
             mine = sorted(mine, key=lambda one: -one.width)[:most]
         kept = {one.partition for one in mine}
