@@ -41,7 +41,8 @@ _LOOP: Final = "loop"
 class Sizes:
     """How much is measured: the fewest and the most messages of a batch (in steps of ten times), and how often.
 
-    Beyond `loop_records` messages the loop in Python is left out.
+    The largest batch `alternations` times, one of a tenth twice as often, and so on. Beyond `loop_records` messages the
+    loop in Python is left out.
     """
 
     fewest: int = 10_000
@@ -235,7 +236,12 @@ def run(sizes: Sizes) -> Measured:
         services.create_coordination_topic(connection, COORDINATION_TOPIC)
         with Topics(connection) as data, ExitStack() as closing:
             stage = Stage(spark, connection, data, folder, closing)
-            cases = [case for records in _batches(sizes) for case in _cases(records, _measured(records, sizes, stage))]
+            batches = list(_batches(sizes))
+            cases = [
+                case
+                for records, times in zip(batches, range(len(batches), 0, -1), strict=True)
+                for case in _cases(records, _measured(records, times, sizes, stage))
+            ]
     return Measured(cases, {"spark_master": "local[2]"})
 
 
@@ -244,13 +250,14 @@ def _batches(sizes: Sizes) -> Iterator[int]:
         yield records // sizes.partitions * sizes.partitions
 
 
-def _measured(records: int, sizes: Sizes, stage: Stage) -> dict[str, list[float]]:
-    """Give the seconds of each side for batches of that many messages."""
+def _measured(records: int, times: int, sizes: Sizes, stage: Stage) -> dict[str, list[float]]:
+    """Give the seconds of each side for batches of that many messages, so many times as often as of the largest."""
     feed = Feed(stage.connection, f"orders-{records}", sizes, records)
     folder = stage.folder / str(records)
     folder.mkdir()
     sides = Sides(stage, feed, folder).by_name()
-    taken = take_turns_to_begin(sizes.alternations, list(sides.values()), feed.arrive, warm_up=sizes.warm_up)
+    alternations, warm_up = times * sizes.alternations, times * sizes.warm_up
+    taken = take_turns_to_begin(alternations, list(sides.values()), feed.arrive, warm_up=warm_up)
     shutil.rmtree(folder)
     stage.data.delete(feed.topic)
     return dict(zip(sides, taken, strict=True))
