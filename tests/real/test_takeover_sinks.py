@@ -402,7 +402,7 @@ def reached_through_spark(request: pytest.FixtureRequest, tmp_path: Path, spark:
 
 @pytest.mark.parametrize(
     ("reached_through_spark", "step"),
-    [*(("delta", step) for step in DELTA_STEPS), ("hdfs", "judged")],
+    [*(("delta", step) for step in DELTA_STEPS), ("hdfs", "judged"), ("hdfs", "linked")],
     indirect=["reached_through_spark"],
 )
 def test_a_spark_process_killed_at_a_step_of_its_sink(
@@ -412,7 +412,7 @@ def test_a_spark_process_killed_at_a_step_of_its_sink(
     worker = site.start(reached_through_spark, halt_at_step=step)
     worker.wait_until_said(f"halted {step}")
     worker.kill_all()
-    is_there = step == "committed"
+    is_there = step in {"committed", "linked"}
     assert reached_through_spark.rows() == (input_rows() if is_there else [])
 
     done = site.drain(reached_through_spark, spark)
