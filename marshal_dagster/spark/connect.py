@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from urllib.parse import quote
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
+from marshal_dagster.spark.telling import first_line
 from marshal_dagster.spark.waiting import within
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def connect(url: str, *, token: str | None = None) -> "SparkSession":
     except Exception as error:
         disconnect(session)
         raise UnavailableError(
-            f"the Spark Connect server at {target[0]}:{target[1]} gives no session ({str(error).splitlines()[0]}): "
+            f"the Spark Connect server at {target[0]}:{target[1]} gives no session ({first_line(error)}): "
             "with a token it speaks TLS, but on localhost; see that URL and token are what it asks for; "
             f"{_IF_IT_HANGS}"
         ) from error

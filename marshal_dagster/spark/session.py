@@ -17,6 +17,7 @@ from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.java import find_java
 from marshal_dagster.spark import connect
 from marshal_dagster.spark.connector import CONNECTOR, EXCLUDES, cache_folder, connector_jars, fetch_connector
+from marshal_dagster.spark.telling import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -124,7 +125,7 @@ def start_session(settings: Mapping[str, str]) -> "SparkSession":
     try:
         session = builder.getOrCreate()
     except Exception as error:  # PySpark, Py4J and the operating system each raise their own
-        raise UnavailableError(f"Spark does not start: {_first_line(error)}") from error
+        raise UnavailableError(f"Spark does not start: {first_line(error)}") from error
     check_session(session)
     return session
 
@@ -186,11 +187,11 @@ def check_session(spark: "SparkSession") -> None:
         reader.load().schema  # noqa: B018 - a Connect server is not asked before
     except Exception as error:  # a JVM's linkage errors too
         if is_remote and not connect.is_alive(spark):
-            raise UnavailableError(f"{connect.ENDED} ({_first_line(error)})") from error
+            raise UnavailableError(f"{connect.ENDED} ({first_line(error)})") from error
         how = "the server" if is_remote else "it"
         where = "" if is_remote else ", as `spark_settings` does, in a process that has no session yet"
         raise ConfigurationError(
-            f"this session has no working Kafka connector ({_first_line(error)}): start {how} with "
+            f"this session has no working Kafka connector ({first_line(error)}): start {how} with "
             f"spark.jars.packages={CONNECTOR}{where}"
         ) from error
     if not is_remote:
@@ -287,9 +288,3 @@ def _listed(names: str) -> list[str]:
 def _joined(lists: Mapping[str, list[str]]) -> dict[str, str]:
     """Return the lists as Spark writes them, without the empty ones."""
     return {name: ",".join(values) for name, values in lists.items() if values}
-
-
-def _first_line(error: BaseException) -> str:
-    """Return what an error says in one line; of one that Java raised, Java's."""
-    lines = [line.strip(": ") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[1] if lines[0].startswith("An error occurred while calling") and len(lines) > 1 else lines[0]

@@ -21,6 +21,7 @@ from marshal_dagster.spark.session import (
     check_single_execution,
     spark_settings,
 )
+from marshal_dagster.spark.telling import first_line
 
 
 def test_settings_for_one_machine(tmp_path: Path) -> None:
@@ -305,6 +306,6 @@ def test_another_spark_is_refused(version: str) -> None:
 def test_what_java_raised_is_told_in_one_line() -> None:
     """Of an error from the JVM it is Java's first line that tells, not the name of the call."""
     from_java = RuntimeError("An error occurred while calling o1.x.\n: a.b.C: not enough memory\n\tat a.b.D")
-    assert session._first_line(from_java) == "a.b.C: not enough memory"
-    assert session._first_line(RuntimeError("\nplain\nmore")) == "plain"
-    assert session._first_line(KeyError()) == "KeyError"
+    assert first_line(from_java) == "a.b.C: not enough memory"
+    assert first_line(RuntimeError("\nplain\nmore")) == "plain"
+    assert first_line(KeyError()) == "KeyError"

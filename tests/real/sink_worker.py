@@ -5,6 +5,7 @@ it that needs no JVM. What it does is told on stdout, a line each; where it is t
 a line comes in.
 """
 
+import itertools
 import sys
 import threading
 import time
@@ -39,9 +40,9 @@ class Orders(BaseModel):
     """What the worker is to do.
 
     `place` is the folder of the files, or of a Delta table, the schema of the table in the Postgres at `dsn`, or a
-    topic (`is_topic`). It halts at the sink's step `halt_at_step`, between two records of its first commit with
-    `halt_in_commit`, before it with `halt_when_written`. With `slow_ms` each message takes so long in Spark, and once
-    Spark is at work that is said.
+    topic (`is_topic`). It halts when it comes to the sink's step `halt_at_step` for the `halt_at_count`th time, between
+    two records of its first commit with `halt_in_commit`, before it with `halt_when_written`. With `slow_ms` each
+    message takes so long in Spark, and once Spark is at work that is said.
     """
 
     bootstrap_servers: str
@@ -58,6 +59,7 @@ class Orders(BaseModel):
     heartbeat_interval_ms: int
     max_records: int | None = None
     halt_at_step: str | None = None
+    halt_at_count: int = 1
     halt_in_commit: bool = False
     halt_when_written: bool = False
     slow_ms: int = 0
@@ -99,11 +101,10 @@ def open_sink(orders: Orders) -> DeltaSink | FileSink | PostgresSink | KafkaSink
     else:
         kind_of_table = PostgresSink if orders.with_spark else StandInPostgresSink
         sink = kind_of_table(orders.dsn, TABLE, schema=orders.place)
-    halted = threading.Event()
+    times = itertools.count(1)
 
     def reached(step: str) -> None:
-        if step == orders.halt_at_step and not halted.is_set():
-            halted.set()
+        if step == orders.halt_at_step and next(times) == orders.halt_at_count:
             halt(step)
 
     hook(sink, reached)

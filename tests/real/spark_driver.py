@@ -196,6 +196,18 @@ def write_through_the_sink(work: Work, slow_ms: int = 0, table: tuple[str, str] 
         batch.write(values(batch.read(spark), slow_ms))
 
 
+def write_into(work: Work, sink: Sink) -> None:
+    """One batch in effectively once."""
+    with claimed(work, sink) as batch:
+        batch.write(values(batch.read(session(work.where))))
+
+
+def rows_of_table(work: Work) -> list[Row]:
+    """Read the Delta table at the work's output, as anybody would."""
+    table = session(work.where).read.format("delta").load(str(work.output))
+    return sorted(tuple(row) for row in table.select("partition", "offset", "value").collect())
+
+
 def write_oneself(work: Work) -> None:
     """One batch in at least once."""
     with claimed(work) as batch:

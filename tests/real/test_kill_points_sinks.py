@@ -6,7 +6,8 @@ would tell it; members that are waited for until they are stale are in `test_tak
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,7 +21,9 @@ from marshal_dagster.errors import DataTopicChanged
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
-from marshal_dagster.spark.sinks import DeltaSink, FileSink, PostgresSink, Sink
+from marshal_dagster.spark.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, Sink
+from marshal_dagster.spark.sinks.kafka import Records
+from tests.kafka_outputs import KafkaOutput
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
 from tests.real.test_kill_points import APPENDS, COMMITS, POSITIONS
 from tests.sink_conformance import Row
@@ -38,11 +41,12 @@ from tests.sink_outputs import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-HEARTBEAT_INTERVAL_MS = 20_000
-"""So long that no lease ends while two cores are busy."""
+HEARTBEAT_INTERVAL_MS = 60_000
+"""So long that none beats by itself, and no lease ends, while two cores are busy: `COMMITS` counts heartbeats."""
 PARTITIONS, MESSAGES = 2, 10
 
 APPEND_STEPS = [*(KillPoint(side, record) for record in APPENDS for side in Side), *POSITIONS, *COMMITS]
+PLANS = [KillPoint(side, "ClaimingMessages") for side in (Side.WITHIN, Side.AFTER)]
 
 
 class Output(Protocol):
@@ -119,6 +123,25 @@ class DeltaFolder:
         return sorted(tuple(row) for row in frame.select("partition", "offset", "value").collect())
 
 
+class Keyed(KafkaSink):
+    """A sink whose records say in their keys which message they come from."""
+
+    def _evaluated(self, frame: "DataFrame", done: Sequence[int]) -> AbstractContextManager[Records]:
+        from pyspark.sql import functions as f
+
+        return super()._evaluated(frame.withColumn("key", f.concat_ws("/", "partition", "offset")), done)
+
+
+class KafkaTopic(KafkaOutput):
+    """A topic, read as anybody would who reads what is committed."""
+
+    def open(self, reached: Callable[[str], None] | None = None) -> KafkaSink:
+        """Open it."""
+        sink = Keyed(self.connection, self.topic)
+        hook(sink, reached)
+        return sink
+
+
 class Table:
     """A table in a schema of its own."""
 
@@ -153,6 +176,12 @@ def table(postgres: str) -> Table:
 def delta(tmp_path: Path, spark: "SparkSession") -> DeltaFolder:
     """No table yet."""
     return DeltaFolder(tmp_path / "output", spark)
+
+
+@pytest.fixture
+def kafka_topic(connection: KafkaConnection) -> KafkaTopic:
+    """An empty topic."""
+    return KafkaTopic(connection)
 
 
 @pytest.fixture(params=["files", "table"])
@@ -265,6 +294,25 @@ def test_a_member_that_dies_at_an_append(
 
     members.drain(output.open(), spark)
 
+    assert output.rows() == input_rows()
+
+
+@pytest.mark.parametrize("output", ["delta", "kafka_topic"], indirect=True)
+@pytest.mark.parametrize("at", [*PLANS, *COMMITS], ids=str)
+def test_a_member_that_dies_at_its_plan_or_its_commit(
+    members: Members, output: Output, spark: "SparkSession", at: KillPoint
+) -> None:
+    """What it has written is there, and is not written again; the output is the input, record by record."""
+    delivery, _ = members.open(at)
+    batch = members.batch(delivery, output.open())
+    with pytest.raises(Killed), batch:
+        batch.write(result(batch, spark))
+    is_written = at in COMMITS
+    assert output.rows() == (input_rows() if is_written else [])
+
+    done = members.drain(output.open(), spark)
+
+    assert sum(len(batch.ranges) for batch in done) == (0 if is_written else PARTITIONS)
     assert output.rows() == input_rows()
 
 

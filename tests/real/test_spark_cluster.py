@@ -13,8 +13,10 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Key
+from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.session import SINGLE_EXECUTION
-from marshal_dagster.spark.sinks import FileSink
+from marshal_dagster.spark.sinks import DeltaSink, FileSink, delta_settings
+from marshal_dagster.spark.sinks.delta_table import DELTA
 from tests.real.spark_cluster import WORKERS, SparkCluster, running_cluster
 from tests.real.spark_driver import (
     MESSAGES,
@@ -28,12 +30,14 @@ from tests.real.spark_driver import (
     messages,
     note_each,
     rows_in,
+    rows_of_table,
     run_with_dagsters_session,
     session,
+    write_into,
     write_oneself,
     write_through_the_sink,
 )
-from tests.real.test_kill_points_sinks import Table
+from tests.real.test_kill_points_sinks import KafkaTopic, Table
 
 SINGLE = tuple(SINGLE_EXECUTION.items())
 
@@ -47,8 +51,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 
 @pytest.fixture
 def work(cluster: SparkCluster, kafka: str, filled: str, coordination_topic: str, tmp_path: Path) -> Work:
-    """A group at the start of a filled topic."""
-    return Work(Where(cluster.master), kafka, coordination_topic, filled, tmp_path / "output")
+    """A group at the start of a filled topic, and a session that knows Delta Lake."""
+    fetch_connector(DELTA)
+    where = Where(cluster.master, tuple(delta_settings().items()))
+    return Work(where, kafka, coordination_topic, filled, tmp_path / "output")
 
 
 def key_of(work: Work) -> Key:
@@ -76,6 +82,19 @@ def test_effectively_once_through_the_file_sink(driver: Driver, work: Work) -> N
     driver.call(write_through_the_sink, work)
     assert driver.call(executors, work) == WORKERS
     assert rows_in(FileSink(work.output).committed_files()) == messages()
+
+
+def test_effectively_once_into_a_delta_table(driver: Driver, work: Work) -> None:
+    """Executors keep the rows and write them into the table, each once."""
+    driver.call(write_into, work, DeltaSink(str(work.output)))
+    assert driver.call(rows_of_table, work) == messages()
+
+
+def test_effectively_once_into_a_topic(driver: Driver, work: Work, connection: KafkaConnection) -> None:
+    """Executors keep the rows, and each comes through the driver into the topic, once."""
+    topic = KafkaTopic(connection)
+    driver.call(write_into, work, topic.open())
+    assert topic.rows() == messages()
 
 
 @pytest.mark.parametrize("master", ["here", "cluster"])

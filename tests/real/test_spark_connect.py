@@ -5,23 +5,32 @@ import signal
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import psutil
 import psycopg
 import pytest
 from psycopg import sql
 
-from marshal_dagster.errors import UnavailableError
+from marshal_dagster.errors import BadRecord, BadRecords, ConfigurationError, UnavailableError
+from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ports import free_port
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark import connect
 from marshal_dagster.spark.connect_server import ConnectServer, Server
+from marshal_dagster.spark.connector import fetch_beside, fetch_connector
+from marshal_dagster.spark.decoding import AVRO_PACKAGE, SchemaRegistry, decode_avro, decode_json, decode_protobuf
 from marshal_dagster.spark.reading import read_ranges
-from marshal_dagster.spark.sinks import FileSink, PostgresSink
+from marshal_dagster.spark.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, delta_settings
+from marshal_dagster.spark.sinks.delta_table import DELTA
 from marshal_dagster.spark_resources import SparkConnectResource
+from tests.avro_bytes import encode, framed
+from tests.protobuf_bytes import framed_message, orders_file
+from tests.real.conftest import MakeTopic
 from tests.real.spark_driver import (
     WITHIN_S,
     Driver,
@@ -32,14 +41,20 @@ from tests.real.spark_driver import (
     mark_when_at_work,
     messages,
     rows_in,
+    rows_of_table,
     run_op,
     session,
     stop_session,
     values,
+    write_into,
     write_oneself,
     write_through_the_sink,
 )
+from tests.real.test_decoding import JSONS, MISFIT, ORDER_1, ORDER_2, batch, outcome
+from tests.real.test_decoding import messages as read_letters
+from tests.real.test_kill_points_sinks import KafkaTopic
 from tests.real.test_spark_jobs import until
+from tests.registry import running_registry
 
 SMALL = {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
 PAGE = free_port()
@@ -54,8 +69,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
 
 
 def start(home: ConnectServer) -> Server:
-    """Start the server, if it does not run, with a page."""
-    return home.start(SMALL | {"spark.ui.enabled": "true", "spark.ui.port": str(PAGE)})
+    """Start the server, if it does not run, with a page, Delta Lake and Avro."""
+    jars = [*fetch_beside(AVRO_PACKAGE), *fetch_connector(DELTA)]
+    others = {"spark.ui.enabled": "true", "spark.ui.port": str(PAGE), "spark.jars": ",".join(map(str, jars))}
+    return home.start(SMALL | delta_settings() | others)
 
 
 @pytest.fixture
@@ -74,6 +91,46 @@ def write_into_postgres(work: Work, dsn: str) -> None:
         rows = values(batch.read(spark))
         sink.create_tables(rows.schema)
         batch.write(rows)
+
+
+def write_piece_by_piece(work: Work, sink: KafkaSink) -> None:
+    """One batch in effectively once, some records at a time in this process."""
+    with patch("marshal_dagster.spark.sinks.kafka_records._BYTES_AT_ONCE", 1_000):
+        write_into(work, sink)
+
+
+@dataclass(frozen=True)
+class Told:
+    """What decoding comes to: of each record its value or why it is bad, and what is said where it cannot be done."""
+
+    json: list[Any]
+    avro: list[Any]
+    protobuf: list[Any]
+    bad: BadRecords
+    good: list[int]
+    no_ddl: str
+
+
+def decode(work: Work, url: str, avro: Sequence[bytes], protobuf: Sequence[bytes], dead: str) -> Told:
+    """Decode JSON by a declared schema, Avro and Protobuf by a registry's; bad JSON fails, or goes to `dead`."""
+    spark, schemas = session(work.where), SchemaRegistry(url=url)
+    jsons = decode_json(batch(spark, [value for value, _ in JSONS]), "id bigint NOT NULL, name string")
+    avros = decode_avro(batch(spark, avro), schemas, subject="avro")
+    protobufs = decode_protobuf(batch(spark, protobuf), schemas, message="shop.Order", subject="protobuf")
+    two = decode_json(batch(spark, ['{"a": 1}', "{"]), "a int")
+    with pytest.raises(BadRecords) as bad:
+        two.or_fail()
+    good = two.or_dead_letter(dead, KafkaConnection(bootstrap_servers=work.bootstrap_servers))
+    with pytest.raises(ConfigurationError) as no_ddl:
+        decode_json(batch(spark, []), "a intt")
+    return Told(
+        json=outcome(jsons, len(JSONS)),
+        avro=outcome(avros, len(avro)),
+        protobuf=outcome(protobufs, len(protobuf)),
+        bad=bad.value,
+        good=[row["a"] for row in good.select("value.*").collect()],
+        no_ddl=str(no_ddl.value),
+    )
 
 
 def connect_wrongly(url: str, token: str) -> str:
@@ -159,11 +216,51 @@ def test_effectively_once_into_postgres(driver: Driver, work: Work, postgres: st
     assert sorted(found) == messages()
 
 
+def test_effectively_once_into_a_delta_table(driver: Driver, work: Work) -> None:
+    """The sink asks the server of the table, through the process's active session; each row is there once."""
+    driver.call(write_into, work, DeltaSink(str(work.output)))
+    assert driver.call(rows_of_table, work) == messages()
+
+
+def test_effectively_once_into_a_topic(driver: Driver, work: Work, connection: KafkaConnection) -> None:
+    """Rows come through the client into the topic, some at a time, each once."""
+    topic = KafkaTopic(connection)
+    driver.call(write_piece_by_piece, work, topic.open())
+    assert topic.rows() == messages()
+
+
 @pytest.mark.parametrize("mode", [DeliveryMode.AT_LEAST_ONCE, DeliveryMode.AT_MOST_ONCE])
 def test_what_a_batch_writes_itself(driver: Driver, work: Work, mode: DeliveryMode) -> None:
     """At most once too, for the server was started with what that asks for."""
     driver.call(write_oneself, replace(work, mode=mode))
     assert rows_in(work.output.glob("part-*")) == messages()
+
+
+def test_decoding(driver: Driver, work: Work, topic: MakeTopic) -> None:
+    """Each record is a good row or a bad one, as in a session of one's own; bad ones fail a batch, or go to a topic."""
+    dead = topic(1)
+    with running_registry() as registry:
+        older, newer = (registry.register("avro", json.dumps(each)) for each in (ORDER_1, ORDER_2))
+        file = orders_file(newer=True).SerializeToString()
+        number = registry.register("protobuf", "...", kind="PROTOBUF", serialized=file)
+        avro = [
+            framed(newer, encode(ORDER_2, {"id": 2, "note": "ä", "total": 0.5})),
+            framed(older, encode(ORDER_1, {"id": 1, "note": None})),
+            framed(newer, b"\x02"),
+            framed(77, b""),
+        ]
+        protobuf = [framed_message(number, [1], b"\x08\x07"), framed_message(number, [0], b"")]
+        told = driver.call(decode, work, registry.url, avro, protobuf, dead)
+
+    assert told.json == [expected for _, expected in JSONS]
+    told_early = [f"it ends too early, or is not of schema id {each}, or that does not fit" for each in (older, newer)]
+    assert told.avro[0] == {"id": 2, "note": "ä", "total": 0.5}
+    assert [each[: len(told_early[0])] for each in told.avro[1:]] == [*told_early, "schema id 77 is not known"]
+    assert (told.protobuf[0]["id"], told.protobuf[1]) == (7, "it is a shop.Other, not a shop.Order")
+    assert (told.bad.count, told.bad.first) == (1, (BadRecord("orders", 1, 100, MISFIT),))
+    assert told.good == [1]
+    assert [value for _, value, _ in read_letters(work.bootstrap_servers, dead, 1)] == [b"{"]
+    assert 'Unsupported data type "INTT"' in told.no_ddl
 
 
 def test_cancelling_ends_the_operations_on_the_server(driver: Driver, work: Work) -> None:

@@ -1,4 +1,4 @@
-"""Effectively once when members are killed, stopped or orphaned for real and others take over, with both sinks.
+"""Effectively once when members are killed, stopped or orphaned for real and others take over, with each sink.
 
 The killed and stopped ones are processes of their own (`tests.real.sink_worker`), with a JVM where Spark matters; who
 takes over waits until their claims are stale, in this process and its warm Spark session, or is another such process.
@@ -28,7 +28,7 @@ from tests.kafka_outputs import KafkaOutput
 from tests.real.conftest import MakeTopic
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
 from tests.real.sink_worker import HalfCommitLog, Orders, value_of
-from tests.real.test_kill_points_sinks import DeltaFolder, Files, HadoopFiles, Output, Table, result
+from tests.real.test_kill_points_sinks import DeltaFolder, Files, HadoopFiles, KafkaTopic, Output, Table, result
 from tests.sink_conformance import Row
 from tests.sink_outputs import DELTA_STEPS
 
@@ -236,6 +236,18 @@ def table(postgres: str) -> Table:
     return Table(postgres)
 
 
+@pytest.fixture
+def delta(tmp_path: Path, spark: "SparkSession") -> DeltaFolder:
+    """No table yet."""
+    return DeltaFolder(tmp_path / "output", spark)
+
+
+@pytest.fixture
+def kafka_topic(connection: KafkaConnection) -> KafkaTopic:
+    """An empty topic."""
+    return KafkaTopic(connection)
+
+
 @pytest.fixture(params=["files", "table"])
 def output(request: pytest.FixtureRequest) -> Output:
     """An empty output of either kind."""
@@ -243,6 +255,7 @@ def output(request: pytest.FixtureRequest) -> Output:
     return found
 
 
+@pytest.mark.parametrize("output", ["files", "table", "kafka_topic"], indirect=True)
 def test_half_of_its_partitions_each(
     site: Site, output: Output, spark: "SparkSession", fill: Callable[[str, int, int], None]
 ) -> None:
@@ -267,6 +280,7 @@ def test_half_of_its_partitions_each(
     ]
 
 
+@pytest.mark.parametrize("output", ["files", "table", "delta", "kafka_topic"], indirect=True)
 def test_half_each_of_what_was_not_written(site: Site, output: Output, spark: "SparkSession") -> None:
     """A run dies before its write: two others write its plan, half each, at the same time."""
     dead = site.batch(output, site.delivery(KillPoint(Side.AFTER, "ClaimingMessages")))
@@ -388,7 +402,7 @@ def reached_through_spark(request: pytest.FixtureRequest, tmp_path: Path, spark:
 
 @pytest.mark.parametrize(
     ("reached_through_spark", "step"),
-    [*(("delta", step) for step in DELTA_STEPS), ("hdfs", "judged")],
+    [*(("delta", step) for step in DELTA_STEPS), ("hdfs", "judged"), ("hdfs", "linked")],
     indirect=["reached_through_spark"],
 )
 def test_a_spark_process_killed_at_a_step_of_its_sink(
@@ -398,7 +412,7 @@ def test_a_spark_process_killed_at_a_step_of_its_sink(
     worker = site.start(reached_through_spark, halt_at_step=step)
     worker.wait_until_said(f"halted {step}")
     worker.kill_all()
-    is_there = step == "committed"
+    is_there = step in {"committed", "linked"}
     assert reached_through_spark.rows() == (input_rows() if is_there else [])
 
     done = site.drain(reached_through_spark, spark)

@@ -8,6 +8,7 @@ from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.spark.decoding import framing
 from marshal_dagster.spark.decoding.decoded import Decoded, Nulls, read_once
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
+from marshal_dagster.spark.telling import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -70,7 +71,7 @@ def decode_avro(
     except MarshalError:
         raise
     except Exception as error:  # the JVM's, about a schema or a function that is not there
-        words = _last_words(error)
+        words = first_line(error)
         raise ConfigurationError(f"Avro cannot be read ({words}): check the schema to read by, or {_ADVICE}") from error
 
 
@@ -179,12 +180,6 @@ def _read(data: "Column", writer: object, reader: Mapping[str, Any]) -> "Column"
         return from_avro(data, json.dumps(writer), {"avroSchema": json.dumps(marked), "mode": "PERMISSIVE"})
     except TypeError as error:  # the class is not in the JVM
         raise ConfigurationError(f"this session cannot read Avro: {_ADVICE}") from error
-
-
-def _last_words(error: Exception) -> str:
-    """Give what an error says in one line; of one that Java raised, Java's."""
-    lines = [line.strip(": ") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[min(1, len(lines) - 1)] if lines[0].startswith("An error occurred while calling") else lines[0]
 
 
 def whole(schema: Schema) -> str:

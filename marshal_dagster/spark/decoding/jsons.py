@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from marshal_dagster.errors import ConfigurationError, SchemaDrift
 from marshal_dagster.spark.decoding.decoded import Decoded, Nulls, read_once
+from marshal_dagster.spark.telling import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -102,7 +103,7 @@ def _declared(schema: "StructType | str") -> "StructType":
     try:
         declared = DataType.fromDDL(schema) if isinstance(schema, str) else schema
     except PySparkException as error:
-        raise ConfigurationError(f"schema: {schema!r} is no DDL ({str(error).splitlines()[0]})") from error
+        raise ConfigurationError(f"schema: {schema!r} is no DDL ({first_line(error)})") from error
     if not isinstance(declared, StructType) or not declared.fields:
         raise ConfigurationError(f"schema: {schema!r}; give the fields of an object, as a StructType or as DDL")
     if _holds(declared, ByteType):
