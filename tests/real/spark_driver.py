@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,17 +19,22 @@ import dagster as dg
 import pytest
 from dagster_pyspark import LazyPySparkResource
 
+from marshal_dagster.coordination.claimer import nobody_is_dead
 from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.errors import ClaimLost
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.operations.revoking import Revoking
 from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.state import Owner
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
-from marshal_dagster.spark import jobs
 from marshal_dagster.spark.connect import connect, disconnect, is_connect
 from marshal_dagster.spark.session import spark_settings, start_session
 from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink
+from tests.real.batch_function import mark_when_at_work, values
 from tests.real.spark_cluster import spark_environment
 from tests.sink_conformance import Row
 from tests.sink_outputs import TABLE
@@ -127,7 +132,7 @@ def stop_session() -> None:
             spark.stop()
 
 
-def open_delivery(work: Work) -> Delivery:
+def open_delivery(work: Work, is_dead: Callable[[Owner], bool] = nobody_is_dead) -> Delivery:
     """Open a member of the group."""
     connection = KafkaConnection(bootstrap_servers=work.bootstrap_servers)
     return Delivery(
@@ -138,39 +143,22 @@ def open_delivery(work: Work) -> Delivery:
         client="driver",
         run_id=f"run{time.monotonic_ns()}",
         settings=Settings(work.heartbeat_interval_ms, RuleSet.NATIVE, work.mode),
+        is_dead=is_dead,
     )
 
 
 @contextmanager
-def claimed(work: Work, sink: Sink | None = None) -> Iterator[ClaimedBatch]:
+def claimed(
+    work: Work, sink: Sink | None = None, is_dead: Callable[[Owner], bool] = nobody_is_dead
+) -> Iterator[ClaimedBatch]:
     """Claim a batch of all there is; close the member afterwards."""
-    delivery = open_delivery(work)
+    delivery = open_delivery(work, is_dead)
     try:
         with delivery.claimed_batch(BatchRequest(topic=work.topic), sink) as batch:
             yield batch
     finally:
         delivery.log.close()
         delivery.data.close()
-
-
-def values(frame: "DataFrame", slow_ms: int = 0) -> "DataFrame":
-    """Give partition, offset and the message as text; each one takes `slow_ms`."""
-    slow = f"left(java_method('java.lang.Thread', 'sleep', {slow_ms}L), 0)" if slow_ms else "''"
-    return frame.selectExpr("partition", "offset", f"concat(CAST(value AS STRING), {slow}) AS value")
-
-
-def mark_when_at_work(spark: "SparkSession", batch_id: str, mark: Path) -> None:
-    """Touch `mark` once Spark has tasks of the batch at work, from a thread of its own."""
-
-    def watch() -> None:
-        while True:
-            progress = jobs.progress(spark, batch_id)
-            if progress is not None and progress.active_stages:
-                mark.touch()
-                return
-            time.sleep(0.05)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def messages() -> list[Row]:
@@ -304,21 +292,36 @@ def run_with_dagsters_session(work: Work) -> tuple[bool, str]:
         spark.spark_session.stop()
 
 
-def cancel_a_batch(work: Work) -> tuple[str, float]:
-    """One batch that would take minutes, cancelled once it is at work; gives the error, and the seconds until then."""
-    spark = session(work.where)
-    cancelled_s: list[float] = []
+def revoke(work: Work) -> None:
+    """Take all that the group holds from its owner, as another member."""
+    connection = KafkaConnection(bootstrap_servers=work.bootstrap_servers)
 
-    def cancel_when_at_work(batch_id: str) -> None:
-        while not ((found := jobs.progress(spark, batch_id)) and found.active_stages):
+    def open_log(interval_ms: int) -> Rationalizer:
+        return Rationalizer(KafkaLog(connection, work.coordination_topic, interval_ms))
+
+    with closing(Revoking(open_log, work.group, work.topic, "another")) as revoking:
+        assert len(revoking.carry_out(revoking.look())) == PARTITIONS
+
+
+def lose_a_batch(work: Work, spark: "SparkSession | None" = None) -> tuple[str, str, float]:
+    """One batch that would take more than a minute, revoked once it is at work.
+
+    Gives the error that its block ends with, the one in it, and the seconds from the revoking until then.
+    """
+    spark = spark or session(work.where)
+    revoked_s: list[float] = []
+
+    def revoke_when_at_work() -> None:
+        while not work.mark.exists():
             time.sleep(0.05)
-        cancelled_s.append(time.monotonic())
-        jobs.cancel(spark, batch_id, "the test cancels it")
+        revoked_s.append(time.monotonic())
+        revoke(work)
 
     try:
         with claimed(work) as batch:
-            threading.Thread(target=cancel_when_at_work, args=(batch.batch_id,), daemon=True).start()
-            values(batch.read(spark), 10_000).write.format("noop").mode("append").save()
-    except Exception as error:  # noqa: BLE001 - Spark's
-        return str(error), time.monotonic() - cancelled_s[0]
-    raise AssertionError("it was not cancelled")
+            mark_when_at_work(spark, batch.batch_id, work.mark)
+            threading.Thread(target=revoke_when_at_work, daemon=True).start()
+            values(batch.read(spark), 2_000).write.format("noop").mode("append").save()
+    except ClaimLost as error:
+        return str(error), str(error.__cause__), time.monotonic() - revoked_s[0]
+    raise AssertionError("its claim was not lost")

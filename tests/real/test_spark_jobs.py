@@ -13,9 +13,11 @@ import pytest
 from pyspark import InheritableThread
 from pyspark.sql import functions as f
 
+from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark.jobs import batch_jobs, cancel, progress
 from marshal_dagster.spark.reading import read_ranges, read_schema
 from marshal_dagster.spark.session import check_session, check_single_execution
+from tests.real.spark_driver import Where, Work, lose_a_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,6 +64,18 @@ def test_cancelling_ends_a_running_action(spark: "SparkSession") -> None:
     assert time.monotonic() - started < 10
     assert "the lease has ended" in failures[0]
     until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds())
+
+
+def test_a_revoked_batch_has_its_jobs_cancelled(
+    spark: "SparkSession", kafka: str, filled: str, coordination_topic: str, tmp_path: Path
+) -> None:
+    """It fails within a heartbeat or so of another's revoking it, and no job of the session works on."""
+    work = Work(Where("here"), kafka, coordination_topic, filled, tmp_path / "output", DeliveryMode.AT_LEAST_ONCE)
+    error, came_of, took_s = lose_a_batch(work, spark)
+    assert "held by nobody" in error
+    assert "was stopped" in came_of
+    assert took_s < 20
+    until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), 5)
 
 
 def test_a_cancelled_batch_starts_no_more_jobs(spark: "SparkSession") -> None:
@@ -192,6 +206,7 @@ def test_reading_asks_the_jvm_for_few_things(spark: "SparkSession", monkeypatch:
 WITHOUT_CONNECTOR = """
 from pyspark.sql import SparkSession
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark.jobs import batch_jobs, cancel, progress
 from marshal_dagster.spark.session import check_session, check_single_execution
 spark = SparkSession.builder.master("local[1, 2]").config("spark.ui.enabled", "false").getOrCreate()

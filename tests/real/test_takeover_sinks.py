@@ -381,7 +381,9 @@ def test_a_session_whose_jvm_is_killed(site: Site, output: Output, spark: "Spark
     worker.wait_until_said("Spark is at work")
     (jvm,) = [each for each in children(worker.process.pid) if each.name() == "java"]
     jvm.kill()
+    killed_s = time.monotonic()
     assert worker.wait() not in {0, -signal.SIGKILL}
+    assert time.monotonic() - killed_s < 30
     keys = [site.key(n) for n in range(PARTITIONS)]
     assert all(key.owner is None and key.plan_end and not key.offset for key in keys)
     assert output.rows() == []
