@@ -185,9 +185,10 @@ def write_through_the_sink(work: Work, slow_ms: int = 0, table: tuple[str, str] 
 
 
 def write_into(work: Work, sink: Sink) -> None:
-    """One batch in effectively once."""
+    """One batch in effectively once; the session is there before the sink is asked through it."""
+    spark = session(work.where)
     with claimed(work, sink) as batch:
-        batch.write(values(batch.read(session(work.where))))
+        batch.write(values(batch.read(spark)))
 
 
 def rows_of_table(work: Work) -> list[Row]:

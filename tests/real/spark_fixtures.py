@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from tests.real.spark_driver import Driver
 
 
+SMALL_DELTA = {"spark.databricks.delta.snapshotPartitions": "2"}
+"""Without it Delta has 50 tasks look at the log of a table."""
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """A session with two task slots, the Kafka connector, Avro and Delta Lake, stopped at the end."""
@@ -32,7 +36,7 @@ def spark() -> Iterator["SparkSession"]:
                 "spark.sql.shuffle.partitions": "2",
                 "spark.driver.memory": "1g",
                 "spark.stage.maxConsecutiveAttempts": "1",  # without which at most once refuses it
-                "spark.databricks.delta.snapshotPartitions": "2",
+                **SMALL_DELTA,
                 **delta_settings(),
                 "spark.jars": ",".join(map(str, jars)),
             },

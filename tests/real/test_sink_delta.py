@@ -20,7 +20,14 @@ from tests.sink_outputs import DELTA_STEPS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-ON_A_TABLE = ("ranges_without_rows", "inside_an_older_range", "rows_without_offsets")
+ON_A_TABLE = (
+    "duplicate",
+    "subset_replayed_by_others",
+    "lower_epoch",
+    "ranges_without_rows",
+    "inside_an_older_range",
+    "rows_without_offsets",
+)
 
 
 class DeltaTarget(Target):

@@ -37,6 +37,7 @@ from tests.real.spark_driver import (
     write_oneself,
     write_through_the_sink,
 )
+from tests.real.spark_fixtures import SMALL_DELTA
 from tests.real.test_kill_points_sinks import KafkaTopic, Table
 
 SINGLE = tuple(SINGLE_EXECUTION.items())
@@ -53,7 +54,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
 def work(cluster: SparkCluster, kafka: str, filled: str, coordination_topic: str, tmp_path: Path) -> Work:
     """A group at the start of a filled topic, and a session that knows Delta Lake."""
     fetch_connector(DELTA)
-    where = Where(cluster.master, tuple(delta_settings().items()))
+    where = Where(cluster.master, tuple((SMALL_DELTA | delta_settings()).items()))
     return Work(where, kafka, coordination_topic, filled, tmp_path / "output")
 
 

@@ -49,6 +49,7 @@ from tests.real.spark_driver import (
     write_oneself,
     write_through_the_sink,
 )
+from tests.real.spark_fixtures import SMALL_DELTA
 from tests.real.test_decoding import JSONS, MISFIT, ORDER_1, ORDER_2, batch, outcome
 from tests.real.test_decoding import messages as read_letters
 from tests.real.test_kill_points_sinks import KafkaTopic
@@ -71,7 +72,7 @@ def start(home: ConnectServer) -> Server:
     """Start the server, if it does not run, with a page, Delta Lake and Avro."""
     jars = [*fetch_beside(AVRO_PACKAGE), *fetch_connector(DELTA)]
     others = {"spark.ui.enabled": "true", "spark.ui.port": str(PAGE), "spark.jars": ",".join(map(str, jars))}
-    return home.start(SMALL | delta_settings() | others)
+    return home.start(SMALL | SMALL_DELTA | delta_settings() | others)
 
 
 @pytest.fixture
