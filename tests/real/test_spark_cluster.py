@@ -181,3 +181,12 @@ def test_a_failing_task_is_not_retried_at_most_once(driver: Driver, work: Work) 
     assert driver.call(fail_in_a_task, once) == ["possibly dropped"] * PARTITIONS
     assert work.output.read_text() == "ran\n"
     assert key_of(once).offset == MESSAGES // PARTITIONS
+
+
+def test_a_session_without_delta_lake_is_refused(driver: Driver, work: Work) -> None:
+    """Before anything is processed, with what to do; the plan is the next run's."""
+    without = replace(work, where=replace(work.where, settings=SINGLE))
+    with pytest.raises(ConfigurationError, match="does not know Delta Lake: start it with `delta_settings`"):
+        driver.call(write_into, without, DeltaSink(str(work.output)))
+    key = key_of(work)
+    assert (key.owner, key.offset, key.plan_end) == (None, 0, MESSAGES // PARTITIONS)

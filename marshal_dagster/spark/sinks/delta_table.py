@@ -26,6 +26,7 @@ _LOCAL = "file:"
 _LOCK = "_marshal_dagster.lock"  # names that begin so are no part of a table
 _MISSING = ("DELTA_TABLE_ONLY_OPERATION", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND")
 _UNKNOWN_SYNTAX = "PARSE_SYNTAX_ERROR"
+_NO_TABLE = "TABLE_OR_VIEW_NOT_FOUND"  # Spark alone takes DETAIL for a table's name, and the table for a column's
 
 
 def delta_settings(ivy_folder: Path | None = None) -> dict[str, str]:
@@ -177,7 +178,7 @@ class DeltaTable:
             condition = error.getCondition()
             if condition in _MISSING:
                 return []
-            if condition == _UNKNOWN_SYNTAX:
+            if condition == _UNKNOWN_SYNTAX or (condition == _NO_TABLE and f"`{what}`" in str(error)):
                 raise ConfigurationError(
                     "this session does not know Delta Lake: start it with `delta_settings`, in a process that has no "
                     "session yet"
