@@ -32,6 +32,7 @@ from tests.real.spark_driver import (
     rows_in,
     rows_of_table,
     run_with_dagsters_session,
+    running_driver,
     session,
     write_into,
     write_oneself,
@@ -183,10 +184,14 @@ def test_a_failing_task_is_not_retried_at_most_once(driver: Driver, work: Work) 
     assert key_of(once).offset == MESSAGES // PARTITIONS
 
 
-def test_a_session_without_delta_lake_is_refused(driver: Driver, work: Work) -> None:
-    """Before anything is processed, with what to do; the plan is the next run's."""
+def test_a_session_without_delta_lake_is_refused(work: Work) -> None:
+    """Before anything is processed, with what to do; the plan is the next run's.
+
+    In a process of its own: once a session there has had Delta Lake, its JVM knows it for good.
+    """
     without = replace(work, where=replace(work.where, settings=SINGLE))
-    with pytest.raises(ConfigurationError, match="does not know Delta Lake: start it with `delta_settings`"):
-        driver.call(write_into, without, DeltaSink(str(work.output)))
+    match = "does not know Delta Lake: start it with `delta_settings`"
+    with running_driver() as fresh, pytest.raises(ConfigurationError, match=match):
+        fresh.call(write_into, without, DeltaSink(str(work.output)))
     key = key_of(work)
     assert (key.owner, key.offset, key.plan_end) == (None, 0, MESSAGES // PARTITIONS)
