@@ -65,10 +65,11 @@ chromium:
 		DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends chromium >build/chromium.log; } || { \
 		echo "Chromium is needed and none was found: install it, or name it with CHROMIUM=..." >&2; exit 1; }
 
-# Each worker starts a Kafka and a Spark of its own, once, for the files that it takes. In the files' own order: by their
-# number of tests those of one long test each would come last, where the other worker has nothing more to do. A worker that
-# crashes ends the run: pytest-xdist 3.8 waits for ever for what it gave to a new one.
-REAL_TESTS = $(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
+# Each worker starts a Kafka and a Spark of its own, once, for the files that it takes. There is one more than the two cores of
+# a small machine, as tests often wait for leases. The order is that of tests/real/conftest.py: by their number of tests, files of
+# one long test each would come last. A worker that crashes ends the run: pytest-xdist 3.8 waits for ever for what it gave to a
+# new one.
+REAL_TESTS = $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0 \
 	--durations 15 --junitxml build/real-tests.xml tests/real
 
 .PHONY: test

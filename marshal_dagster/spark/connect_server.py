@@ -1,7 +1,7 @@
 """A Spark Connect server on this machine: started once, warm for all runs after it, stopped by its pid.
 
 Its folder holds `server.json` (where it is, and the token that it asks for; readable by this user alone), the settings
-that it was started with, and what it prints.
+that it was started with, and what it prints (`server.log`; of the one before it `previous.log`, should it have died).
 """
 
 import fcntl
@@ -120,6 +120,8 @@ class ConnectServer:
         submit = str(home / "bin" / "spark-submit")
         command = [submit, "--properties-file", str(properties), "--class", _CLASS, "spark-internal"]
         log = self.folder / "server.log"
+        if log.exists():
+            log.replace(self.folder / "previous.log")
         write_private(log, "")
         found = Server(processes.spawn(command, environment, log), port, token)
         try:

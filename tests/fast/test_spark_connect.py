@@ -299,6 +299,21 @@ def test_another_that_listens_there_is_no_server(tmp_path: Path, monkeypatch: py
             ConnectServer(tmp_path).start()
 
 
+def test_what_a_server_printed_outlives_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run after starts the next one before anybody could read why it died; nobody else may read it either."""
+    monkeypatch.setattr(connect_server, "with_connector", lambda settings: settings)
+    spawn = processes.spawn
+    for says in ("first", "second"):
+        script = f"print('{says}'); exit(1)"
+        command = [sys.executable, "-c", script]
+        monkeypatch.setattr(processes, "spawn", lambda _, *others, command=command: spawn(command, *others))
+        with pytest.raises(UnavailableError, match="ended at its start"):
+            ConnectServer(tmp_path).start()
+    logs = [tmp_path / "previous.log", tmp_path / "server.log"]
+    assert [log.read_text() for log in logs] == ["first\n", "second\n"]
+    assert {log.stat().st_mode & 0o777 for log in logs} == {0o600}
+
+
 @pytest.mark.parametrize("fields", [{"token": "plain"}, {"url": "sc://h/;token=plain"}])
 def test_a_token_written_down_is_refused(fields: dict[str, Any]) -> None:
     """Dagster would store and show it; a variable's name it may."""

@@ -13,6 +13,14 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from tests.real.spark_fixtures import driver, filled, hdfs, postgres, spark  # noqa: F401 - fixtures
 
+LONG = {"test_takeover_sinks.py", "test_spark_cluster.py", "test_sink_delta.py", "test_sink_hadoop.py"}
+"""Files that take some minutes each and whose names come late."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put long files first: a worker that took one last would keep the others waiting for it."""
+    items.sort(key=lambda item: item.path.name not in LONG)
+
 
 class MakeTopic(Protocol):
     """Makes a topic with a name of its own and gives the name."""

@@ -1,6 +1,7 @@
 """Claimed batches on a Spark Connect server of this machine, and what becomes of them when it dies."""
 
 import json
+import logging
 import signal
 import threading
 import time
@@ -76,10 +77,11 @@ def start(home: ConnectServer) -> Server:
 
 
 @pytest.fixture
-def work(home: ConnectServer, kafka: str, filled: str, coordination_topic: str, tmp_path: Path) -> Work:
-    """A group at the start of a filled topic, and the server."""
+def work(home: ConnectServer, kafka: str, filled: str, coordination_topic: str, tmp_path: Path) -> Iterator[Work]:
+    """A group at the start of a filled topic, and the server; what that printed is shown with a test that fails."""
     server = start(home)
-    return Work(Where(server.url, token=server.token), kafka, coordination_topic, filled, tmp_path / "output")
+    yield Work(Where(server.url, token=server.token), kafka, coordination_topic, filled, tmp_path / "output")
+    logging.getLogger(__name__).info((home.folder / "server.log").read_text(errors="replace")[-5_000:])
 
 
 def write_into_postgres(work: Work, dsn: str) -> None:

@@ -78,9 +78,9 @@ def soak(first: int, seeds: int, processes: int, results: Path, block: int = 10_
     """Run what `results` does not have yet of this code, block by block."""
     at, code = code_version(CODE), code_digest(CODE)
     tally = Tally()
-    done = set()
+    asked, done = set(_blocks(first, seeds, block)), set()
     for row in read_rows(results):
-        if row.get("code") == code:
+        if row.get("code") == code and (row["first"], row["seeds"]) in asked:
             done.add((row["first"], row["seeds"]))
             failed = {int(seed): text for seed, text in row["failed"].items()}
             tally.merge(Tally(row["seeds"], row["records"], row["steps"], Counter(row["faults"]), failed))
