@@ -30,7 +30,7 @@ class Orders(BaseModel):
     run_id: str
     mode: DeliveryMode
     output: Path
-    heartbeat_interval_ms: int = 500
+    heartbeat_interval_ms: int = 1_200
     max_records: int = 30
     kill_side: Side | None = None
     kill_record: str = "Heartbeat"

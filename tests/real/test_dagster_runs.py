@@ -475,7 +475,7 @@ def test_a_terminated_run_releases_at_once(site: Site, job: str) -> None:
 
 def test_a_step_whose_run_worker_is_killed_stops_and_releases(site: Site) -> None:
     """When the run worker alone is killed, its orphaned step notices, stops, and releases without a commit."""
-    worker = site.start_and_wait("hold", heartbeat_interval_s=2)
+    worker = site.start_and_wait("hold", heartbeat_interval_s=3)
     step = psutil.Process(int(site.mark.read_text()))
     assert step.pid != worker.pid
     worker.kill()
@@ -496,7 +496,7 @@ def test_an_announcement_outlives_a_kill(site: Site) -> None:
 
 def test_a_killed_runs_plan_is_found_and_redone(site: Site, spark: "SparkSession") -> None:
     """A run is killed whole while Spark works; the sensor asks for its partitions, and that run replays the plan."""
-    worker = site.start_and_wait("spark_in_process", heartbeat_interval_s=1)
+    worker = site.start_and_wait("spark_in_process", heartbeat_interval_s=2)
     dead = site.key().owner
     assert dead is not None
     for each in reversed(_tree(worker.pid)):
@@ -510,7 +510,7 @@ def test_a_killed_runs_plan_is_found_and_redone(site: Site, spark: "SparkSession
         run_config=request.run_config,
         tags=dict(request.tags),
         instance=site.instance,
-        resources={"claimer": site.claimer(heartbeat_interval_s=1), "spark": _with_session(spark)},
+        resources={"claimer": site.claimer(heartbeat_interval_s=2), "spark": _with_session(spark)},
     )
     (record,) = (event for event in result.all_events if event.event_type == dg.DagsterEventType.ASSET_MATERIALIZATION)
     table = cast("dg.TableMetadataValue", record.step_materialization_data.materialization.metadata["ranges"])

@@ -487,7 +487,7 @@ def test_settings_that_differ(group: Group, topic: MakeTopic, fill: Fill) -> Non
 def test_two_topics_at_once(group: Group, topic: MakeTopic, fill: Fill) -> None:
     """One process holds batches on two topics over more than one heartbeat, and commits both."""
     names = [topic(1), topic(1)]
-    delivery = group.open(interval_ms=400)
+    delivery = group.open(interval_ms=1_500)
     for name in names:
         fill(name, 1, 4)
     with group.batch(delivery, names[0]) as one, group.batch(delivery, names[1]) as two:
@@ -554,7 +554,7 @@ def test_a_broker_that_goes_away_in_the_middle(tmp_path: Path, capfd: pytest.Cap
             assert topics.create("orders", 2, 1)
             group = Group(connection, "__marshal", topics)
             fill_with(connection, "orders", 2, 10)
-            group.work(group.open(interval_ms=1_000), "orders", max_records=4)
+            group.work(group.open(interval_ms=2_000), "orders", max_records=4)
             capfd.readouterr()
             with pytest.raises(ClaimLost, match="no heartbeat was seen accepted") as raised:
                 stop_working_when_lost(group, cluster.kill)
@@ -576,7 +576,7 @@ def fill_with(connection: KafkaConnection, topic: str, partitions: int, messages
 
 def stop_working_when_lost(group: Group, kill_broker: Callable[[int], None]) -> None:
     """Be at work in a batch when the broker dies, until the batch itself says that it is over."""
-    with group.batch(group.open(interval_ms=1_000), "orders") as batch:
+    with group.batch(group.open(interval_ms=2_000), "orders") as batch:
         batch.begin_processing()
         kill_broker(1)
         wait_for(lambda: batch._lost is not None, 20)
@@ -588,7 +588,7 @@ def wait_for_drained(group: Group, timeout_s: float = 150) -> None:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         try:
-            batch = group.work(group.open(interval_ms=1_000), "orders")
+            batch = group.work(group.open(interval_ms=2_000), "orders")
         except MarshalError:
             continue
         if batch.idle is not None and batch.idle.reason is IdleReason.DRAINED:

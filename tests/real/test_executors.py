@@ -276,7 +276,7 @@ def test_a_step_that_fails_is_tried_again_in_its_run(make_site: MakeSite, job: s
 
 def test_a_step_whose_process_is_killed_is_tried_again_in_its_run(make_site: MakeSite) -> None:
     """The retry gets what it held once that is stale: that it is dead, nobody can say before."""
-    site = make_site(heartbeat_interval_s=1)
+    site = make_site(heartbeat_interval_s=2)
     run = site.work("forkserver", fail="kill")
     assert run.status is SUCCESS, site.said(run.run_id)
     assert len(site.steps(run.run_id, dg.DagsterEventType.STEP_RESTARTED)) == 1

@@ -19,7 +19,7 @@ from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from tests.real.conftest import MakeTopic
 from tests.real.killing import KillableLog, Killed, KillPoint, Message, Side, drain, read_messages
 
-HEARTBEAT_INTERVAL_MS = 400
+HEARTBEAT_INTERVAL_MS = 1_200
 PARTITIONS = 3
 MESSAGES = 60
 
