@@ -24,14 +24,20 @@ UNTIL_FOUND = settings(
     print_blob=False,
 )
 
+ROUNDS = 6
+"""The steps are drawn by chance, which may leave one thing out of a round."""
+
 
 @pytest.mark.thorough
 def test_any_steps_leave_every_claim_with_one_holder() -> None:
     """Members claim, plan, commit, release, revoke and die, under pauses, while leases end; and all of it happens."""
     ClaimerMachine.seen.clear()
-    run_state_machine_as_test(ClaimerMachine, settings=SETTINGS)
-    happened = {"claim", "takeover", "paused", "plan", "commit", "lost at a heartbeat", "release", "revoke"}
-    assert ClaimerMachine.seen.keys() >= happened
+    happens = {"claim", "takeover", "paused", "plan", "commit", "lost at a heartbeat", "release", "revoke"}
+    for _ in range(ROUNDS):
+        run_state_machine_as_test(ClaimerMachine, settings=SETTINGS)
+        if ClaimerMachine.seen.keys() >= happens:
+            return
+    raise AssertionError(f"never happened: {happens - ClaimerMachine.seen.keys()}")
 
 
 # The machine can fail

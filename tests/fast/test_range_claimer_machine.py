@@ -24,6 +24,8 @@ UNTIL_FOUND = settings(
     report_multiple_bugs=False,
     print_blob=False,
 )
+ROUNDS = 6
+"""The steps are drawn by chance, which may leave one thing out of a round."""
 HAPPENS = {
     "range claimed",
     "planned range taken over",
@@ -41,8 +43,11 @@ HAPPENS = {
 def test_any_steps_leave_every_offset_with_one_holder() -> None:
     """Members claim, plan, commit, release, revoke and die, while records are lost or late; and all of it happens."""
     RangeMachine.seen.clear()
-    run_state_machine_as_test(RangeMachine, settings=SETTINGS)
-    assert RangeMachine.seen.keys() >= HAPPENS
+    for _ in range(ROUNDS):
+        run_state_machine_as_test(RangeMachine, settings=SETTINGS)
+        if RangeMachine.seen.keys() >= HAPPENS:
+            return
+    raise AssertionError(f"never happened: {HAPPENS - RangeMachine.seen.keys()}")
 
 
 # The machine can fail
