@@ -5,10 +5,12 @@ The members write one log in memory; the library's world and the plain reader re
 
 from abc import abstractmethod
 from collections import Counter
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Set as AbstractSet
+from typing import Any, ClassVar, Final, Generic, TypeVar
 
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from marshal_dagster.coordination.base_claimer import BaseClaimer
 from marshal_dagster.protocol.leases import delivery_timeout_ms
@@ -16,6 +18,8 @@ from marshal_dagster.protocol.world import World
 from tests.members import HI_MS, Site
 from tests.plain_reader import PlainReader
 
+ROUNDS: Final = 6
+"""The steps are drawn by chance, which may leave one thing out of a round."""
 MOST_MEMBERS = 4
 LEASE_MS = 2 * HI_MS - HI_MS // 10
 steps_ms = st.sampled_from(
@@ -103,3 +107,13 @@ class MemberMachine(RuleBasedStateMachine, Generic[M]):
 
     def _member(self, which: int) -> M:
         return self.members[which % len(self.members)]
+
+
+def run_until_seen(machine: type[MemberMachine[Any]], of: settings, happens: AbstractSet[str]) -> None:
+    """Run a machine round after round until all of `happens` was seen; `AssertionError` for what never was."""
+    machine.seen.clear()
+    for _ in range(ROUNDS):
+        run_state_machine_as_test(machine, settings=of)
+        if machine.seen.keys() >= happens:
+            return
+    raise AssertionError(f"never happened: {happens - machine.seen.keys()}")

@@ -95,6 +95,10 @@ class ConnectServer:
     def _state(self) -> Path:
         return self.folder / "server.json"
 
+    @property
+    def _log(self) -> Path:
+        return self.folder / "server.log"
+
     @contextmanager
     def _locked(self) -> Iterator[None]:
         with (self.folder / "lock").open("w") as lock:
@@ -119,11 +123,10 @@ class ConnectServer:
             environment.pop(name, None)
         submit = str(home / "bin" / "spark-submit")
         command = [submit, "--properties-file", str(properties), "--class", _CLASS, "spark-internal"]
-        log = self.folder / "server.log"
-        if log.exists():
-            log.replace(self.folder / "previous.log")
-        write_private(log, "")
-        found = Server(processes.spawn(command, environment, log), port, token)
+        if self._log.exists():
+            self._log.replace(self.folder / "previous.log")
+        write_private(self._log, "")
+        found = Server(processes.spawn(command, environment, self._log), port, token)
         try:
             write_private(self._state, json.dumps(asdict(found)))
             self._wait_until_ready(found)
@@ -136,11 +139,11 @@ class ConnectServer:
         deadline = time.monotonic() + _READY_WITHIN_S
         while not processes.listens(server.process, server.port):
             if not processes.is_alive(server.process):
-                raise UnavailableError(f"the Spark Connect server ended at its start: see {self.folder / 'server.log'}")
+                raise UnavailableError(f"the Spark Connect server ended at its start: see {self._log}")
             if time.monotonic() > deadline:
                 raise UnavailableError(
                     f"the Spark Connect server did not answer within {_READY_WITHIN_S:g} s: see "
-                    f"{self.folder / 'server.log'}; if it is at work still (process {server.process.pid}), end it"
+                    f"{self._log}; if it is at work still (process {server.process.pid}), end it"
                 )
             time.sleep(_POLL_S)
 

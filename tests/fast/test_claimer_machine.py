@@ -12,6 +12,7 @@ from marshal_dagster.coordination.tenure import Tenure
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.leases import Lease
 from tests.claimer_machine import ClaimerMachine
+from tests.member_machine import run_until_seen
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None)
 UNTIL_FOUND = settings(
@@ -24,20 +25,12 @@ UNTIL_FOUND = settings(
     print_blob=False,
 )
 
-ROUNDS = 6
-"""The steps are drawn by chance, which may leave one thing out of a round."""
-
 
 @pytest.mark.thorough
 def test_any_steps_leave_every_claim_with_one_holder() -> None:
     """Members claim, plan, commit, release, revoke and die, under pauses, while leases end; and all of it happens."""
-    ClaimerMachine.seen.clear()
     happens = {"claim", "takeover", "paused", "plan", "commit", "lost at a heartbeat", "release", "revoke"}
-    for _ in range(ROUNDS):
-        run_state_machine_as_test(ClaimerMachine, settings=SETTINGS)
-        if ClaimerMachine.seen.keys() >= happens:
-            return
-    raise AssertionError(f"never happened: {happens - ClaimerMachine.seen.keys()}")
+    run_until_seen(ClaimerMachine, SETTINGS, happens)
 
 
 # The machine can fail

@@ -12,6 +12,7 @@ from marshal_dagster.coordination.tenure import Tenure
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol import range_choice
 from marshal_dagster.protocol.leases import Lease
+from tests.member_machine import run_until_seen
 from tests.range_claimer_machine import RangeMachine
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None)
@@ -24,8 +25,6 @@ UNTIL_FOUND = settings(
     report_multiple_bugs=False,
     print_blob=False,
 )
-ROUNDS = 6
-"""The steps are drawn by chance, which may leave one thing out of a round."""
 HAPPENS = {
     "range claimed",
     "planned range taken over",
@@ -42,12 +41,7 @@ HAPPENS = {
 @pytest.mark.thorough
 def test_any_steps_leave_every_offset_with_one_holder() -> None:
     """Members claim, plan, commit, release, revoke and die, while records are lost or late; and all of it happens."""
-    RangeMachine.seen.clear()
-    for _ in range(ROUNDS):
-        run_state_machine_as_test(RangeMachine, settings=SETTINGS)
-        if RangeMachine.seen.keys() >= HAPPENS:
-            return
-    raise AssertionError(f"never happened: {HAPPENS - RangeMachine.seen.keys()}")
+    run_until_seen(RangeMachine, SETTINGS, HAPPENS)
 
 
 # The machine can fail

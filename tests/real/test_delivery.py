@@ -40,7 +40,6 @@ from marshal_dagster.protocol.state import Key
 from tests.delivering import MemorySink
 from tests.real.conftest import MakeTopic
 from tests.real.killing import KillableLog, Killed, KillPoint, Message, Side, read_messages
-from tests.real.test_spark_jobs import until
 from tests.real.test_spark_reading import Writer
 
 if TYPE_CHECKING:
@@ -285,7 +284,7 @@ def test_an_open_transaction(group: Group, topic: MakeTopic, kafka: str) -> None
     assert group.topics.commit_group_offsets(late.name, name, {0: 4}) is None
     assert late.drain(late.open(), name) == []
     other.commit_transaction(30)
-    until(lambda: group.topics.offsets(name, [0])[0].end > 2)  # the broker says so before its marker is written
+    wait_for(lambda: group.topics.offsets(name, [0])[0].end > 2, 30)  # the broker says so before its marker is written
     assert [spans(batch) for batch in group.drain(delivery, name)] == [{0: (2, 6)}]
     assert group.processed == {(0, at): 1 for at in range(5)}
     assert [spans(batch) for batch in late.drain(late.open(), name)] == [{0: (4, 6)}]

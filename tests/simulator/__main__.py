@@ -78,13 +78,14 @@ def soak(first: int, seeds: int, processes: int, results: Path, block: int = 10_
     """Run what `results` does not have yet of this code, block by block."""
     at, code = code_version(CODE), code_digest(CODE)
     tally = Tally()
-    asked, done = set(_blocks(first, seeds, block)), set()
+    asked, done = list(_blocks(first, seeds, block)), set()
     for row in read_rows(results):
-        if row.get("code") == code and (row["first"], row["seeds"]) in asked:
-            done.add((row["first"], row["seeds"]))
+        ran = row["first"], row["seeds"]
+        if row.get("code") == code and ran in asked:
+            done.add(ran)
             failed = {int(seed): text for seed, text in row["failed"].items()}
             tally.merge(Tally(row["seeds"], row["records"], row["steps"], Counter(row["faults"]), failed))
-    for start, count in _blocks(first, seeds, block):
+    for start, count in asked:
         if (start, count) in done:
             continue
         began_s = time.monotonic()
