@@ -10,6 +10,7 @@ from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.clients import Isolation
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
+from tests.printed import lines_about
 from tests.real.conftest import MakeTopic
 
 WITHIN_S = 10.0
@@ -82,7 +83,8 @@ def test_each_kind_of_client_reaches_the_broker(
         clients.let_go(client, log)
     clients.check_reachable(connection)
     assert time.monotonic() - start < WITHIN_S
-    assert capfd.readouterr() == ("", "")
+    printed = capfd.readouterr()
+    assert (printed.out, lines_about(connection.bootstrap_servers, printed.err)) == ("", [])
 
 
 def test_one_server_of_the_list_is_enough(kafka: str) -> None:
