@@ -125,7 +125,8 @@ class KafkaConnectionConfig(Config):
         environment = os.environ if environment is None else environment
         found = KafkaConnection.from_environment(environment, prefix=prefix)
         named = {name: EnvVar(f"{prefix}{name.upper()}") for name in _SECRETS if getattr(found, name) is not None}
-        return cls(**found.model_dump(exclude=set(_SECRETS), exclude_none=True), **named)
+        plain = {name: value for name, value in vars(found).items() if value is not None and name not in _SECRETS}
+        return cls(**plain, **named)
 
     def to_connection(self, source: str) -> KafkaConnection:
         """Give the connection; `source` says in errors where the fields stand. Raises `ConfigurationError`."""

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from marshal_dagster.cli.coordinators import TOPIC_VARIABLE
@@ -38,7 +38,7 @@ class Assignments:
         if is_new or not self._has_topics:
             return self._found
         self._read_at_s = time.monotonic()
-        impatient = self.connection.model_copy(update={"timeout_s": min(self.connection.timeout_s, _TIMEOUT_S)})
+        impatient = replace(self.connection, timeout_s=min(self.connection.timeout_s, _TIMEOUT_S))
         try:
             views = read_groups(impatient, self.topics, groups)
         except TopicMissing:

@@ -5,6 +5,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,7 +51,7 @@ def connection_of(options: ConnectionOptions, environment: Mapping[str, str] | N
     else:
         named = {} if options.bootstrap_servers is None else {_SERVERS: options.bootstrap_servers}
         connection = KafkaConnection.from_environment({**environment, **named})
-    return connection if options.timeout_s is None else connection.model_copy(update={"timeout_s": options.timeout_s})
+    return connection if options.timeout_s is None else replace(connection, timeout_s=options.timeout_s)
 
 
 def data_connection_of(

@@ -3,5 +3,5 @@
 `connection` needs no Kafka client, so that a configuration can be checked, and Spark be given its options,
 without loading one; `clients` makes the clients, `topics` and `groups` ask the broker, `failures` and `requests` say
 what went wrong.
-Floor 1: imports `marshal_dagster.errors`, confluent-kafka, pydantic and the standard library.
+Floor 1: imports `marshal_dagster.errors`, confluent-kafka and the standard library.
 """

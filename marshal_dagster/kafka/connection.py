@@ -1,7 +1,8 @@
-"""How to reach a Kafka cluster: one model, checked once, rendered for librdkafka and for Spark.
+"""How to reach a Kafka cluster: one value, checked as it is made, rendered for librdkafka and for Spark.
 
-Imports no Kafka client. A secret leaves the model only inside the settings handed to a client: never in a
-`repr`, an error or a log.
+Imports no Kafka client, and not pydantic, which takes a fresh process longer than the interpreter and the client
+together. A secret leaves the connection only inside the settings handed to a client: never in a `repr`, an error or a
+log.
 """
 
 import difflib
@@ -9,19 +10,10 @@ import json
 import os
 import re
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Literal, Self
-
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SecretStr,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from typing import Any, Final, Literal, Self, get_args
 
 from marshal_dagster.errors import ConfigurationError
 
@@ -91,32 +83,96 @@ _HAS_A_FIELD: Final[Mapping[str, str]] = {
 }
 
 
-class KafkaConnection(BaseModel):
+class Secret:
+    """A text that does not show itself; compared by what it holds."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        """Hold `text`."""
+        self._text = text
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the texts."""
+        return isinstance(other, Secret) and self._text == other._text
+
+    def __hash__(self) -> int:
+        """Agree with equality."""
+        return hash(self._text)
+
+    def get_secret_value(self) -> str:
+        """Return the text."""
+        return self._text
+
+    def __repr__(self) -> str:
+        """Hide the text."""
+        return "Secret(...)"
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What is wrong: with one field, or with several that contradict each other, whose names stand in the text."""
+
+    text: str
+    field: str | None = None
+
+    def told(self, name_of: Callable[[str], str]) -> str:
+        """Say it with the fields' names as `name_of` gives them."""
+        if self.field is not None:
+            return f"{name_of(self.field)} {self.text}"
+        text = self.text
+        for name in sorted(_FIELDS, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w.]){name}(?![\w.])", name_of(name), text)
+        return text
+
+
+class _WrongConnection(ConfigurationError):
+    def __init__(self, problems: Sequence[_Problem]) -> None:
+        super().__init__(f"Kafka connection: {'; '.join(each.told(str) for each in problems)}")
+        self.problems = problems
+
+
+@dataclass(frozen=True, kw_only=True)
+class KafkaConnection:
     """Where a Kafka cluster is and how to speak to it; equal connections are equal keys.
 
     `bootstrap_servers` is a list `host:port,host:port`. `timeout_s` (seconds) bounds the first connection and
     each request. `client_settings` are further settings for librdkafka alone (Spark does not get them); those
     that the protocol needs are refused. With `security_protocol` `SSL` or `SASL_SSL` the certificates are PEM
-    files, and without `ssl_ca_location` those that the system trusts count.
+    files, and without `ssl_ca_location` those that the system trusts count. A secret may be given as text, or as
+    pydantic's `SecretStr`.
 
     Raises:
-        pydantic.ValidationError: a field is wrong or contradicts another. `from_settings` and its kin raise
-            `ConfigurationError` instead, in one line.
+        ConfigurationError: a field is wrong or contradicts another.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
     bootstrap_servers: str
     security_protocol: SecurityProtocol = "PLAINTEXT"
     sasl_mechanism: SaslMechanism | None = None
     username: str | None = None
-    password: SecretStr | None = None
+    password: Secret | None = None
     ssl_ca_location: str | None = None
     ssl_certificate_location: str | None = None
     ssl_key_location: str | None = None
-    ssl_key_password: SecretStr | None = None
-    timeout_s: float = Field(default=10.0, gt=0, le=LONGEST_TIMEOUT_S, allow_inf_nan=False)
-    client_settings: dict[str, str] = Field(default_factory=dict)
+    ssl_key_password: Secret | None = None
+    timeout_s: float = 10.0
+    client_settings: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check each field and put it into its one form; then whether they agree."""
+        problems = []
+        for name, take in _TAKEN_BY.items():
+            given = getattr(self, name)
+            if given is None and name in _OPTIONAL:
+                continue
+            try:
+                object.__setattr__(self, name, take(given))
+            except ValueError as error:
+                problems.append(_Problem(str(error), name))
+        if not problems:
+            problems = [_Problem(text) for text in (*self._sasl_problems(), *self._tls_problems())]
+        if problems:
+            raise _WrongConnection(problems)
 
     def __hash__(self) -> int:
         """Agree with equality, which compares every field."""
@@ -132,11 +188,18 @@ class KafkaConnection(BaseModel):
         Raises:
             ConfigurationError: a field is missing, unknown, wrong, or contradicts another.
         """
+        known = {name: value for name, value in settings.items() if name in _FIELDS}
+        strange = [name for name in settings if name not in _FIELDS]
+        told: list[str] = []
         try:
-            return cls.model_validate(dict(settings))
-        except ValidationError as error:
-            problems = "; ".join(_problem(dict(each), cls.model_fields, name_of) for each in error.errors())
-        raise ConfigurationError(f"Kafka connection ({source}): {problems}")
+            connection = cls(**{"bootstrap_servers": None, **known})
+        except _WrongConnection as error:
+            told.extend(each.told(name_of) for each in error.problems)
+        else:
+            if not strange:
+                return connection
+        told.extend(_strange(name, name_of) for name in strange)
+        raise ConfigurationError(f"Kafka connection ({source}): {'; '.join(told)}")
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, *, prefix: str = "MARSHAL_") -> Self:
@@ -150,11 +213,11 @@ class KafkaConnection(BaseModel):
         """
         environment = os.environ if environment is None else environment
 
-        def variable(field: str) -> str:
-            return f"{prefix}{field.upper()}"
+        def variable(name: str) -> str:
+            return f"{prefix}{name.upper()}"
 
         settings: dict[str, Any] = {
-            field: value for field in cls.model_fields if (value := environment.get(variable(field), "").strip())
+            name: value for name in _FIELDS if (value := environment.get(variable(name), "").strip())
         }
         if "client_settings" in settings:
             settings["client_settings"] = _json_object(settings["client_settings"], variable("client_settings"))
@@ -169,57 +232,10 @@ class KafkaConnection(BaseModel):
         """
         path = Path(path)
         settings = _read_file(path)
-        for field in _LOCATIONS:
-            if isinstance(value := settings.get(field), str) and value:
-                settings[field] = str(path.parent / value)
+        for name in _LOCATIONS:
+            if isinstance(value := settings.get(name), str) and value:
+                settings[name] = str(path.parent / value)
         return cls.from_settings(settings, source=f"file {path}")
-
-    @field_validator("bootstrap_servers")
-    @classmethod
-    def _servers(cls, value: str) -> str:
-        servers = [each.strip() for each in value.split(",")]
-        if any("@" in server for server in servers):
-            raise ValueError("must name hosts alone: a user and a password go into username and password")
-        for server in servers:
-            matched = _SERVER.fullmatch(server)
-            if not matched or not 1 <= int(matched[1]) <= 65535:  # noqa: PLR2004 - the largest port
-                raise ValueError(
-                    f"must be a comma-separated list of host:port, such as kafka-1:9092,kafka-2:9092; {server!r} is not"
-                )
-        return ",".join(servers)
-
-    @field_validator("username")
-    @classmethod
-    def _name(cls, value: str | None) -> str | None:
-        return value if value is None else _line_of_text(value)
-
-    @field_validator("password", "ssl_key_password")
-    @classmethod
-    def _secret(cls, value: SecretStr | None) -> SecretStr | None:
-        if value is not None:
-            _line_of_text(value.get_secret_value())
-        return value
-
-    @field_validator(*_LOCATIONS)
-    @classmethod
-    def _readable(cls, value: str | None) -> str | None:
-        if value is not None and not (Path(value).is_file() and os.access(value, os.R_OK)):
-            raise ValueError(f"must name a PEM file that can be read; {value!r} is not one")
-        return value
-
-    @field_validator("client_settings")
-    @classmethod
-    def _allowed(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in value:
-            if reason := _refusal(name):
-                raise ValueError(f"must not hold {name!r}: {reason}")
-        return value
-
-    @model_validator(mode="after")
-    def _agrees(self) -> Self:
-        for reason in (*self._sasl_problems(), *self._tls_problems()):
-            raise ValueError(reason)
-        return self
 
     @property
     def uses_sasl(self) -> bool:
@@ -232,22 +248,21 @@ class KafkaConnection(BaseModel):
         return self.security_protocol.endswith("SSL")
 
     def _sasl_problems(self) -> list[str]:
-        fields = {"sasl_mechanism": self.sasl_mechanism, "username": self.username, "password": self.password}
+        given = {"sasl_mechanism": self.sasl_mechanism, "username": self.username, "password": self.password}
         if self.uses_sasl:
-            missing = [name for name, value in fields.items() if value is None]
+            missing = [name for name, value in given.items() if value is None]
             return [f"security_protocol {self.security_protocol} needs {' and '.join(missing)}"] if missing else []
-        useless = [name for name, value in fields.items() if value is not None]
+        useless = [name for name, value in given.items() if value is not None]
         return [self._useless(useless, "SASL_SSL or SASL_PLAINTEXT")] if useless else []
 
-    def _useless(self, fields: list[str], protocols: str) -> str:
+    def _useless(self, names: Sequence[str], protocols: str) -> str:
         return (
-            f"{' and '.join(fields)} would not be used with security_protocol {self.security_protocol}: "
+            f"{' and '.join(names)} would not be used with security_protocol {self.security_protocol}: "
             f"choose {protocols}, or leave out what is not used"
         )
 
     def _tls_problems(self) -> list[str]:
-        fields = {name: getattr(self, name) for name in (*_LOCATIONS, "ssl_key_password")}
-        useless = [name for name, value in fields.items() if value is not None]
+        useless = [name for name in (*_LOCATIONS, "ssl_key_password") if getattr(self, name) is not None]
         if useless and not self.uses_tls:
             return [self._useless(useless, "SSL or SASL_SSL")]
         if (self.ssl_certificate_location is None) != (self.ssl_key_location is None):
@@ -334,13 +349,98 @@ class KafkaConnection(BaseModel):
         return options
 
 
-def _line_of_text(value: str) -> str:
-    if not value or any(ord(each) < 32 or ord(each) == 127 for each in value):  # noqa: PLR2004 - ASCII's controls
-        raise ValueError("must be text in one line, not empty")
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError("must be text")  # noqa: TRY004 - what a field's check raises
     return value
 
 
-def _plain(secret: SecretStr | None) -> str | None:
+def _line_of_text(value: object) -> str:
+    text = _text(value)
+    if not text or any(ord(each) < 32 or ord(each) == 127 for each in text):  # noqa: PLR2004 - ASCII's controls
+        raise ValueError("must be text in one line, not empty")
+    return text
+
+
+def _secret(value: Any) -> Secret:  # noqa: ANN401 - what was given is to be found out
+    shown = value.get_secret_value() if hasattr(value, "get_secret_value") else value
+    return Secret(_line_of_text(shown))
+
+
+def _servers(value: object) -> str:
+    if value is None:
+        raise ValueError("is missing: give host:port of one or more brokers")
+    servers = [each.strip() for each in _text(value).split(",")]
+    if any("@" in server for server in servers):
+        raise ValueError("must name hosts alone: a user and a password go into username and password")
+    for server in servers:
+        matched = _SERVER.fullmatch(server)
+        if not matched or not 1 <= int(matched[1]) <= 65535:  # noqa: PLR2004 - the largest port
+            raise ValueError(
+                f"must be a comma-separated list of host:port, such as kafka-1:9092,kafka-2:9092; {server!r} is not"
+            )
+    return ",".join(servers)
+
+
+def _one_of(choices: Sequence[str]) -> Callable[[object], str]:
+    def take(value: object) -> str:
+        if value not in choices:
+            *others, last = map(repr, choices)
+            raise ValueError(f"must be one of {', '.join(others)} or {last}, not {value!r}")
+        return str(value)
+
+    return take
+
+
+def _readable(value: object) -> str:
+    path = _text(value)
+    if not (Path(path).is_file() and os.access(path, os.R_OK)):
+        raise ValueError(f"must name a PEM file that can be read; {path!r} is not one")
+    return path
+
+
+def _timeout_s(value: object) -> float:
+    try:
+        seconds = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else 0.0
+    except (ValueError, OverflowError):
+        seconds = 0.0
+    if not 0 < seconds <= LONGEST_TIMEOUT_S:
+        raise ValueError(f"must be a number of seconds above 0 and at most {LONGEST_TIMEOUT_S:.0f}")
+    return seconds
+
+
+def _settings(value: object) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(isinstance(each, str) for pair in value.items() for each in pair):
+        raise ValueError("must be a table of librdkafka's setting names, each with a text")
+    for name in value:
+        if reason := _refusal(name):
+            raise ValueError(f"must not hold {name!r}: {reason}")
+    return dict(value)
+
+
+def _strange(name: str, name_of: Callable[[str], str]) -> str:
+    near = difflib.get_close_matches(name, _FIELDS, n=1)
+    return f"{name_of(name)} is no setting of a connection" + (f"; did you mean {name_of(near[0])}?" if near else "")
+
+
+_TAKEN_BY: Final[Mapping[str, Callable[[object], object]]] = {
+    "bootstrap_servers": _servers,
+    "security_protocol": _one_of(get_args(SecurityProtocol)),
+    "sasl_mechanism": _one_of(get_args(SaslMechanism)),
+    "username": _line_of_text,
+    "password": _secret,
+    **dict.fromkeys(_LOCATIONS, _readable),
+    "ssl_key_password": _secret,
+    "timeout_s": _timeout_s,
+    "client_settings": _settings,
+}
+"""By each field what checks a value, and puts it into the form that the connection keeps."""
+
+_FIELDS: Final = tuple(_TAKEN_BY)
+_OPTIONAL: Final = frozenset(each.name for each in fields(KafkaConnection) if each.default is None)
+
+
+def _plain(secret: Secret | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
 
 
@@ -386,38 +486,6 @@ def _refusal(name: str) -> str | None:
     if _HOLDS_A_SECRET.search(name):
         return "a secret would stand there in plain text; use the field for it"
     return None
-
-
-def _problem(error: dict[str, Any], fields: Mapping[str, object], name_of: Callable[[str], str]) -> str:
-    """Tell one of pydantic's errors in words, without the value where it may be a secret."""
-    kind, place = error["type"], [str(each) for each in error["loc"]]
-    if not place:
-        text = str(error["ctx"]["error"])
-        for field in sorted(fields, key=len, reverse=True):
-            text = re.sub(rf"(?<![\w.]){field}(?![\w.])", name_of(field), text)
-        return text
-    field = place[0]
-    name = name_of(field)
-    if kind == "missing":
-        return f"{name} is missing" + (
-            ": give host:port of one or more brokers" if field == "bootstrap_servers" else ""
-        )
-    if kind == "extra_forbidden":
-        near = difflib.get_close_matches(field, fields, n=1)
-        return f"{name} is no setting of a connection" + (f"; did you mean {name_of(near[0])}?" if near else "")
-    if kind == "value_error":
-        return f"{name} {error['ctx']['error']}"
-    return f"{name} {_wanted(field, error)}"
-
-
-def _wanted(field: str, error: Mapping[str, Any]) -> str:
-    if field == "timeout_s":
-        return f"must be a number of seconds above 0 and at most {LONGEST_TIMEOUT_S:.0f}"
-    if field == "client_settings":
-        return "must be a table of librdkafka's setting names, each with a text"
-    if error["type"] == "literal_error":
-        return f"must be one of {error['ctx']['expected']}, not {error['input']!r}"
-    return "must be text"
 
 
 def _json_object(text: str, name: str) -> dict[str, Any]:

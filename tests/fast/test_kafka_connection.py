@@ -1,18 +1,20 @@
 """The Kafka connection: what it refuses and in which words, and what it hands to librdkafka and to Spark."""
 
+import dataclasses
 import json
 import pickle
 import subprocess
 import sys
+import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.connection import KafkaConnection, Secret
 
 SECRET = "s3cret'; \"\\"
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
@@ -73,6 +75,11 @@ def test_servers_must_be_host_and_port(servers: str) -> None:
         ({"timeout_s": 0}, "timeout_s must be a number of seconds above 0 and at most 300"),
         ({"timeout_s": 301}, "timeout_s must be a number of seconds above 0 and at most 300"),
         ({"timeout_s": "soon"}, "timeout_s must be a number of seconds"),
+        ({"timeout_s": True}, "timeout_s must be a number of seconds"),
+        ({"timeout_s": "1" * 400}, "timeout_s must be a number of seconds"),
+        ({"timeout_s": 10**400}, "timeout_s must be a number of seconds"),
+        ({"security_protocol": None}, "security_protocol must be one of 'PLAINTEXT'"),
+        ({"client_settings": None}, "client_settings must be a table"),
         ({"timeout_s": float("nan")}, "timeout_s must be a number of seconds"),
         ({"client_settings": {"debug": 1}}, "client_settings must be a table"),
         ({"client_settings": ["debug"]}, "client_settings must be a table"),
@@ -145,17 +152,22 @@ def test_settings_that_the_protocol_needs_are_refused_with_a_reason(name: str, w
 
 
 def test_a_connection_made_directly_shows_no_secret_in_its_error() -> None:
-    """Pydantic's own error, too, leaves out what was given."""
-    with pytest.raises(ValidationError) as caught:
+    """It is the error of `from_settings`, and nothing in it, or before it, has what was given."""
+    with pytest.raises(ConfigurationError, match="Kafka connection: sasl_mechanism and username and") as caught:
         KafkaConnection(**{**SASL, "security_protocol": "PLAINTEXT"})
-    assert SECRET not in str(caught.value)
-    assert SECRET not in repr(caught.value)
+    with pytest.raises(ConfigurationError) as wrong:
+        KafkaConnection(**{**SASL, "password": f"{SECRET}\n", "timeout_s": SECRET})
+    for each in (caught.value, wrong.value):
+        assert SECRET not in "".join(traceback.format_exception(each))
+        assert SECRET not in repr(each)
 
 
 def test_no_secret_shows(pem: dict[str, Any]) -> None:
-    """Neither repr, str nor JSON of a connection has its password or its key's."""
-    connection = KafkaConnection(**SASL, **pem, ssl_key_password=SecretStr("open sesame"))
-    for text in (repr(connection), str(connection), connection.model_dump_json(), str(connection.model_dump())):
+    """Neither repr nor str of a connection has its password or its key's; pydantic's secrets are taken too."""
+    connection = KafkaConnection.from_settings({**SASL, **pem, "ssl_key_password": SecretStr("open sesame")})
+    assert {connection.ssl_key_password} == {Secret("open sesame")}
+    assert connection.ssl_key_password != "open sesame"
+    for text in (repr(connection), str(connection), str(vars(connection)), str(dataclasses.asdict(connection))):
         assert "s3cret" not in text
         assert "sesame" not in text
 
@@ -174,8 +186,12 @@ def test_equal_connections_are_one_key() -> None:
 def test_a_connection_cannot_be_changed() -> None:
     """A field cannot be set after the checks."""
     connection = KafkaConnection(bootstrap_servers="a:1")
-    with pytest.raises(ValidationError):
-        connection.bootstrap_servers = "b:1"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        connection.bootstrap_servers = "b:1"  # type: ignore[misc]
+    settings = {"client.rack": "r1"}
+    racked = KafkaConnection(bootstrap_servers="a:1", client_settings=settings)
+    settings["client.rack"] = "r2"
+    assert racked.client_settings == {"client.rack": "r1"}
 
 
 def test_the_environment_is_read() -> None:
@@ -279,7 +295,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_librdkafka_gets_the_secrets_and_what_was_asked_for(pem: dict[str, Any]) -> None:
     """The settings carry the credentials and files; `client_settings` win over what is merely advisable."""
     connection = KafkaConnection(
-        **SASL, **pem, ssl_key_password=SecretStr("sesame"), timeout_s=2, client_settings={"reconnect.backoff.ms": "7"}
+        **SASL, **pem, ssl_key_password=Secret("sesame"), timeout_s=2, client_settings={"reconnect.backoff.ms": "7"}
     )
     settings = connection.librdkafka()
     expected = {
@@ -331,7 +347,7 @@ def test_spark_gets_certificates_whole(pem: dict[str, Any]) -> None:
         bootstrap_servers="a:1",
         security_protocol="SSL",
         **pem,
-        ssl_key_password=SecretStr("sesame"),
+        ssl_key_password=Secret("sesame"),
         client_settings={"ssl.endpoint.identification.algorithm": "none"},
     )
     assert connection.spark_options() == {
@@ -364,12 +380,12 @@ def test_a_file_that_java_cannot_use_is_refused(pem: dict[str, Any], field: str,
 
 
 def test_a_connection_loads_no_kafka_client() -> None:
-    """Checking a configuration and rendering it for Spark imports neither confluent-kafka nor pyspark."""
+    """Checking a configuration and rendering it for Spark imports no client, no pyspark, and not pydantic."""
     program = (
         "import sys\n"
         "from marshal_dagster.kafka.connection import KafkaConnection\n"
         "KafkaConnection(bootstrap_servers='a:1').spark_options()\n"
-        "print(sorted({'confluent_kafka', 'pyspark', 'dagster'} & set(sys.modules)))\n"
+        "print(sorted({'confluent_kafka', 'pyspark', 'dagster', 'pydantic'} & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

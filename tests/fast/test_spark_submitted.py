@@ -13,11 +13,10 @@ from typing import Any, cast
 
 import psutil
 import pytest
-from pydantic import SecretStr
 
 from marshal_dagster.delivery import ClaimedBatch
 from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError, UnavailableError
-from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.connection import KafkaConnection, Secret
 from marshal_dagster.processes import mark_of
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark import jobs, reading, submitted
@@ -33,7 +32,7 @@ CONNECTION = KafkaConnection(
     security_protocol="SASL_PLAINTEXT",
     sasl_mechanism="PLAIN",
     username="u",
-    password=SecretStr("made-up"),
+    password=Secret("made-up"),
 )
 
 

@@ -4,6 +4,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import Producer, TopicPartition
@@ -146,7 +147,7 @@ def test_a_client_hears_that_a_quota_holds_it_back(connection: KafkaConnection, 
     """A quota on requests, set for this client id alone, is felt after some questions."""
     name, client_id = topic(), f"held-back-{time.time_ns()}"
     set_quota(connection, client_id, "request_percentage=1")
-    patient = connection.model_copy(update={"timeout_s": WITHIN_S})
+    patient = replace(connection, timeout_s=WITHIN_S)
     with Inspection(patient, client_id=client_id) as cluster:
         deadline = time.monotonic() + WITHIN_S
         while cluster.throttled_s <= 0:

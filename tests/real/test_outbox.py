@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import LiteralString
 
@@ -534,7 +535,7 @@ def test_a_row_that_the_broker_refuses_is_set_aside(site: Site, topic: MakeTopic
 def test_large_values_respect_the_limit_of_bytes(site: Site, topic: MakeTopic) -> None:
     """Rows in flight have no more than that together; a row that has more by itself is in flight alone."""
     large = {"message.max.bytes": str(12 * MEGABYTE)}
-    site.connection = site.connection.model_copy(update={"client_settings": large})
+    site.connection = replace(site.connection, client_settings=large)
     goal = topic(1, {"max.message.bytes": str(12 * MEGABYTE)})
     sizes = [3, 3, 3, 10, 1, 1, 1]
     site.stash(*(OutboxRecord(goal, bytes([n]) * (size * MEGABYTE - 100), "k") for n, size in enumerate(sizes)))
@@ -675,7 +676,7 @@ def test_a_fenced_publisher_says_so_whatever_it_has_sent(site: Site, topic: Make
 def test_a_patient_connection_may_wait_longer_than_a_transaction_lasts(site: Site, topic: MakeTopic) -> None:
     """The time-outs of both need not be fitted to each other."""
     goal = topic()
-    site.connection = site.connection.model_copy(update={"timeout_s": 60.0})
+    site.connection = replace(site.connection, timeout_s=60.0)
     site.stash(OutboxRecord(goal, "value"))
     assert site.harvest().published == 1
     assert values(site.read(goal)) == ["value"]

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -235,7 +236,7 @@ def test_a_broker_that_cannot_be_reached_is_one_line() -> None:
 def test_a_record_that_is_too_large(output: KafkaOutput, connection: KafkaConnection, topics: Topics) -> None:
     """It is named by its message, whoever refuses it; nothing is left open, and the next delivery is taken."""
     wanted, rows = part(0, 0, 3), [(0, 0, "a"), (0, 1, "x" * 1_100_000), (0, 2, "c")]
-    large = connection.model_copy(update={"client_settings": {"message.max.bytes": "5000000"}})
+    large = replace(connection, client_settings={"message.max.bytes": "5000000"})
     for each in (connection, large):
         writer = KafkaTarget(KafkaOutput(each, output.topic))
         with pytest.raises(SinkRefused, match=r"t/0 offset 1 of group 'g'.*Message size too large; nothing of t/0"):
