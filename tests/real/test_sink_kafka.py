@@ -291,7 +291,7 @@ def test_rows_become_records(
     outcome = sink.write(frame, batch, never)
 
     assert (outcome.taken, outcome.rows) == (tuple(batch), {0: 200, 1: 100, 7: 0})
-    found = committed(output.connection, output.topic)
+    found = committed(output.connection, output.topic, patience_s=60)
     for number, (start, end) in enumerate(((100, 200), (0, 50))):
         keys = [message.key().decode() for message in found if message.partition() == number]
         assert keys == [f"{number}/{offset}/{one}" for offset in range(start, end) for one in (0, 1)]
