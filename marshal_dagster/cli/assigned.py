@@ -32,15 +32,18 @@ class Assignments:
     _read_at_s: float | None = None
     _has_topics: bool = True
 
+    def __post_init__(self) -> None:
+        """Wait for no answer longer than for what is shown beside the rest."""
+        self.connection = replace(self.connection, timeout_s=min(self.connection.timeout_s, _TIMEOUT_S))
+
     def of(self, groups: Collection[str]) -> Assigned:
         """Give the member of each partition, by group, where a coordinator leads; what cannot be read is left out."""
         is_new = self._read_at_s is not None and time.monotonic() - self._read_at_s < _OLD_S
         if is_new or not self._has_topics:
             return self._found
         self._read_at_s = time.monotonic()
-        impatient = replace(self.connection, timeout_s=min(self.connection.timeout_s, _TIMEOUT_S))
         try:
-            views = read_groups(impatient, self.topics, groups)
+            views = read_groups(self.connection, self.topics, groups)
         except TopicMissing:
             self._has_topics = False
             return {}
