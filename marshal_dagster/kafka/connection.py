@@ -83,7 +83,7 @@ _HAS_A_FIELD: Final[Mapping[str, str]] = {
 }
 
 
-class Secret:
+class SecretText:
     """A text that does not show itself; compared by what it holds."""
 
     __slots__ = ("_text",)
@@ -94,7 +94,7 @@ class Secret:
 
     def __eq__(self, other: object) -> bool:
         """Compare the texts."""
-        return isinstance(other, Secret) and self._text == other._text
+        return isinstance(other, SecretText) and self._text == other._text
 
     def __hash__(self) -> int:
         """Agree with equality."""
@@ -106,7 +106,7 @@ class Secret:
 
     def __repr__(self) -> str:
         """Hide the text."""
-        return "Secret(...)"
+        return "SecretText(...)"
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,11 @@ class KafkaConnection:
     security_protocol: SecurityProtocol = "PLAINTEXT"
     sasl_mechanism: SaslMechanism | None = None
     username: str | None = None
-    password: Secret | None = None
+    password: SecretText | None = None
     ssl_ca_location: str | None = None
     ssl_certificate_location: str | None = None
     ssl_key_location: str | None = None
-    ssl_key_password: Secret | None = None
+    ssl_key_password: SecretText | None = None
     timeout_s: float = 10.0
     client_settings: Mapping[str, str] = field(default_factory=dict)
 
@@ -362,9 +362,9 @@ def _line_of_text(value: object) -> str:
     return text
 
 
-def _secret(value: Any) -> Secret:  # noqa: ANN401 - what was given is to be found out
+def _secret(value: Any) -> SecretText:  # noqa: ANN401 - what was given is to be found out
     shown = value.get_secret_value() if hasattr(value, "get_secret_value") else value
-    return Secret(_line_of_text(shown))
+    return SecretText(_line_of_text(shown))
 
 
 def _servers(value: object) -> str:
@@ -440,7 +440,7 @@ _FIELDS: Final = tuple(_TAKEN_BY)
 _OPTIONAL: Final = frozenset(each.name for each in fields(KafkaConnection) if each.default is None)
 
 
-def _plain(secret: Secret | None) -> str | None:
+def _plain(secret: SecretText | None) -> str | None:
     return None if secret is None else secret.get_secret_value()
 
 

@@ -14,7 +14,7 @@ import pytest
 from pydantic import SecretStr
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.kafka.connection import KafkaConnection, Secret
+from marshal_dagster.kafka.connection import KafkaConnection, SecretText
 
 SECRET = "s3cret'; \"\\"
 CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n"
@@ -165,7 +165,7 @@ def test_a_connection_made_directly_shows_no_secret_in_its_error() -> None:
 def test_no_secret_shows(pem: dict[str, Any]) -> None:
     """Neither repr nor str of a connection has its password or its key's; pydantic's secrets are taken too."""
     connection = KafkaConnection.from_settings({**SASL, **pem, "ssl_key_password": SecretStr("open sesame")})
-    assert {connection.ssl_key_password} == {Secret("open sesame")}
+    assert {connection.ssl_key_password} == {SecretText("open sesame")}
     assert connection.ssl_key_password != "open sesame"
     for text in (repr(connection), str(connection), str(vars(connection)), str(dataclasses.asdict(connection))):
         assert "s3cret" not in text
@@ -295,7 +295,7 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 def test_librdkafka_gets_the_secrets_and_what_was_asked_for(pem: dict[str, Any]) -> None:
     """The settings carry the credentials and files; `client_settings` win over what is merely advisable."""
     connection = KafkaConnection(
-        **SASL, **pem, ssl_key_password=Secret("sesame"), timeout_s=2, client_settings={"reconnect.backoff.ms": "7"}
+        **SASL, **pem, ssl_key_password=SecretText("sesame"), timeout_s=2, client_settings={"reconnect.backoff.ms": "7"}
     )
     settings = connection.librdkafka()
     expected = {
@@ -347,7 +347,7 @@ def test_spark_gets_certificates_whole(pem: dict[str, Any]) -> None:
         bootstrap_servers="a:1",
         security_protocol="SSL",
         **pem,
-        ssl_key_password=Secret("sesame"),
+        ssl_key_password=SecretText("sesame"),
         client_settings={"ssl.endpoint.identification.algorithm": "none"},
     )
     assert connection.spark_options() == {

@@ -16,7 +16,7 @@ import pytest
 
 from marshal_dagster.delivery import ClaimedBatch
 from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError, UnavailableError
-from marshal_dagster.kafka.connection import KafkaConnection, Secret
+from marshal_dagster.kafka.connection import KafkaConnection, SecretText
 from marshal_dagster.processes import mark_of
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark import jobs, reading, submitted
@@ -32,7 +32,7 @@ CONNECTION = KafkaConnection(
     security_protocol="SASL_PLAINTEXT",
     sasl_mechanism="PLAIN",
     username="u",
-    password=Secret("made-up"),
+    password=SecretText("made-up"),
 )
 
 
