@@ -222,9 +222,10 @@ def kill_at_work(mark: Path, killed_s: list[float]) -> None:
     """Kill the script's own process once Spark is at work for it, and note when."""
     until(mark.exists)
     for each in psutil.Process().children(recursive=True):
-        if SCRIPT.name in " ".join(each.cmdline()) and each.name() != "java":
-            each.kill()
-            killed_s.append(time.monotonic())
+        with suppress(psutil.NoSuchProcess):  # another one, which has ended meanwhile
+            if SCRIPT.name in " ".join(each.cmdline()) and each.name() != "java":
+                each.kill()
+                killed_s.append(time.monotonic())
 
 
 def spark_processes() -> set[psutil.Process]:
