@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -39,8 +39,7 @@ class Description:
     partitions: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """As `marshal_dagster.kafka.topics.OffsetBounds`."""
 
     start: int

@@ -6,8 +6,8 @@ was not seen accepted did not happen; one that may have happened is settled by r
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import TracebackType
 from typing import Any, Final, Generic
 
 from marshal_dagster.coordination.agreement import check_settings, give_settings, require_settings
@@ -31,6 +31,7 @@ from marshal_dagster.errors import (
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import DeliveryMode, Message, RevokingClaim, RevokingRange, Settings, is_topic
 from marshal_dagster.protocol.state import Group, Key, Owner, Range
+from marshal_dagster.protocol.world import PartitionWorld
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,7 @@ class BaseClaimer(ABC, Generic[H]):
         self.clock = clock or SystemClock()
         told = None if observer is None else Told(observer, self)
         self._tenure: Tenure[H] = Tenure(on_lost=told.lost if told else None)
+        self._step = _Step(self._tenure)
         self._is_settled = True
         """Whether what became of every record sent for a claim is known."""
         self._sender = Sender(rationalizer, topic, self.clock, told.sent if told else None)
@@ -97,20 +99,21 @@ class BaseClaimer(ABC, Generic[H]):
     @property
     def group(self) -> Group:
         """The group as the topic's coordination partition knows it; live state, under `rationalizer.lock`."""
-        return self.rationalizer.world.group_of(self.member.group, self.topic)
+        return self._home.group(self.member.group)
 
     def key(self, partition: int) -> Key:
         """Give the key's live state, under `rationalizer.lock`."""
-        return self.rationalizer.world.key(self.member.group, self.topic, partition)
+        return self._home.key(self.member.group, self.topic, partition)
+
+    @property
+    def _home(self) -> PartitionWorld:
+        """The state of the topic's coordination partition."""
+        return self.rationalizer.world.partitions[self._sender.coordination_partition]
 
     def check(self, partitions: Collection[int] | None = None) -> None:
         """Raise `ClaimLost` unless all of `partitions` (or all not released by itself) are held under a lease."""
         with self.rationalizer.lock:
-            self._fence_what_ended()
-            tenure = self._tenure
-            lost = tenure.left.keys() if partitions is None else [n for n in partitions if n not in tenure.claims]
-            if lost:
-                raise ClaimLost(self._why_lost(sorted(lost)))
+            self._check(partitions)
 
     def lease_left_ms(self) -> float | None:
         """Give the time that is left on the shortest lease held, in ms, or None when nothing is held.
@@ -127,7 +130,7 @@ class BaseClaimer(ABC, Generic[H]):
 
         Raises `NotCertain`, `SettingsDiffer`, `UnavailableError`, `LogChanged`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._step:
             self.rationalizer.catch_up()
             self._require_certain()
             if not self.group.settings_accepted:
@@ -160,15 +163,13 @@ class BaseClaimer(ABC, Generic[H]):
 
     # How a step is done
 
-    @contextmanager
-    def _step(self) -> Iterator[None]:
-        """One at a time; a log that is not the same any more ends every claim."""
-        with self.rationalizer.lock:
-            try:
-                yield
-            except LogChanged as changed:
-                self._tenure.lose_all(str(changed))
-                raise
+    def _check(self, partitions: Collection[int] | None = None) -> None:
+        """Do what `check` says, under the lock."""
+        self._fence_what_ended()
+        tenure = self._tenure
+        lost = tenure.left.keys() if partitions is None else [n for n in partitions if n not in tenure.claims]
+        if lost:
+            raise ClaimLost(self._why_lost(sorted(lost)))
 
     def _send_owned(self, messages: Sequence[Message]) -> Sent:
         """Send records of owned keys, once all that was sent before is settled.
@@ -183,7 +184,7 @@ class BaseClaimer(ABC, Generic[H]):
             for number in partitions
             if (claim := self._tenure.claims.get(number)) is not None and not claim.lease.may_send(now_ms)
         )
-        self.check(partitions)
+        self._check(partitions)
         self._note_sending(messages)
         self._is_settled = False
         sent = self._sender.send(messages)
@@ -198,7 +199,7 @@ class BaseClaimer(ABC, Generic[H]):
             raise ClaimLost(self._why_lost(sorted(partitions)))
 
     def _is_certain(self) -> bool:
-        return self.rationalizer.world.partition_of(self.topic).certain
+        return self._home.certain
 
     def _settle(self) -> None:
         """Read what became of records whose acknowledgement is missing: nothing else is sent before."""
@@ -210,16 +211,17 @@ class BaseClaimer(ABC, Generic[H]):
     def _read_first(self) -> None:
         self.rationalizer.catch_up()
         self._refresh()
-        self.check()
+        self._check()
 
     def _note_beats(self, sent: Sent) -> None:
         """Renew the leases whose heartbeats were seen accepted; where one was refused the claim is lost."""
+        renewed = Lease(self.settings.heartbeat_interval_ms, sent.sent_ms)
         for message, outcome in sent:
             claim = self._tenure.claims.get(message.partition)
             if claim is None or outcome is None:
                 continue
             if outcome.accepted:
-                claim.lease = claim.lease.renewed(sent.sent_ms)
+                claim.lease = claim.lease.renewed(renewed)
             else:
                 self._lose(claim, f"its heartbeat was refused: {reason(outcome)}")
         self._refresh()
@@ -235,7 +237,7 @@ class BaseClaimer(ABC, Generic[H]):
         self._settle()
         self._refresh()
         self._check_log()
-        self.check(ends.keys())
+        self._check(ends.keys())
         claims, numbered = self._tenure.claims, [(message.partition, outcome) for message, outcome in sent]
         refused = [
             f"{self.topic}/{number}: {reason(outcome)}"
@@ -254,8 +256,8 @@ class BaseClaimer(ABC, Generic[H]):
         partitions = tuple(missing)
         is_sent = False
         while missing:
-            with self._step():
-                self.check(partitions)
+            with self.rationalizer.lock, self._step:
+                self._check(partitions)
                 try:
                     if is_sent:
                         self._settle()
@@ -266,7 +268,7 @@ class BaseClaimer(ABC, Generic[H]):
                 is_sent = True
             if missing:
                 self.clock.sleep_ms(self.settings.heartbeat_interval_ms * RETRY_PART)
-        with self._step():
+        with self.rationalizer.lock, self._step:
             self._check_log()
 
     def _check_log(self) -> None:
@@ -360,7 +362,7 @@ class BaseClaimer(ABC, Generic[H]):
     # What it believes
 
     def _advised_time_ms(self) -> int:
-        log_time_ms = self.rationalizer.world.partition_of(self.topic).log_time_ms or 0
+        log_time_ms = self._home.log_time_ms or 0
         return max(log_time_ms, self.clock.wall_ms())
 
     def _dead_owners(self, partitions: Iterable[int], is_dead: Callable[[Owner], bool]) -> frozenset[Owner]:
@@ -369,6 +371,8 @@ class BaseClaimer(ABC, Generic[H]):
             return frozenset()
         with self.rationalizer.lock:
             owners = {owner for number in partitions for owner in self._owners(number)}
+        if not owners:
+            return frozenset()
         instances = {owner.instance: owner for owner in owners}
         dead = {instance for instance, owner in instances.items() if is_dead(owner)}
         return frozenset(owner for owner in owners if owner.instance in dead)
@@ -376,7 +380,8 @@ class BaseClaimer(ABC, Generic[H]):
     def _owners(self, partition: int) -> list[Owner]:
         """Give who holds the key whole, and who holds ranges of it."""
         key = self.key(partition)
-        return [owner for owner in (key.owner, *(each.owner for each in key.ranges)) if owner is not None]
+        owners = [each.owner for each in key.ranges] if key.ranges else []
+        return [owner for owner in (key.owner, *owners) if owner is not None]
 
     def _revocations(
         self, partitions: Iterable[int], dead: Collection[Owner], ranges_of: Callable[[int], Iterable[Range]]
@@ -417,8 +422,10 @@ class BaseClaimer(ABC, Generic[H]):
         """Stop by itself: where a lease has ended, and everywhere when the log is another one."""
         if self.rationalizer.changed is not None:
             self._tenure.lose_all(str(self.rationalizer.changed))
-        now_ms, held = self.clock.lease_ms(), tuple(self._tenure.claims.values())
-        self._fence(claim.partition for claim in held if not (claim.is_over or claim.lease.holds(now_ms)))
+        now_ms, held = self.clock.lease_ms(), self._tenure.claims.values()
+        ended = [claim.partition for claim in held if not (claim.lease.holds(now_ms) or claim.is_over)]
+        if ended:
+            self._fence(ended)
 
     def _fence(self, partitions: Iterable[int]) -> None:
         fenced = list(partitions)
@@ -490,6 +497,22 @@ class BaseClaimer(ABC, Generic[H]):
     def _named(self, partitions: Iterable[int]) -> str:
         numbers = sorted(partitions)
         return f"{self.topic}/{listed([str(number) for number in numbers], separator=',')}"
+
+
+class _Step:
+    """One step, done under the lock: a log that is not the same any more ends every claim."""
+
+    def __init__(self, tenure: Tenure[Any]) -> None:
+        self._tenure = tenure
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, LogChanged):
+            self._tenure.lose_all(str(error))
 
 
 def reason(outcome: Outcome | None) -> str:

@@ -69,7 +69,7 @@ class Claimer(BaseClaimer[Claim]):
         """
         wanted = list(dict.fromkeys(partitions))
         dead = self._dead_owners(wanted, is_dead)
-        with self._step():
+        with self.rationalizer.lock, self._step:
             self._require_ready()
             wanted = self._to_ask_for(wanted, dead, max_claims)
             if not wanted:
@@ -97,8 +97,8 @@ class Claimer(BaseClaimer[Claim]):
 
         What does not have that id afterwards is released, and `ClaimLost` raised for it.
         """
-        with self._step():
-            self.check()
+        with self.rationalizer.lock, self._step:
+            self._check()
             nameless = [claim.partition for claim in self._tenure.claims.values() if claim.data_topic_id is None]
             signed = self._sender.signed(self.member)
             self._send_owned([DataTopic(partition=number, topic_id=topic_id, **signed) for number in nameless])
@@ -110,7 +110,7 @@ class Claimer(BaseClaimer[Claim]):
             self._tenure.left.update(
                 dict.fromkeys(unnamed, "the data topic's id could not be written down, so it was released")
             )
-            self.check()
+            self._check()
 
     # Staying
 
@@ -121,16 +121,16 @@ class Claimer(BaseClaimer[Claim]):
         refused is lost; one that was not acknowledged stays as long as its lease does.
         Raises `ClaimLost`, `NotCommitted` for one not acknowledged, `UnavailableError`, `LogChanged`.
         """
-        with self._step():
-            self.check()
+        with self.rationalizer.lock, self._step:
+            self._check()
             starts = starts or {}
-            self.check(starts.keys())
+            self._check(starts.keys())
             stands = {claim.partition: claim.beat_offset for claim in self._tenure.claims.values()}
             offsets = {number: starts.get(number) if at is None else at for number, at in stands.items()}
             sent = self._beat({number: offset for number, offset in offsets.items() if offset is not None})
-            self.check()  # what was refused is told at once, however long the next question takes
+            self._check()  # what was refused is told at once, however long the next question takes
             self._check_log()
-            self.check()
+            self._check()
             self._require_acknowledged(sent)
 
     # Planning and committing
@@ -141,8 +141,8 @@ class Claimer(BaseClaimer[Claim]):
         One without acknowledgement is settled by reading. Raises `PlanRejected` when one was not seen accepted,
         `ClaimLost`, `UnavailableError`, `LogChanged`.
         """
-        with self._step():
-            self.check(ends.keys())
+        with self.rationalizer.lock, self._step:
+            self._check(ends.keys())
             signed = self._sender.signed(self.member)
             sent = self._send_owned([ClaimingMessages(partition=n, plan_end=end, **signed) for n, end in ends.items()])
             self._see_planned(ends, sent)
@@ -155,8 +155,8 @@ class Claimer(BaseClaimer[Claim]):
         Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
         """
         self._require_commit_after()
-        with self._step():
-            self.check(offsets.keys())
+        with self.rationalizer.lock, self._step:
+            self._check(offsets.keys())
             self._require_forward(offsets)
         self._commit_while_held(dict(offsets))
 
@@ -167,9 +167,9 @@ class Claimer(BaseClaimer[Claim]):
         most once"), and while its lease lasts. The others must be dropped, all of them should this raise.
         Raises `PlanRejected` for what is not the end of an open plan, `ClaimLost`, `UnavailableError`, `LogChanged`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._step:
             self._settle()
-            self.check(ends.keys())
+            self._check(ends.keys())
             claims = self._tenure.claims
             unplanned = [number for number, end in ends.items() if claims[number].plan_end != end]
             if unplanned:
@@ -197,8 +197,8 @@ class Claimer(BaseClaimer[Claim]):
         Where another paused or resumed the group in between nothing is set: claim again as a new instance.
         Raises `ClaimLost`, `UnavailableError`, `LogChanged`.
         """
-        with self._step():
-            self.check(offsets.keys())
+        with self.rationalizer.lock, self._step:
+            self._check(offsets.keys())
             held, signed = self._tenure.claims, self._sender.signed(self.member)
             strange = [number for number in offsets if held[number].data_topic_id != topic_id]
             self._send_owned([DataTopic(partition=number, topic_id=topic_id, **signed) for number in strange])
@@ -213,8 +213,8 @@ class Claimer(BaseClaimer[Claim]):
         (docs/range-claims.md 4, "Switch off"). What has no offset, and that of which this was not seen accepted, is not
         set. Raises as `set_positions`.
         """
-        with self._step():
-            self.check()
+        with self.rationalizer.lock, self._step:
+            self._check()
             held, signed = self._tenure.claims, self._sender.signed(self.member)
             ids = {n: claim.data_topic_id for n, claim in held.items()}
             sent = self._send_owned(
@@ -241,7 +241,7 @@ class Claimer(BaseClaimer[Claim]):
 
         Raises `UnavailableError`, `LogChanged`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._step:
             member = self.member.anew() if self._tenure.asked & epochs.keys() else self.member
             signed = self._sender.signed(member)
             sent = self._sender.send([RevokingClaim(partition=n, epoch=epoch, **signed) for n, epoch in epochs.items()])
@@ -264,7 +264,7 @@ class Claimer(BaseClaimer[Claim]):
     def _commit(self, missing: Mapping[int, int]) -> dict[int, int]:
         sent = self._beat(missing)
         self._settle()
-        self.check(missing.keys())
+        self._check(missing.keys())
         missing = self._uncommitted(missing)
         refused = missing.keys() - set(sent.unheard)
         if refused:

@@ -17,8 +17,7 @@ class LogIdentity:
     partitions: int
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(NamedTuple):
     """The offsets of one coordination partition: the first that is there, and the one that the next record gets."""
 
     start: int
@@ -39,8 +38,7 @@ class Ack(NamedTuple):
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """Records read from one coordination partition: (offset, timestamp in ms, value); `position` is the next one."""
 
     partition: int

@@ -108,7 +108,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         Raises `NotCertain`, `GroupPaused`, `SettingsDiffer`, `UnavailableError`, `LogChanged`.
         """
         dead = self._dead_owners(wanted, is_dead)
-        with self._step():
+        with self.rationalizer.lock, self._step:
             self._require_ready()
             asked = {number: bounds for number, bounds in wanted.items() if number not in self._tenure.asked}
             if not asked:
@@ -136,16 +136,16 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         A range whose heartbeat is refused is lost; one that was not acknowledged stays as long as its lease does.
         Raises `ClaimLost`, `NotCommitted` for one not acknowledged, `UnavailableError`, `LogChanged`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._step:
             self._settle()
-            self.check()
+            self._check()
             signed = self._sender.signed(self.member)
             held = [claim for claim in self._tenure.claims.values() if not claim.is_done]
             sent = self._send_owned([RangeHeartbeat(partition=c.partition, epoch=c.epoch, **signed) for c in held])
             self._note_beats(sent)
-            self.check()  # what was refused is told at once, however long the next question takes
+            self._check()  # what was refused is told at once, however long the next question takes
             self._check_log()
-            self.check()
+            self._check()
             self._require_acknowledged(sent)
 
     # Planning and committing
@@ -158,9 +158,9 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         `PlanRejected` for ends that the ranges do not allow, with nothing sent, and when a plan was not seen accepted;
         `ClaimLost`, `UnavailableError`, `LogChanged`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._step:
             self._settle()
-            self.check(ends.keys())
+            self._check(ends.keys())
             claims, signed = self._tenure.claims, self._sender.signed(self.member)
             self._require_fitting(ends)
             new = {number: end for number, end in ends.items() if claims[number].plan_end is None}
@@ -179,8 +179,8 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
         """
         self._require_commit_after()
-        with self._step():
-            self.check(ends.keys())
+        with self.rationalizer.lock, self._step:
+            self._check(ends.keys())
             unplanned = self._without_plan_to(ends)
             if unplanned:
                 raise NotCommitted(f"{self._named(unplanned)}: no plan ends there; nothing was sent")
@@ -194,9 +194,9 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         from then on. The others must be dropped, all of them should this raise. Raises `PlanRejected` for what is not
         the end of a plan, or done already, `ClaimLost`, `UnavailableError`, `LogChanged`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._step:
             self._settle()
-            self.check(ends.keys())
+            self._check(ends.keys())
             unplanned = self._without_plan_to(ends) or ends.keys() - self._uncommitted(ends).keys()
             if unplanned:
                 raise PlanRejected(f"{self._named(unplanned)}: no open plan ends there; plan first")
@@ -211,7 +211,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
 
         Raises `UnavailableError`, `LogChanged`.
         """
-        with self._step():
+        with self.rationalizer.lock, self._step:
             member = self.member.anew() if any(number in self._tenure.asked for number, _ in held) else self.member
             signed = self._sender.signed(member)
             sent = self._sender.send([RevokingRange(partition=n, epoch=epoch, **signed) for n, epoch in held])
@@ -226,13 +226,13 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
     def _commit(self, missing: Mapping[int, int]) -> dict[int, int]:
         self._finish(missing)
         self._settle()
-        self.check(missing.keys())
+        self._check(missing.keys())
         return self._uncommitted(missing)
 
     def _finish(self, ends: Mapping[int, int]) -> Sent:
         """Say that ranges are done, and note what came of it."""
         self._settle()
-        self.check(ends.keys())
+        self._check(ends.keys())
         claims, signed = self._tenure.claims, self._sender.signed(self.member)
         numbers = list(self._uncommitted(ends))
         unheard = {number for number in numbers if claims[number].may_be_done}

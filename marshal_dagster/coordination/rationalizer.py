@@ -2,10 +2,9 @@
 
 import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import MappingProxyType, TracebackType
 from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
@@ -14,7 +13,7 @@ from marshal_dagster.coordination.snapshots import WORTH_A_LOOK, Snapshots, Stra
 from marshal_dagster.errors import LogChanged, MarshalError, UnavailableError
 from marshal_dagster.protocol.messages import Heartbeat, Message
 from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.protocol.world import ACCEPTED, LastRecord, PartitionWorld, Verdict, VerdictKind, World
+from marshal_dagster.protocol.world import ACCEPTED, PartitionWorld, Verdict, VerdictKind, World
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +107,7 @@ class Rationalizer:
 
         Raises `LogChanged` when it is not the log that was read before, `UnavailableError` when it does not answer.
         """
-        with self._reading():
+        with self.lock, _Noted(self):
             self._check_identity()
             bounds = self.log.bounds(self.world.partitions.keys())
             for partition, at in bounds.items():
@@ -130,7 +129,7 @@ class Rationalizer:
         anew, nothing is told. The records must not have been read before: hold `lock` from before they are appended.
         Raises `LogChanged` when one is not in the log, or is another one there; `UnavailableError`.
         """
-        with self._reading():
+        with self.lock, _Noted(self):
             outcomes: dict[int, dict[int, Outcome]] = {partition: {} for partition in own}
             self._read({partition: max(records) + 1 for partition, records in own.items()}, own, outcomes)
             for partition, records in own.items():
@@ -145,7 +144,7 @@ class Rationalizer:
 
     def follow_all(self) -> World:
         """Follow every coordination partition from now on, and catch up."""
-        with self._reading():
+        with self.lock, _Noted(self):
             missing = set(range(self.identity.partitions)) - self.world.partitions.keys()
             if missing:
                 self._begin(missing)
@@ -156,32 +155,18 @@ class Rationalizer:
 
         Raises `LogChanged`, `TopicMissing`, `UnavailableError`.
         """
-        with self._reading():
+        with self.lock, _Noted(self):
             self._check_identity()
 
     def log_time_ahead_ms(self) -> int:
         """Give how far log time lies ahead of this machine's clock: a broker's has jumped, or this one is slow."""
         with self.lock:
-            times = [world.log_time_ms or 0 for world in self.world.partitions.values()]
-            return max(times, default=0) - self._clock.wall_ms()
+            return self._log_time_ahead_ms()
 
     def close(self) -> None:
         """Let go of the log."""
         with self.lock:
             self.log.close()
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Hold the lock and remember how it ended: what is known of a log that changed counts no more."""
-        with self.lock:
-            if self.changed is not None:
-                raise LogChanged(str(self.changed))
-            try:
-                yield
-            except (LogChanged, UnavailableError) as failure:
-                self.failure = failure
-                raise
-            self.failure = None
 
     def _check_identity(self) -> None:
         now = self.log.identity()
@@ -263,10 +248,10 @@ class Rationalizer:
             self._resume()
             due = {number: end for number, end in ends.items() if end > self.world.partitions[number].next_offset}
             if not due:
-                self._report_clock()
                 return
             try:
                 self._read_on(due, own, outcomes)
+                self._report_clock()
             except PositionLost as lost:
                 self._begin_again(lost.partition)
         raise UnavailableError(
@@ -304,7 +289,7 @@ class Rationalizer:
                 world.apply_many(chunk.records)
             world.next_offset = chunk.position
             if chunk.records:
-                world.last = LastRecord.of(*chunk.records[-1])
+                world.note_last(chunk.records[-1])
             self._half_applied = None
             self.records_read += len(chunk.records)
         self._reads_on = True
@@ -347,9 +332,13 @@ class Rationalizer:
             )
         self._begin([partition])
 
+    def _log_time_ahead_ms(self) -> int:
+        latest_ms = max([world.log_time_ms or 0 for world in self.world.partitions.values()], default=0)
+        return latest_ms - self._clock.wall_ms()
+
     def _report_clock(self) -> None:
         """Say once that log time is ahead, until it is not any more (PROTOCOL.md 6)."""
-        ahead_ms = self.log_time_ahead_ms()
+        ahead_ms = self._log_time_ahead_ms()
         is_ahead = ahead_ms > LOG_TIME_AHEAD_MS
         if is_ahead and not self._is_clock_reported:
             logger.warning(
@@ -359,6 +348,26 @@ class Rationalizer:
                 ahead_ms / 1_000,
             )
         self._is_clock_reported = is_ahead
+
+
+class _Noted:
+    """Remembers how a reading ended, under the lock: what is known of a log that changed counts no more."""
+
+    def __init__(self, rationalizer: Rationalizer) -> None:
+        self._rationalizer = rationalizer
+
+    def __enter__(self) -> None:
+        changed = self._rationalizer.changed
+        if changed is not None:
+            raise LogChanged(str(changed))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._rationalizer.failure = None
+        elif isinstance(error, LogChanged | UnavailableError):
+            self._rationalizer.failure = error
 
 
 def _offset(world: PartitionWorld, message: Message) -> int | None:

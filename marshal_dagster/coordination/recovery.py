@@ -260,7 +260,7 @@ def _recovered(observed: Observed, confirmed: Mapping[Whose, Confirmed]) -> Part
     seen, at = observed.world, observed.awaited or 0
     world = PartitionWorld(seen.number, seen.coordination_partitions, seen.defaults, 0)
     world.resume_at(at + 1, observed.mark_ms)
-    world.last = observed.mark
+    world.note_last(observed.mark)
     world.groups = {name: replace(group, keys={}) for name, group in observed.groups.items()}
     world.had_ranges = any(RANGES in group.settings.features for group in world.groups.values())
     for (name, place), key in confirmed.items():

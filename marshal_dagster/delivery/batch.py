@@ -122,6 +122,8 @@ class ClaimedBatch:
     @property
     def all_ranges(self) -> tuple[ClaimedRange, ...]:
         """Every range of the batch, those that need no processing too, by partition."""
+        if not self.skipped:
+            return self._to_do
         return tuple(sorted((*self._to_do, *self.skipped), key=lambda one: one.partition))
 
     @property

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS, Claim
@@ -94,7 +94,7 @@ class Ground:
         """Give copies of the keys' states."""
         with self.rationalizer.lock:
             world, topic = self.rationalizer.world, self.request.topic
-            return {number: replace(world.key(self.group, topic, number)) for number in partitions}
+            return {number: world.snapshot_key(self.group, topic, number) for number in partitions}
 
     def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, Extent]) -> None:
         """Raise `DataTopicChanged` unless all keys, and ranges that are batches already, are of this very topic.

@@ -14,7 +14,10 @@ MOST_RANGES: Final = 256
 
 def of_epoch(ranges: Ranges, epoch: int) -> Range | None:
     """Find the range that was won by the record at log offset `epoch`, while its owner has it."""
-    return next((each for each in ranges if each.owner is not None and each.owner.epoch == epoch), None)
+    for each in ranges:
+        if each.owner is not None and each.owner.epoch == epoch:
+            return each
+    return None
 
 
 def put(ranges: Iterable[Range], new: Range) -> Ranges:

@@ -46,6 +46,6 @@ class Lease:
         """Tell whether a record of the claim may be sent at `now_ms`: it cannot arrive after the lease's end."""
         return self.left_ms(now_ms) > delivery_timeout_ms(self.heartbeat_interval_ms)
 
-    def renewed(self, sent_ms: float) -> "Lease":
-        """Give the lease after a heartbeat sent at `sent_ms` was seen accepted; it never gets shorter."""
-        return self if sent_ms <= self.sent_ms else Lease(self.heartbeat_interval_ms, sent_ms)
+    def renewed(self, by: "Lease") -> "Lease":
+        """Give the lease after a heartbeat that brings `by` was seen accepted; it never gets shorter."""
+        return by if by.sent_ms > self.sent_ms else self

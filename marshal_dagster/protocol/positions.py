@@ -1,7 +1,7 @@
 """Where the owner of a partition starts to read (PROTOCOL.md 6, "Where to start")."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from marshal_dagster.errors import DataLoss, DataTopicChanged, StartUnknown
 from marshal_dagster.protocol.state import Key, Phase
@@ -15,16 +15,14 @@ class StartPolicy(StrEnum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """The offsets of a data partition that can be read: from `start` up to `end` (exclusive)."""
 
     start: int
     end: int
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
+class Position(NamedTuple):
     """Where a partition stands: `offset` is the next to read, `readable` the first from there on that is left."""
 
     offset: int
@@ -39,6 +37,8 @@ class Position:
 
 def reach(key: Key) -> int:
     """Give the end of what was done or planned by ranges of `key`, its offset where there are none."""
+    if not key.ranges:
+        return key.offset or 0
     return max((each.end for each in key.ranges if each.phase is not Phase.CLAIMED), default=key.offset or 0)
 
 

@@ -353,7 +353,7 @@ def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: Settings) -> P
     world.refused = _read_counts(first["refused"], Refusal)
     world.noted = _read_counts(first["noted"], Note)
     read_key_row = _read_key_with_ranges if world.had_ranges else _read_key
-    world.last = _read_last(first.get("last"), name)
+    world.note_last(_read_last(first.get("last"), name))
     group, topic = Group(defaults), None
     for row in remaining:
         if isinstance(row, list):

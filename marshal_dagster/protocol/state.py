@@ -95,6 +95,20 @@ class Key:
     provisional: bool = False
     ranges: Ranges = ()
 
+    def copy(self) -> "Key":
+        """Give a copy, which stays as it is while the log is followed further."""
+        return Key(
+            self.offset,
+            self.owner,
+            self.last_beat_ms,
+            self.plan_end,
+            self.plan_attempts,
+            self.generation,
+            self.data_topic_id,
+            self.provisional,
+            self.ranges,
+        )
+
     def end_plan(self) -> None:
         """Forget the open plan, if any, and its attempts."""
         self.plan_end = None

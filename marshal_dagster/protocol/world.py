@@ -8,7 +8,7 @@ group its `Key`s, one for each (topic, partition). All of these change as the lo
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
 from typing import Final, NamedTuple
@@ -74,7 +74,6 @@ class PartitionWorld:
     claims from it. `next_offset` is the log offset of the next record to apply. `log_time_ms` is the largest broker
     timestamp so far, None before the first record.
     `had_ranges` tells whether a group's settings ever named the feature (docs/range-claims.md 5).
-    `last` is the last record that was read, as far as who reads has noted it; nothing in the state depends on it.
     """
 
     def __init__(self, number: int, coordination_partitions: int, defaults: Settings, start: int) -> None:
@@ -89,10 +88,30 @@ class PartitionWorld:
         self.refused: Counter[Refusal] = Counter()
         self.invalid: Counter[Invalid] = Counter()
         self.noted: Counter[Note] = Counter()
-        self.last: LastRecord | None = None
+        self._last: LastRecord | tuple[int, int, bytes | None] | None = None
         self.log_time_ms: int | None = None
         self._beats: dict[bytes, tuple[Key, Owner]] = {}
         self._remembered: dict[tuple[str, Place], bytes] = {}
+
+    @property
+    def last(self) -> LastRecord | None:
+        """The last record that was read, as far as who reads has noted it; nothing in the state depends on it."""
+        last = self._last
+        return last if last is None or isinstance(last, LastRecord) else LastRecord.of(*last)
+
+    def note_last(self, last: LastRecord | tuple[int, int, bytes | None] | None) -> None:
+        """Note the last record: its offset, timestamp in ms and value, or what tells it."""
+        self._last = last
+
+    def group(self, name: str) -> Group:
+        """Give a group; an unknown one has the defaults."""
+        return self.groups.get(name) or Group(self.defaults)
+
+    def key(self, group: str, topic: str, partition: int) -> Key:
+        """Give the state of one key; one never named is empty."""
+        known = self.groups.get(group)
+        key = known.keys.get((topic, partition)) if known is not None else None
+        return key or Key(provisional=not self.certain)
 
     def is_home_of(self, topic: str) -> bool:
         """Tell whether the records of a data topic lie here."""
@@ -120,7 +139,8 @@ class PartitionWorld:
         message = parse(value)
         if isinstance(message, InvalidMessage):
             return self._count_invalid(message.reason)
-        if type(message) not in GROUP_MESSAGES and not self.is_home_of(message.topic):
+        number = coordination_partition(message.topic, self.coordination_partitions)
+        if number != self.number and type(message) not in GROUP_MESSAGES:
             return self._count_invalid(Invalid.MISPLACED)
         return self._judge(message, offset, log_time_ms, value)
 
@@ -133,11 +153,11 @@ class PartitionWorld:
         beats, log_time_ms, known_head = self._beats, self.log_time_ms, b""
         for offset, timestamp_ms, value in records:
             if value is not None:
-                rest, _, tail = value.rpartition(b"/")
-                head = rest[:_BEAT_LENGTH]
+                head = value[:_BEAT_LENGTH]
                 if head == known_head or _BEAT.fullmatch(head):
                     known_head = head
-                    key, owner = beats.get(rest[_BEAT_LENGTH:], _NOBODY)
+                    sender, _, tail = value[_BEAT_LENGTH:].rpartition(b"/")
+                    key, owner = beats.get(sender, _NOBODY)
                     if (
                         key.owner is owner
                         and key.offset is not None
@@ -194,7 +214,7 @@ class PartitionWorld:
         """
         if value is None or key.owner is None or key.ranges or not self.certain:
             return
-        rest = value.rpartition(b"/")[0]
+        rest = value[: value.rindex(b"/")]
         if _BEAT.fullmatch(rest[:_BEAT_LENGTH]) is None or len(rest) > _LONGEST_REST:
             return
         self._beats.pop(self._remembered.get(named, b""), None)
@@ -275,14 +295,11 @@ class World:
 
     def group_of(self, group: str, topic: str) -> Group:
         """Give `group` as the coordination partition of `topic` knows it; an unknown one has the defaults."""
-        return self.partition_of(topic).groups.get(group) or Group(self._defaults)
+        return self.partition_of(topic).group(group)
 
     def key(self, group: str, topic: str, partition: int) -> Key:
         """Give the state of one key; one never named is empty."""
-        world = self.partition_of(topic)
-        known = world.groups.get(group)
-        key = known.keys.get((topic, partition)) if known else None
-        return key or Key(provisional=not world.certain)
+        return self.partition_of(topic).key(group, topic, partition)
 
     def keys(self) -> Iterator[tuple[str, Place, Group, Key]]:
         """Give group name, place, group and key of every key named so far."""
@@ -293,4 +310,4 @@ class World:
 
     def snapshot_key(self, group: str, topic: str, partition: int) -> Key:
         """Give a copy of one key's state, which stays as it is while the log is followed further."""
-        return replace(self.key(group, topic, partition))
+        return self.key(group, topic, partition).copy()

@@ -107,7 +107,8 @@ class SimulatedLog:
         self.delivery_timeout_ms = cluster.heartbeat_interval_ms // 4
         self._cluster = cluster
         self._process = process
-        self._slowness = slowness
+        self._longest_waits_ms = 2.0 * slowness, cluster.heartbeat_interval_ms / 8 * slowness
+        self._random, self._sleep = cluster.random.random, cluster.scheduler.sleep
         self._log = MemoryLog(cluster.broker)
         self._queued: list[Append] = []
         """What waits in the sender."""
@@ -149,7 +150,7 @@ class SimulatedLog:
             acks.append(Ack(cluster.put(*record)))
             if fault is AppendFault.RETRIED:
                 cluster.put(*record)
-            if cluster.random.random() < 0.1:
+            if self._random() < 0.1:
                 self._wait()
         self._wait()
         return acks
@@ -233,6 +234,6 @@ class SimulatedLog:
 
     def _wait(self) -> None:
         """Let some time pass; nearly always little."""
-        chance = self._cluster.random
-        longest_ms = 2.0 if chance.random() < 0.95 else self._cluster.heartbeat_interval_ms / 8
-        self._cluster.scheduler.sleep(chance.random() * longest_ms * self._slowness)
+        mostly_ms, rarely_ms = self._longest_waits_ms
+        longest_ms = mostly_ms if self._random() < 0.95 else rarely_ms
+        self._sleep(self._random() * longest_ms)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf
 from operator import itemgetter
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from tests.plain_reader import PlainReader, parse
 from tests.simulator.data import Attempt, Output
@@ -42,8 +42,7 @@ class Violation:
         return f"{self.promise}: {self.text}"
 
 
-@dataclass(frozen=True, slots=True)
-class Belief:
+class Belief(NamedTuple):
     """What one process believes to hold under a lease that has not ended: the offsets [start, end) of a place."""
 
     process: str
@@ -102,22 +101,24 @@ class LogJudge:
         before = UNKNOWN if place is None else self.state(partition, place)
         verdict = self.reader.read(partition, offset, timestamp_ms, value)
         self.records.append((partition, offset, timestamp_ms, value.decode("utf-8", "replace"), verdict))
-        self.log_times[partition].append((offset, self.log_time_ms(partition)))
+        log_time_ms = self.log_time_ms(partition)
+        self.log_times[partition].append((offset, log_time_ms))
         if verdict != "accepted" or record is None or place is None or record["type"] == "Mark":
             return
-        group = self.reader.logs[partition]["groups"][record["group"]]
-        self.groups[partition][record["group"]].append((offset, _group_state_of(group)))
+        group = _group_state_of(self.reader.logs[partition]["groups"][record["group"]])
+        states = self.groups[partition][record["group"]]
+        if not states or states[-1][1] != group:
+            states.append((offset, group))
         if record["type"] == "GroupSettings":
             for each in self.history[partition]:
                 self._remember(partition, each, offset)
             return
         if not record["topic"]:
             return
-        self._remember(partition, place, offset)
-        is_go = _group_state_of(group)[3:4] == ("go",)
-        self._judge(record, place, before, self.state(partition, place), offset, is_go=is_go)
+        after = self._remember(partition, place, offset)
+        self._judge(record, place, before, after, offset, is_go=group[3:4] == ("go",))
         if record["type"] not in {"RevokingClaim", "RevokingRange"}:
-            self.owned_at[place] = self.log_time_ms(partition)
+            self.owned_at[place] = log_time_ms
 
     def state(self, partition: int, place: Place, before_offset: int | None = None) -> KeyState:
         """Give a key's state after the records below `before_offset`, or after all."""
@@ -133,10 +134,11 @@ class LogJudge:
         log = self.reader.logs.get(partition)
         return int(log["log_time"]) if log is not None else 0
 
-    def _remember(self, partition: int, place: Place, offset: int) -> None:
+    def _remember(self, partition: int, place: Place, offset: int) -> KeyState:
         group, topic, number = place
-        key = self.reader.logs[partition]["groups"][group]["keys"][topic, number]
-        self.history[partition][place].append((offset, _state_of(key)))
+        state = _state_of(self.reader.logs[partition]["groups"][group]["keys"][topic, number])
+        self.history[partition][place].append((offset, state))
+        return state
 
     def _judge(
         self, record: dict[str, Any], place: Place, before: KeyState, after: KeyState, offset: int, *, is_go: bool
@@ -242,7 +244,7 @@ def _state_of(key: Mapping[str, Any]) -> KeyState:
         key["plan_attempts"],
         key["generation"],
         key["data_topic_id"],
-        tuple(_range_state_of(each) for each in key["ranges"]),
+        tuple([_range_state_of(each) for each in key["ranges"]]),
     )
 
 

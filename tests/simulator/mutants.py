@@ -181,9 +181,9 @@ MUTANTS: Final = (
         "a lease counted from a refused record",
         BASE_CLAIMER,
         "            if outcome.accepted:\n"
-        "                claim.lease = claim.lease.renewed(sent.sent_ms)\n"
+        "                claim.lease = claim.lease.renewed(renewed)\n"
         "            else:\n",
-        "            claim.lease = claim.lease.renewed(sent.sent_ms)\n            if False:\n",
+        "            claim.lease = claim.lease.renewed(renewed)\n            if False:\n",
         (
             (
                 BASE_CLAIMER,
@@ -354,7 +354,7 @@ MUTANTS: Final = (
         "the plan of a range is not read back",
         RANGE_CLAIMER,
         "            self._see_planned(ends, sent)\n",
-        "            self._settle()\n            self._refresh()\n            self.check(ends.keys())\n"
+        "            self._settle()\n            self._refresh()\n            self._check(ends.keys())\n"
         "            for number, end in new.items():\n                claims[number].plan_end = end\n",
     ),
     Mutant(

@@ -33,6 +33,8 @@ class Process:
         self.tasks: dict[Task, None] = {}
         self.watchers: list[Task] = []
         """Woken once it has ended."""
+        self.after_step: Callable[[], None] | None = None
+        """Called after each of its steps."""
         self._scheduler = scheduler
 
     @cached_property
@@ -92,7 +94,7 @@ class Scheduler:
         self.current: Task | None = None
         self.failures: list[tuple[Process, BaseException]] = []
         """What ended tasks that should not have ended so."""
-        self.after_step: Callable[[Process], None] = lambda _: None
+        self.steps = 0
         self.stops_end_ms = inf
         """Nobody is stopped for longer than until then."""
         self.is_stopped = False
@@ -120,8 +122,17 @@ class Scheduler:
 
     def sleep(self, duration_ms: float) -> None:
         """Wait in the present task."""
-        task = self._waiting()
-        self.wake(task, max(LEAST_MS, duration_ms))
+        task, queue = self._waiting(), self._queue
+        after_ms = duration_ms if duration_ms > LEAST_MS else LEAST_MS  # noqa: FURB136 - max() is dear here
+        until_ms = self.now_ms + after_ms
+        is_next = not queue or queue[0][0] > until_ms
+        if is_next and task.process.runs_from_ms <= until_ms <= self._until_ms and not self.is_stopped:
+            task.ticket += 1
+            self._end_step(task.process)
+            if not self.is_stopped:
+                self.now_ms = until_ms
+                return
+        self.wake(task, after_ms)
         self._switch(task)
 
     def park(self, timeout_ms: float | None = None) -> None:
@@ -170,7 +181,7 @@ class Scheduler:
         """End a step of `process`; the task that is due next is now the present one, or none if time is over."""
         self.current = None
         if process is not None:
-            self.after_step(process)
+            self._end_step(process)
         queue, until_ms = self._queue, self._until_ms
         while queue and queue[0][0] <= until_ms and not self.is_stopped:
             at_ms, count, ticket, task = heapq.heappop(queue)
@@ -180,9 +191,15 @@ class Scheduler:
             if process.runs_from_ms > at_ms and not process.is_dead:
                 heapq.heappush(queue, (process.runs_from_ms, count, ticket, task))
                 continue
-            self.now_ms = max(self.now_ms, at_ms)
+            if at_ms > self.now_ms:  # noqa: PLR1730 - max() is dear here
+                self.now_ms = at_ms
             self.current = task
             return
+
+    def _end_step(self, process: Process) -> None:
+        self.steps += 1
+        if process.after_step is not None:
+            process.after_step()
 
     def _run(self, task: Task, work: Callable[[], object]) -> None:
         try:
@@ -255,7 +272,7 @@ class SimulatedEvent:
 
     def wait(self, timeout_s: float) -> bool:
         """Wait until it is set, or the time-out."""
-        if not self._is_set:
+        if not self._is_set and timeout_s > 0:
             task = self._scheduler.current
             assert task is not None
             self._waiters.append(task)

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from math import inf
-from operator import attrgetter
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -76,7 +75,13 @@ class Result:
     records: int
     steps: int
     befallen: Counter[str]
-    transcript: tuple[str, ...] = ()
+    log: tuple[tuple[int, int, int, str, str], ...] = ()
+    """Coordination partition, offset, timestamp, value and verdict of each record."""
+
+    @property
+    def transcript(self) -> tuple[str, ...]:
+        """The log, a line for each record."""
+        return tuple(f"{p}/{o} at {t - EPOCH_MS} ms {verdict}: {value}" for p, o, t, value, verdict in self.log)
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +115,6 @@ class Simulation:
     over: set[str] = field(default_factory=set)
     """The runs of which Dagster says that they are over."""
     befallen: Counter[str] = field(default_factory=Counter)
-    steps: int = 0
     unsure_until_ms: float = 0.0
     """Until then the broker's clock, having jumped ahead, may call live owners stale."""
     hesitates: bool = False
@@ -163,7 +167,6 @@ class Simulation:
         """Go through the whole seed."""
         scheduler = self.scheduler
         with _instead_of_threads(scheduler, self.scenario.seed):
-            scheduler.after_step = self._after_step
             for number, member in enumerate(self.scenario.members):
                 dagster = Process(scheduler, f"dagster{number}")
                 dagster.spawn(lambda number=number, member=member: self._dagster(number, member))  # type: ignore[misc]
@@ -188,9 +191,9 @@ class Simulation:
             self.scenario.seed,
             tuple(self.violations),
             len(self.judge.records),
-            self.steps,
+            scheduler.steps,
             self.befallen + self.cluster.befallen,
-            tuple(f"{p}/{o} at {t - EPOCH_MS} ms {verdict}: {value}" for p, o, t, value, verdict in self.judge.records),
+            tuple(self.judge.records),
         )
 
     def _run_until_drained(self, until_ms: float) -> None:
@@ -249,6 +252,7 @@ class Simulation:
         run = Run(run_id, number, process, clock)
         self.runs.append(run)
         self.by_process[process] = run
+        process.after_step = partial(self._after_step, run)
         partitions = self.wanted.pop() if self.wanted and not member.entire_topic else None
         request = BatchRequest(
             topic=TOPIC,
@@ -265,6 +269,7 @@ class Simulation:
         """Wait until a run's process has ended, and forget it."""
         run.process.wait_until_over()
         self.runs.remove(run)
+        run.process.after_step = None
         del self.by_process[run.process]
 
     def _work(self, run: Run, member: Member, request: BatchRequest) -> None:
@@ -338,7 +343,7 @@ class Simulation:
     def _until_next(self, chance: random.Random) -> float:
         """Say how long a process waits before it looks again: often enough, once faults are over."""
         now_ms = self.scheduler.now_ms
-        soon_ms, later_ms = self.hi_ms * chance.uniform(LOOK_LEAST, LOOK_MOST), self.hi_ms * chance.uniform(1, 4)
+        soon_ms, later_ms = self.hi_ms * chance.uniform(LOOK_LEAST, LOOK_MOST), self.hi_ms * chance.uniform(1.5, 4)
         if now_ms < self.scenario.calm_ms:
             return min(later_ms, self.scenario.calm_ms - now_ms + soon_ms)
         return soon_ms if now_ms < self.scenario.taken_up_ms else later_ms
@@ -428,7 +433,7 @@ class Simulation:
         clock = SimulatedClock(scheduler)
         follower: Rationalizer | None = None
         while True:
-            scheduler.sleep(self.hi_ms * 0.8)
+            scheduler.sleep(self.hi_ms * 1.2)
             try:
                 follower = follower or Rationalizer(
                     self.cluster.open(process),
@@ -449,13 +454,14 @@ class Simulation:
             self.violations.append(Violation(promise, f"at {self.scheduler.now_ms:.0f} ms: {text}"))
             self.scheduler.is_stopped = True
 
-    def _after_step(self, process: Process) -> None:
+    def _after_step(self, run: Run) -> None:
         """Compare what members believe; only the one that has just acted can believe anything new."""
-        self.steps += 1
-        run = self.by_process.get(process)
-        if run is None or run.batch is None or self.is_truncated:
+        if run.batch is None or self.is_truncated:
             return
-        leases = list(map(_lease_of, run.batch._claimer._tenure.claims.values()))
+        claims = run.batch._claimer._tenure.claims
+        if not claims and not run.leases:
+            return
+        leases = [claim.lease for claim in claims.values()]
         if leases == run.leases:
             return
         run.leases = leases
@@ -596,7 +602,7 @@ def _seen(read: PartitionWorld) -> Seen:
         for place, key in group.keys.items():
             owner = NOBODY if key.owner is None else (*key.owner, key.last_beat_ms)
             stands = (key.offset, key.plan_end, key.plan_attempts, key.generation, key.data_topic_id)
-            keys[name, *place] = (*owner, *stands, tuple(_range_state(each) for each in key.ranges))
+            keys[name, *place] = (*owner, *stands, tuple([_range_state(each) for each in key.ranges]))
     return Seen(
         read.next_offset,
         read.log_time_ms,
@@ -631,7 +637,6 @@ def _has_lease(run: Run, partition: int) -> bool:
     return claim is not None and (claim.is_over or claim.lease.ends_ms > run.clock.lease_ms())
 
 
-_lease_of = attrgetter("lease")
 _remembering = lru_cache(maxsize=1_000)
 """For what is asked the same again and again."""
 
@@ -650,7 +655,7 @@ def _instead_of_threads(scheduler: Scheduler, seed: int) -> Iterator[None]:
     modules: list[tuple[Any, str, Any]] = [
         (heartbeats, "threading", _THREADING),
         (rationalizer, "threading", _THREADING),
-        (heartbeats, "random", SimpleNamespace(Random=lambda _: random.Random(chance.getrandbits(32)))),
+        (heartbeats, "random", SimpleNamespace(Random=lambda _: chance)),
         (tenure, "os", SimpleNamespace(urandom=urandom)),
         (snapshots, "render", partial(render_in_parts, chance=parts_chance)),
         (snapshots, "uuid4", lambda: SimpleNamespace(hex=chance.randbytes(8).hex())),
@@ -659,6 +664,7 @@ def _instead_of_threads(scheduler: Scheduler, seed: int) -> Iterator[None]:
         (plain_reader, "parse", plain_parse),
         (plain_reader, "coordination_partition", _remembering(plain_reader.coordination_partition)),
         (plain_reader, "is_name", _remembering(plain_reader.is_name)),
+        (plain_reader, "number", _remembering(plain_reader.number)),
         (checkers, "parse", plain_parse),
         (world, "parse", _remembering(messages.parse)),
     ]
