@@ -217,10 +217,11 @@ class KafkaLog:
 
 
 def _note(acks: list[Ack | None], index: int, error: KafkaError | None, message: Message) -> None:
-    offset = message.offset() if error is None else None
     if error is not None:
         acks[index] = Ack(None, error.str())
-    elif offset is None or offset < 0:  # a repetition that the broker knows of, but not where the first one lies
+        return
+    offset = message.offset()
+    if offset is None or offset < 0:  # a repetition that the broker knows of, but not where the first one lies
         acks[index] = Ack(None, "acknowledged without an offset")
-    else:
-        acks[index] = Ack(offset)
+        return
+    acks[index] = Ack(offset)

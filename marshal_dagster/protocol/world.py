@@ -92,6 +92,8 @@ class PartitionWorld:
         self.log_time_ms: int | None = None
         self._beats: dict[bytes, tuple[Key, Owner]] = {}
         self._remembered: dict[tuple[str, Place], bytes] = {}
+        self._event: Event[Message] = Event(_NOTHING, -1, 0, Group(defaults), Key())
+        """What is being judged, one object for all records: making one costs as much as many a rule."""
 
     @property
     def last(self) -> LastRecord | None:
@@ -182,7 +184,9 @@ class PartitionWorld:
         kind, place = type(message), (message.topic, message.partition)
         group = self.groups.get(message.group) or Group(self.defaults)
         key = group.keys.get(place) or Key(provisional=not self.certain)
-        event = Event(message, offset, log_time_ms, group, key)
+        event = self._event
+        event.message, event.offset, event.log_time_ms = message, offset, log_time_ms
+        event.group, event.key = group, key
         rule = self._rules_of(group)[kind]
         refusal = rule.refusal(event)
         if refusal is not None:
@@ -234,6 +238,7 @@ _LONGEST_REST: Final = MAX_VALUE_BYTES - len("/") - _PLAIN_DIGITS
 """With any plain offset behind it, it is not too long for a record."""
 _ZERO: Final = ord("0")
 _NOBODY: Final = (Key(), Owner("", "", None))
+_NOTHING: Final = Mark(instance="", client="", group="", time_s=0)
 
 
 class World:

@@ -4,7 +4,6 @@ The same machine runs against Kafka in `tests/real/test_log_machine.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import Phase, settings
@@ -53,7 +52,7 @@ def test_a_record_that_is_given_twice_is_found(monkeypatch: pytest.MonkeyPatch) 
 
     def twice(self: MemoryLog, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
         for chunk in read_until(self, ends, timeout_s):
-            yield replace(chunk, records=[*chunk.records, *chunk.records[-1:]])
+            yield chunk._replace(records=[*chunk.records, *chunk.records[-1:]])
 
     monkeypatch.setattr(MemoryLog, "read_until", twice)
     assert_found()

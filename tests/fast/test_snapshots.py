@@ -488,13 +488,15 @@ def test_what_is_deleted_is_never_the_newest_that_is_whole(rng: Random) -> None:
 def test_the_last_record_before_it_is_kept() -> None:
     """What was read last comes back, and a snapshot of which the log holds another record there is passed over."""
     world = world_of()
-    world.last = LastRecord.of(world.next_offset - 1, 7, b"value")
+    world.note_last((world.next_offset - 1, 7, b"value"))
+    last = world.last
+    assert last is not None
     records = render(world, TOPIC_ID, "s")
     choice = read(records, world)
     assert choice.world is not None
-    assert choice.world.last == world.last
-    assert reasons(read(records, world, strange=[world.last])) == {Misfit.OTHER_RECORDS}
-    assert read(records, world, strange=[world.last._replace(digest="")]).world is not None
+    assert choice.world.last == last == LastRecord.of(world.next_offset - 1, 7, b"value")
+    assert reasons(read(records, world, strange=[last])) == {Misfit.OTHER_RECORDS}
+    assert read(records, world, strange=[last._replace(digest="")]).world is not None
 
 
 def test_a_snapshot_of_an_older_writer_names_no_last_record() -> None:

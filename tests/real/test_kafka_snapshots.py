@@ -115,7 +115,7 @@ def test_the_record_before_a_snapshot_is_looked_at_in_the_log(
             world = rationalizer.catch_up().partitions[0]
             if number == 2:
                 assert world.last is not None
-                world.last = world.last._replace(digest="0" * 64)
+                world.note_last(world.last._replace(digest="0" * 64))
             kept.append(0, snapshot_records(world, rationalizer.identity.topic_id, f"s{number}"))
         bounds = log.bounds([0])
 
