@@ -1,5 +1,6 @@
 """One test for each sentence of docs/range-claims.md that says what a record or a state is."""
 
+from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from marshal_dagster.protocol.messages import (
     render,
 )
 from marshal_dagster.protocol.replay import summary
-from marshal_dagster.protocol.state import Key, Phase
+from marshal_dagster.protocol.state import Key, Owner, Phase, Range
 from marshal_dagster.protocol.transitions import NATIVE, Note, Refusal
 from marshal_dagster.protocol.world import Verdict, VerdictKind, World
 
@@ -544,6 +545,15 @@ def test_ranges_are_shown_where_there_are_any(log: Log) -> None:
         },
         {"start": 12, "end": 20, "phase": "done", "attempts": 0, **nobody},
     ]
+
+
+def test_a_copy_of_a_key_has_all_of_it() -> None:
+    """No field is left behind, whatever it holds."""
+    held = Range(5, 9, Phase.PLANNED)
+    key = Key(4, Owner("a", "c", 7), 3, 9, 2, 1, "x" * 22, provisional=True, ranges=(held,))
+    assert all(getattr(key, each.name) != getattr(Key(), each.name) for each in fields(Key))
+    assert key.copy() == key
+    assert key.copy() is not key
 
 
 def test_a_copy_of_a_key_stays_as_it_is(log: Log) -> None:

@@ -24,7 +24,7 @@ RANGES_PART = 0.2
 """Part of the groups of native rule set whose members claim ranges."""
 ADVISED_PART = 0.15
 """Part of the groups whose members are told what to claim."""
-MOST_APPENDS = 60
+MOST_APPENDS = 40
 """Append faults befall one of so many first appends."""
 MOST_SNAPSHOT_RECORDS = 15
 """Snapshot faults befall one of so many first records of the snapshot topic."""
@@ -162,7 +162,8 @@ _UNDER_GO = [
     EventKind.PARTITIONS,
 ]
 """Where any heartbeat counts, who sends one in another's name does harm; and a position holds only without members."""
-_APPEND_FAULTS = list(AppendFault)
+_APPEND_FAULTS = [*AppendFault, AppendFault.OUTAGE]
+"""An outage is drawn twice as often: what leaves the queue late must meet a later tenure to do harm."""
 _SNAPSHOT_FAULTS = list(SnapshotFault)
 _MODES = list(DeliveryMode)
 
@@ -198,7 +199,7 @@ def scenario(seed: int) -> Scenario:
         data_partitions=chance.randint(1, 8),
         messages=chance.randint(1, 4),
         max_records=chance.randint(3, 12),
-        slow=chance.choice((0.005, 0.1, 0.4)),
+        slow=chance.choice((0.005, 0.2, 0.8)),
         has_snapshots=has_snapshots,
         members=tuple(replace(member, is_twin=False) for member in members) if is_go else members,
         faulty_intervals=faulty_intervals,
@@ -229,7 +230,7 @@ def _snapshot_faults(chance: random.Random) -> tuple[tuple[int, SnapshotFault], 
 def _member(number: int, chance: random.Random) -> Member:
     odd = chance.random()
     return Member(
-        client="same client" if chance.random() < 0.2 else f"client{number}",
+        client="same client" if chance.random() < 0.4 else f"client{number}",
         clock_rate=chance.choice((0.9, 1.1)) if odd < 0.1 else 1.0,
         clock_off_ms=chance.randint(-5_000, 5_000) if 0.1 < odd < 0.2 else 0,
         slowness=chance.choice((5.0, 20.0)) if 0.2 < odd < 0.3 else 1.0,
