@@ -184,7 +184,7 @@ def scenario(seed: int) -> Scenario:
     kinds = [chance.choice(common) for _ in range(chance.randint(0, 5 if many else 2))]
     if chance.random() < 0.06:
         kinds.append(chance.choice(sorted(_RARE)))
-    has_snapshots = chance.random() < 0.5
+    has_snapshots = chance.random() < 0.4
     if has_snapshots:
         kinds += chance.choices(sorted(_WITH_SNAPSHOTS), k=chance.randint(0, 3))
     faulty_intervals = 3
@@ -196,8 +196,8 @@ def scenario(seed: int) -> Scenario:
         mode=mode,
         rule_set=RuleSet.GO if is_go else RuleSet.NATIVE,
         coordination_partitions=chance.randint(1, 2),
-        data_partitions=chance.randint(1, 8),
-        messages=chance.randint(1, 4),
+        data_partitions=chance.randint(1, 9),
+        messages=chance.choice((1, 1, 2, 2, 3)),
         max_records=chance.randint(3, 12),
         slow=chance.choice((0.005, 0.2, 0.8)),
         has_snapshots=has_snapshots,

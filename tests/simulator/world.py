@@ -343,7 +343,7 @@ class Simulation:
     def _until_next(self, chance: random.Random) -> float:
         """Say how long a process waits before it looks again: often enough, once faults are over."""
         now_ms = self.scheduler.now_ms
-        soon_ms, later_ms = self.hi_ms * chance.uniform(LOOK_LEAST, LOOK_MOST), self.hi_ms * chance.uniform(1.5, 4)
+        soon_ms, later_ms = self.hi_ms * chance.uniform(LOOK_LEAST, LOOK_MOST), self.hi_ms * chance.uniform(1.8, 4)
         if now_ms < self.scenario.calm_ms:
             return min(later_ms, self.scenario.calm_ms - now_ms + soon_ms)
         return soon_ms if now_ms < self.scenario.taken_up_ms else later_ms
@@ -362,7 +362,7 @@ class Simulation:
         batch.begin_processing()
         if batch.mode is DeliveryMode.EFFECTIVELY_ONCE:
             found = self.data.read(batch.ranges)
-            self.scheduler.sleep(chance.random() * self._slow_ms() * len(found))
+            self._take_time(batch, chance.random() * self._slow_ms() * len(found))
             batch.write(cast("DataFrame", found))
             return
         for one in batch.ranges:
@@ -377,6 +377,15 @@ class Simulation:
                 without_lease = 0 if _has_lease(run, one.partition) else without_lease + 1
                 if without_lease > 1:  # the first may be under way when the lease ends, as after a pause
                     self._fail("no work without a lease", f"{one} by {batch.batch_id} at {offset}")
+
+    def _take_time(self, batch: ClaimedBatch, left_ms: float) -> None:
+        """Work for a while, unless the claim is lost meanwhile."""
+        while left_ms > 0:
+            part_ms = min(left_ms, self.hi_ms / 4)
+            self.scheduler.sleep(part_ms)
+            if batch._lost is not None:
+                raise batch._lost
+            left_ms -= part_ms
 
     def _slow_ms(self) -> float:
         """Say how long a message may take: what is left once faults are over shall be drained soon."""
