@@ -248,10 +248,10 @@ class Rationalizer:
             self._resume()
             due = {number: end for number, end in ends.items() if end > self.world.partitions[number].next_offset}
             if not due:
+                self._report_clock()
                 return
             try:
                 self._read_on(due, own, outcomes)
-                self._report_clock()
             except PositionLost as lost:
                 self._begin_again(lost.partition)
         raise UnavailableError(
