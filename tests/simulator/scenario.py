@@ -215,6 +215,11 @@ def scenario(seed: int) -> Scenario:
 def _with_ranges(drawn: Scenario, chance: random.Random) -> Scenario:
     wait_s = chance.uniform(0, 1.5) * drawn.hi_ms / 1_000
     ranges = RangeOptions(size=chance.randint(2, 9), ahead=chance.choice((0, 0, 6, 20)), wait_s=wait_s)
+    mode = random.Random(drawn.seed * 7 + 6).choice((drawn.mode, DeliveryMode.AT_MOST_ONCE))
+    drawn = replace(drawn, mode=mode)
+    if chance.random() < 0.4:
+        back = Event(EventKind.POSITION, chance.random() * drawn.faulty_ms, chance.getrandbits(32))
+        drawn = replace(drawn, events=tuple(sorted([*drawn.events, back], key=lambda event: event.at_ms)))
     if chance.random() < 0.85:
         return replace(drawn, ranges=ranges)
     off = Event(EventKind.SWITCH_OFF, chance.random() * drawn.faulty_ms, chance.getrandbits(32))
