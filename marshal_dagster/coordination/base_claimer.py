@@ -380,8 +380,7 @@ class BaseClaimer(ABC, Generic[H]):
     def _owners(self, partition: int) -> list[Owner]:
         """Give who holds the key whole, and who holds ranges of it."""
         key = self.key(partition)
-        owners = [each.owner for each in key.ranges] if key.ranges else []
-        return [owner for owner in (key.owner, *owners) if owner is not None]
+        return [owner for owner in (key.owner, *[each.owner for each in key.ranges]) if owner is not None]
 
     def _revocations(
         self, partitions: Iterable[int], dead: Collection[Owner], ranges_of: Callable[[int], Iterable[Range]]

@@ -314,9 +314,10 @@ class Rationalizer:
                     f"made anew; {_SEE_DOCTOR}"
                 )
             if isinstance(message, Heartbeat):
-                before = _offset(world, message)
+                named = message.group, message.topic, message.partition
+                before = world.key(*named).offset
                 verdict = world.apply(offset, timestamp_ms, value, message)
-                outcomes[offset] = Outcome(verdict, before, _offset(world, message))
+                outcomes[offset] = Outcome(verdict, before, world.key(*named).offset)
             else:
                 verdict = world.apply(offset, timestamp_ms, value, message)
                 outcomes[offset] = _ACCEPTED if verdict is ACCEPTED else Outcome(verdict)
@@ -368,9 +369,3 @@ class _Noted:
             self._rationalizer.failure = None
         elif isinstance(error, LogChanged | UnavailableError):
             self._rationalizer.failure = error
-
-
-def _offset(world: PartitionWorld, message: Message) -> int | None:
-    group = world.groups.get(message.group)
-    key = group and group.keys.get((message.topic, message.partition))
-    return key.offset if key else None

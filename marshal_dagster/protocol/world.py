@@ -141,8 +141,7 @@ class PartitionWorld:
         message = parse(value)
         if isinstance(message, InvalidMessage):
             return self._count_invalid(message.reason)
-        number = coordination_partition(message.topic, self.coordination_partitions)
-        if number != self.number and type(message) not in GROUP_MESSAGES:
+        if type(message) not in GROUP_MESSAGES and not self.is_home_of(message.topic):
             return self._count_invalid(Invalid.MISPLACED)
         return self._judge(message, offset, log_time_ms, value)
 

@@ -218,12 +218,15 @@ def _with_ranges(drawn: Scenario, chance: random.Random) -> Scenario:
     mode = random.Random(drawn.seed * 7 + 6).choice((drawn.mode, DeliveryMode.AT_MOST_ONCE))
     drawn = replace(drawn, mode=mode)
     if chance.random() < 0.4:
-        back = Event(EventKind.POSITION, chance.random() * drawn.faulty_ms, chance.getrandbits(32))
-        drawn = replace(drawn, events=tuple(sorted([*drawn.events, back], key=lambda event: event.at_ms)))
-    if chance.random() < 0.85:
-        return replace(drawn, ranges=ranges)
-    off = Event(EventKind.SWITCH_OFF, chance.random() * drawn.faulty_ms, chance.getrandbits(32))
-    return replace(drawn, ranges=ranges, events=tuple(sorted([*drawn.events, off], key=lambda event: event.at_ms)))
+        drawn = _with_event(drawn, EventKind.POSITION, chance)
+    if chance.random() >= 0.85:
+        drawn = _with_event(drawn, EventKind.SWITCH_OFF, chance)
+    return replace(drawn, ranges=ranges)
+
+
+def _with_event(drawn: Scenario, kind: EventKind, chance: random.Random) -> Scenario:
+    event = Event(kind, chance.random() * drawn.faulty_ms, chance.getrandbits(32))
+    return replace(drawn, events=tuple(sorted([*drawn.events, event], key=lambda one: one.at_ms)))
 
 
 def _snapshot_faults(chance: random.Random) -> tuple[tuple[int, SnapshotFault], ...]:
