@@ -233,7 +233,8 @@ class SimulatedLog:
         return [Ack(None, "simulated")] * len(records)
 
     def _wait(self) -> None:
-        """Let some time pass; nearly always little."""
-        mostly_ms, rarely_ms = self._longest_waits_ms
-        longest_ms = mostly_ms if self._random() < 0.95 else rarely_ms
-        self._sleep(self._random() * longest_ms)
+        """Let some time pass, half of the times; nearly always little."""
+        how, (mostly_ms, rarely_ms) = self._random(), self._longest_waits_ms
+        if how < 0.5:
+            return
+        self._sleep(self._random() * (mostly_ms if how < 0.95 else rarely_ms))

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _PAUSES_FIRST = (EventKind.POSITION, EventKind.SWITCH_OFF)
 
+_PAUSING = frozenset({EventKind.PAUSE, EventKind.POSITION, EventKind.SWITCH_OFF})
+"""What pauses the group."""
+
 
 class Nature:
     """Lets events befall one simulation."""
@@ -74,6 +77,9 @@ class Nature:
         if world.cluster.jump_ms < 0:
             world.unsure_until_ms = world.scheduler.now_ms - world.cluster.jump_ms + 3 * world.hi_ms
         world.cluster.jump_ms = 0
+
+        if not any(event.kind in _PAUSING for event in world.scenario.events):
+            return
 
         def resume() -> None:
             with suppress(MarshalError):

@@ -16,6 +16,8 @@ GROUP, TOPIC = "etl", "orders"
 HI_MS = 1_000
 DEFAULT_HI_MS = 60_000
 """Of groups with rule set `go`, and of those that keep the defaults, which hold in a log without settings too."""
+FAULTY_INTERVALS = 3
+"""Faults begin in so many heartbeat intervals."""
 LOOK_LEAST, LOOK_MOST = 0.6, 0.8
 """How often members look for work once faults are over, in heartbeat intervals."""
 DEFAULTS_PART = 0.2
@@ -94,8 +96,6 @@ class Scenario:
     """How long one message may take to process, in heartbeat intervals."""
     has_snapshots: bool
     members: tuple[Member, ...]
-    faulty_intervals: int
-    """How many heartbeat intervals faults begin in."""
     append_faults: tuple[tuple[int, AppendFault], ...]
     events: tuple[Event, ...]
     go_members: int = 0
@@ -109,7 +109,7 @@ class Scenario:
     @property
     def faulty_ms(self) -> int:
         """Faults begin before that."""
-        return self.faulty_intervals * self.hi_ms
+        return FAULTY_INTERVALS * self.hi_ms
 
     @property
     def calm_ms(self) -> int:
@@ -184,12 +184,11 @@ def scenario(seed: int) -> Scenario:
     kinds = [chance.choice(common) for _ in range(chance.randint(0, 5 if many else 2))]
     if chance.random() < 0.06:
         kinds.append(chance.choice(sorted(_RARE)))
-    has_snapshots = chance.random() < 0.4
+    has_snapshots = chance.random() < 0.33
     if has_snapshots:
         kinds += chance.choices(sorted(_WITH_SNAPSHOTS), k=chance.randint(0, 3))
-    faulty_intervals = 3
-    events = [Event(kind, chance.random() * faulty_intervals * hi_ms, chance.getrandbits(32)) for kind in kinds]
-    members = tuple(_member(number, chance) for number in range(chance.choice((3, 3, 3, 4))))
+    events = [Event(kind, chance.random() * FAULTY_INTERVALS * hi_ms, chance.getrandbits(32)) for kind in kinds]
+    members = tuple(_member(number, chance) for number in range(chance.choice((3, 3, 3, 3, 3, 4))))
     drawn = Scenario(
         seed=seed,
         hi_ms=hi_ms,
@@ -197,12 +196,11 @@ def scenario(seed: int) -> Scenario:
         rule_set=RuleSet.GO if is_go else RuleSet.NATIVE,
         coordination_partitions=chance.randint(1, 2),
         data_partitions=chance.randint(1, 9),
-        messages=chance.choice((1, 1, 2, 2, 3)),
-        max_records=chance.randint(3, 12),
+        messages=chance.choice((1, 2, 2, 2, 3)),
+        max_records=chance.randint(3, 14),
         slow=chance.choice((0.005, 0.2, 0.8)),
         has_snapshots=has_snapshots,
         members=tuple(replace(member, is_twin=False) for member in members) if is_go else members,
-        faulty_intervals=faulty_intervals,
         append_faults=tuple(sorted(append_faults.items())),
         events=tuple(sorted(events, key=lambda event: event.at_ms)),
         go_members=chance.randint(1, 2) if is_go else 0,

@@ -74,11 +74,12 @@ class Process:
 class Task:
     """A thread of a process."""
 
-    __slots__ = ("greenlet", "is_over", "joiners", "process", "ticket")
+    __slots__ = ("greenlet", "is_over", "joiners", "process", "ticket", "work")
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, work: Callable[[], object], carrier: greenlet) -> None:
         self.process = process
-        self.greenlet: greenlet
+        self.work = work
+        self.greenlet = carrier
         self.ticket = 0
         """Counts its wakings, so that only the last one asked for counts."""
         self.is_over = False
@@ -102,13 +103,14 @@ class Scheduler:
         self._tasks: dict[Task, None] = {}
         self._until_ms = 0.0
         self._loop = getcurrent()
+        self._idle: list[greenlet] = []
+        """What carried tasks that are over, and carries others: making one anew is dear."""
         self._queue: list[tuple[float, int, int, Task]] = []
         self._count = 0
 
     def spawn(self, process: Process, work: Callable[[], object]) -> Task:
         """Begin a task now."""
-        task = Task(process)
-        task.greenlet = greenlet(lambda: self._run(task, work), parent=self._loop)
+        task = Task(process, work, self._idle.pop() if self._idle else greenlet(self._serve, parent=self._loop))
         process.tasks[task] = None
         self._tasks[task] = None
         self.wake(task)
@@ -158,6 +160,8 @@ class Scheduler:
         self.is_stopped = False
         self.run(self.now_ms)
         assert not self._tasks
+        for carrier in self._idle:
+            carrier.switch()
 
     def _waiting(self) -> Task:
         task = self.current
@@ -170,12 +174,28 @@ class Scheduler:
     def _switch(self, task: Task) -> None:
         """End a step of the present task and let the one that is due next go on, which may be itself."""
         self._go_on_from(task.process)
-        following = self.current
-        if following is not task:
-            has_begun = following is not None and following.greenlet
-            (has_begun or self._loop).switch()
+        if self.current is not task:
+            self._hand_over()
         if task.process.is_dead:
             raise Killed
+
+    def _hand_over(self) -> None:
+        """Let the present task's greenlet go on; one that has not begun begins in the loop."""
+        following = self.current
+        has_begun = following is not None and following.greenlet
+        (has_begun or self._loop).switch()
+
+    def _serve(self) -> None:
+        """Run one task after another, in a greenlet of its own."""
+        carrier = getcurrent()
+        while True:
+            task = self.current
+            if task is None:
+                return
+            self._run(task)
+            self._idle.append(carrier)
+            self._go_on_from(task.process)
+            self._hand_over()
 
     def _go_on_from(self, process: Process | None) -> None:
         """End a step of `process`; the task that is due next is now the present one, or none if time is over."""
@@ -201,10 +221,10 @@ class Scheduler:
         if process.after_step is not None:
             process.after_step()
 
-    def _run(self, task: Task, work: Callable[[], object]) -> None:
+    def _run(self, task: Task) -> None:
         try:
             if not task.process.is_dead:
-                work()
+                task.work()
         except Killed:
             pass
         except BaseException as error:  # noqa: BLE001 - it is reported, whatever it is
@@ -217,7 +237,6 @@ class Scheduler:
         if not task.process.tasks:
             for watcher in task.process.watchers:
                 self.wake(watcher)
-        self._go_on_from(task.process)
 
 
 class SimulatedRLock:

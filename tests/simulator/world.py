@@ -198,7 +198,7 @@ class Simulation:
 
     def _run_until_drained(self, until_ms: float) -> None:
         while self.scheduler.now_ms < until_ms and not self._is_drained() and not self.violations:
-            self.scheduler.run(min(until_ms, self.scheduler.now_ms + self.hi_ms / 2))
+            self.scheduler.run(min(until_ms, self.scheduler.now_ms + self.hi_ms / 4))
 
     def _run_to_the_end(self) -> None:
         """Go on as long as offsets move: who has a slow way to the broker takes long to drain what is left.
@@ -300,9 +300,10 @@ class Simulation:
         has_sink = self.scenario.mode is DeliveryMode.EFFECTIVELY_ONCE
         sink = SimulatedSink(self.output, wait, lambda: self._hesitate(run, chance)) if has_sink else None
         try:
-            for _ in range(1 if request.partitions else chance.randint(1, 20)):
+            for _ in range(1 if request.partitions else chance.randint(2, 24)):
+                batches = delivery.batches(request, sink, max_batches=chance.choice((1, 1, 2, 3)))
                 try:
-                    self._work_once(run, delivery.batches(request, sink, max_batches=3), chance)
+                    self._work_once(run, batches, chance)
                 except SettingsDiffer:
                     break  # the next run is configured as people know by then
                 except MarshalError:
@@ -442,7 +443,7 @@ class Simulation:
         clock = SimulatedClock(scheduler)
         follower: Rationalizer | None = None
         while True:
-            scheduler.sleep(self.hi_ms * 1.2)
+            scheduler.sleep(self.hi_ms * 1.6)
             try:
                 follower = follower or Rationalizer(
                     self.cluster.open(process),
