@@ -280,13 +280,17 @@ def check_keys_agree(judge: LogJudge, partition: int, at: int, keys: Mapping[Pla
             judge.fail("readers agree", f"{place} up to offset {at}: {found} instead of {wanted}")
 
 
-def check_beliefs(judge: LogJudge, beliefs: Iterable[Belief], heard_by_ms: float) -> None:
+def check_beliefs(judge: LogJudge, home: int, beliefs: Iterable[Belief], heard_by_ms: float) -> None:
     """Two processes work under leases that both believe in only when one of the claims was revoked, and for a while.
 
     Who was revoked by broker time `heard_by_ms` has heard of it by now: a heartbeat was due, or the lease is over.
+    Of a range nobody counts on more than the coordination partition `home` gives to that claim.
     """
     holders: dict[Place, list[Belief]] = defaultdict(list)
     for belief in beliefs:
+        for start, end, _, _, _, epoch, *_ in ranges_of(judge.state(home, belief.place)):
+            if epoch == belief.epoch and belief.start < belief.end and not start <= belief.start < belief.end <= end:
+                judge.fail("no more of a range is counted on than is held", f"{belief}, it is [{start}, {end})")
         if judge.revoked_ms.get((belief.place, belief.epoch), 0) > heard_by_ms:
             continue
         for other in holders[belief.place]:

@@ -12,6 +12,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.messages import DeliveryMode, settings_text
 from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.runs import run_of
 from tests.simulator.broker import EPOCH_MS, AppendFault, SimulatedClock
 from tests.simulator.checkers import KeyState, RangeState, ranges_of
 from tests.simulator.data import Attempt
@@ -46,12 +47,14 @@ class Nature:
             EventKind.OTHER_INTERVAL: self._join_with_another_interval,
             EventKind.PAUSE: self._pause,
             EventKind.POSITION: self._set_positions,
+            EventKind.LATE_RELEASE: self._let_a_release_come_late,
             EventKind.PARTITIONS: self._grow,
             EventKind.RETENTION: self._cut_behind_a_snapshot,
             EventKind.LATE_SNAPSHOT: self._write_a_snapshot_late,
             EventKind.MIDDLE: self._cut,
             EventKind.TRUNCATION: self._truncate,
             EventKind.SWITCH_OFF: self._switch_ranges_off,
+            EventKind.REVOKED_DONE: self._revoke_what_is_done_next,
         }
 
     def befall(self, event: Event) -> None:
@@ -364,7 +367,7 @@ class Nature:
         else:
             self._at_the_next("Claiming", self._overtake)
 
-    def _overtake(self) -> None:
+    def _overtake(self, _: Sequence[Append]) -> None:
         self._world.cluster.put(self._world.home, b"garbage")
         self._cut_now()
 
@@ -373,7 +376,7 @@ class Nature:
         world.is_cut = True
         world.cluster.broker.retain_from(world.home, world.cluster.broker.bounds(world.home).end)
 
-    def _stop_without_answer(self) -> AppendFault | None:
+    def _stop_without_answer(self, _: Sequence[Append]) -> AppendFault | None:
         """Stop whoever is at an append for as long as may be, and let it never hear what came of it."""
         world, task = self._world, self._world.scheduler.current
         if task is None or world.scheduler.now_ms > world.scenario.faulty_ms:
@@ -381,7 +384,45 @@ class Nature:
         task.process.stop(inf)
         return AppendFault.LOST
 
-    def _at_the_next(self, kind: str, act: Callable[[], AppendFault | None]) -> None:
+    def _let_a_release_come_late(self, _: random.Random) -> None:
+        """Kill whoever gives up something next, and let its record arrive once its run holds that again."""
+        self._at_the_next("Releasing", self._die_with_records_under_way)
+
+    def _die_with_records_under_way(self, records: Sequence[Append]) -> AppendFault:
+        world, before = self._world, [self._holder(record) for record in records]
+
+        def arrive() -> None:
+            for record, held in zip(records, before, strict=True):
+                while not self._is_held_again(record, held) and world.scheduler.now_ms < world.cluster.faults_end_ms:
+                    world.scheduler.sleep(world.hi_ms / 20)
+                is_over = self._holder(record) != held
+                world.cluster.put(*record)
+                if is_over and not world.doubled:
+                    world.check_refused("a tenure's record counts for no other", record.value)
+
+        Process(world.scheduler, "network").spawn(arrive)
+        return AppendFault.CRASH_BEFORE
+
+    def _is_held_again(self, record: Append, held: tuple[str, int]) -> bool:
+        """Tell whether the run that held the partition of a record holds it by another claim."""
+        instance, epoch = self._holder(record)
+        return run_of(instance) == run_of(held[0]) and epoch != held[1]
+
+    def _holder(self, record: Append) -> tuple[str, int]:
+        """Give instance id and epoch of who holds the partition that a record is about."""
+        partition = int(record.value.decode().split("/")[7])
+        instance, _, epoch, *_ = self._world.judge.state(self._world.home, (GROUP, TOPIC, partition))
+        return str(instance), int(str(epoch or 0))
+
+    def _revoke_what_is_done_next(self, _: random.Random) -> None:
+        """Revoke a range, as who takes its owner for dead, just before that says that it is done."""
+        self._at_the_next("RangeDone", self._revoke)
+
+    def _revoke(self, records: Sequence[Append]) -> None:
+        partition, epoch = records[0].value.decode().split("/")[7:9]
+        self._say("RevokingRange", "operator.0/c", int(partition), epoch)
+
+    def _at_the_next(self, kind: str, act: Callable[[Sequence[Append]], AppendFault | None]) -> None:
         """Act just before the next record of a kind is appended; what that gives befalls the append."""
         cluster, home = self._world.cluster, self._world.home
 
@@ -389,6 +430,6 @@ class Nature:
             if not any(one.partition == home and one.value.startswith(kind.encode()) for one in records):
                 return None
             cluster.before_append = lambda _: None
-            return act()
+            return act(records)
 
         cluster.before_append = look

@@ -46,12 +46,14 @@ class EventKind(StrEnum):
     OTHER_INTERVAL = "member with another heartbeat interval"
     PAUSE = "group paused"
     POSITION = "position set back"
+    LATE_RELEASE = "crash while a release is under way that arrives late"
     PARTITIONS = "partitions added"
     RETENTION = "log cut behind a snapshot"
     LATE_SNAPSHOT = "snapshot by a reader that lags"
     MIDDLE = "log cut: readers start in the middle"
     TRUNCATION = "log truncated"
     SWITCH_OFF = "ranges switched off"
+    REVOKED_DONE = "range revoked as its end is under way"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +152,8 @@ def _without(left_out: set[int], faults: tuple[T, ...], first: int = 0) -> tuple
 
 _RARE = frozenset({EventKind.MIDDLE, EventKind.TRUNCATION})
 _WITH_SNAPSHOTS = frozenset({EventKind.RETENTION, EventKind.LATE_SNAPSHOT})
-_COMMON_EVENTS = [kind for kind in EventKind if kind not in _RARE | _WITH_SNAPSHOTS | {EventKind.SWITCH_OFF}]
+_WITH_RANGES = frozenset({EventKind.SWITCH_OFF, EventKind.REVOKED_DONE})
+_COMMON_EVENTS = [kind for kind in EventKind if kind not in _RARE | _WITH_SNAPSHOTS | _WITH_RANGES]
 _UNDER_GO = [
     EventKind.CRASH,
     EventKind.STOP,
@@ -216,14 +219,15 @@ def _with_ranges(drawn: Scenario, chance: random.Random) -> Scenario:
     mode = random.Random(drawn.seed * 7 + 6).choice((drawn.mode, DeliveryMode.AT_MOST_ONCE))
     drawn = replace(drawn, mode=mode)
     if chance.random() < 0.4:
-        drawn = _with_event(drawn, EventKind.POSITION, chance)
-    if chance.random() >= 0.85:
-        drawn = _with_event(drawn, EventKind.SWITCH_OFF, chance)
+        drawn = _with_event(drawn, EventKind.POSITION, chance.random() * drawn.hi_ms, chance)
+    for kind in sorted(_WITH_RANGES):
+        if chance.random() < 0.15:
+            drawn = _with_event(drawn, kind, chance.random() * drawn.faulty_ms, chance)
     return replace(drawn, ranges=ranges)
 
 
-def _with_event(drawn: Scenario, kind: EventKind, chance: random.Random) -> Scenario:
-    event = Event(kind, chance.random() * drawn.faulty_ms, chance.getrandbits(32))
+def _with_event(drawn: Scenario, kind: EventKind, at_ms: float, chance: random.Random) -> Scenario:
+    event = Event(kind, at_ms, chance.getrandbits(32))
     return replace(drawn, events=tuple(sorted([*drawn.events, event], key=lambda one: one.at_ms)))
 
 

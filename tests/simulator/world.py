@@ -96,6 +96,8 @@ class Run:
     batch: ClaimedBatch | None = None
     leases: list[Lease] = field(default_factory=list)
     """Those it was seen to hold last."""
+    has_failed: bool = False
+    """Whether it ended by an error."""
 
 
 @dataclass(slots=True)
@@ -233,7 +235,8 @@ class Simulation:
             run_id = f"run{'0' if member.is_twin else number}x{count}"
             run = self.start(run_id, number, member, attempt)
             self.finish(run)
-            is_retried = run.process.is_dead and run_id not in self.over and self.chance.random() < 0.4
+            ends_badly = run.process.is_dead or run.has_failed
+            is_retried = ends_badly and run_id not in self.over and self.chance.random() < 0.4
             count, attempt = (count, attempt + 1) if is_retried else (count + 1, 0)
             if is_retried:
                 self.befallen["step tried again in the same run"] += 1
@@ -307,7 +310,8 @@ class Simulation:
                 except SettingsDiffer:
                     break  # the next run is configured as people know by then
                 except MarshalError:
-                    if chance.random() < 0.5:
+                    run.has_failed = chance.random() < 0.5
+                    if run.has_failed:
                         break
                 self.scheduler.sleep(self._until_next(chance))
             delivery.close()
@@ -479,7 +483,8 @@ class Simulation:
             self._fail("an observing reader never claims", f"{run.batch.batch_id} holds {len(leases)} partitions")
         self._busy_ms[run.number] = self.scheduler.now_ms
         if self.scenario.rule_set is RuleSet.NATIVE and self.scheduler.now_ms >= self.unsure_until_ms:
-            check_beliefs(self.judge, self._beliefs(), self.cluster.broker.now_ms() - 2 * self.hi_ms)
+            heard_by_ms = self.cluster.broker.now_ms() - 2 * self.hi_ms
+            check_beliefs(self.judge, self.home, self._beliefs(), heard_by_ms)
 
     def _beliefs(self) -> Iterator[Belief]:
         """Give what processes believe that can be held to it: not one whose instance id another uses too."""
@@ -521,6 +526,12 @@ class Simulation:
             states = self.judge.history[self.home][GROUP, TOPIC, partition]
             if not any(at >= since and state[4] == offset and state[7] == at for at, state in states):
                 self._fail("a position that was set counts", f"partition {partition} at {offset}")
+
+    def check_refused(self, promise: str, value: bytes) -> None:
+        """A record that has just got into the log was refused."""
+        *_, verdict = self.judge.records[-1]
+        if verdict == "accepted":
+            self._fail(promise, value.decode())
 
     def check_ranges_off(self) -> None:
         """What was switched off is off."""
