@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import inf
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -48,8 +47,10 @@ class Belief(NamedTuple):
     process: str
     place: Place
     epoch: int
-    start: float = 0
-    end: float = inf
+    start: float
+    end: float
+    lease_ends_ms: float
+    """By the broker's clock, as far as that and the process's own run alike, else 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,8 @@ class LogJudge:
     """By place and epoch: the timestamp of the revocation."""
     owned_at: dict[Place, int] = field(default_factory=dict)
     """Log time of the last accepted record of an owner."""
+    renewed_ms: dict[tuple[Place, object], int] = field(default_factory=dict)
+    """By place and epoch: the log time of the last record that kept that claim."""
 
     def __post_init__(self) -> None:
         """Know nothing yet."""
@@ -138,6 +141,9 @@ class LogJudge:
         group, topic, number = place
         state = _state_of(self.reader.logs[partition]["groups"][group]["keys"][topic, number])
         self.history[partition][place].append((offset, state))
+        for epoch, beat_ms in (state[2:4], *(one[5:7] for one in ranges_of(state))):
+            if beat_ms is not None:
+                self.renewed_ms[place, epoch] = int(str(beat_ms))
         return state
 
     def _judge(
@@ -280,18 +286,22 @@ def check_keys_agree(judge: LogJudge, partition: int, at: int, keys: Mapping[Pla
             judge.fail("readers agree", f"{place} up to offset {at}: {found} instead of {wanted}")
 
 
-def check_beliefs(judge: LogJudge, home: int, beliefs: Iterable[Belief], heard_by_ms: float) -> None:
+def check_beliefs(judge: LogJudge, home: int, beliefs: Iterable[Belief], now_ms: int, hi_ms: int) -> None:
     """Two processes work under leases that both believe in only when one of the claims was revoked, and for a while.
 
-    Who was revoked by broker time `heard_by_ms` has heard of it by now: a heartbeat was due, or the lease is over.
-    Of a range nobody counts on more than the coordination partition `home` gives to that claim.
+    Who was revoked two heartbeat intervals of `hi_ms` before broker time `now_ms` has heard of it by now: a heartbeat
+    was due, or the lease is over. No lease outlasts two intervals of silence, and of a range nobody counts on more than
+    the coordination partition `home` gives to that claim.
     """
     holders: dict[Place, list[Belief]] = defaultdict(list)
     for belief in beliefs:
+        renewed_ms = judge.renewed_ms.get((belief.place, belief.epoch), now_ms)
+        if belief.lease_ends_ms > renewed_ms + 2 * hi_ms:
+            judge.fail("a lease ends within two intervals of silence", f"{belief}, silent since {renewed_ms}")
         for start, end, _, _, _, epoch, *_ in ranges_of(judge.state(home, belief.place)):
             if epoch == belief.epoch and belief.start < belief.end and not start <= belief.start < belief.end <= end:
                 judge.fail("no more of a range is counted on than is held", f"{belief}, it is [{start}, {end})")
-        if judge.revoked_ms.get((belief.place, belief.epoch), 0) > heard_by_ms:
+        if judge.revoked_ms.get((belief.place, belief.epoch), 0) > now_ms - 2 * hi_ms:
             continue
         for other in holders[belief.place]:
             shared = max(other.start, belief.start) < min(other.end, belief.end)

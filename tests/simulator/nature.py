@@ -39,6 +39,7 @@ class Nature:
             EventKind.CRASH: self._crash,
             EventKind.STOP: self._stop,
             EventKind.ORPHAN: self._orphan,
+            EventKind.TAKEN_FOR_DEAD: self._revoke_some,
             EventKind.CLOCK_BACK: self._clock_back,
             EventKind.CLOCK_AHEAD: self._clock_ahead,
             EventKind.GARBAGE: self._litter,
@@ -262,7 +263,7 @@ class Nature:
     def _set_positions(self, chance: random.Random) -> None:
         world = self._world
         _, operator = self._operator()
-        if world.scenario.ranges is not None and chance.random() < 0.5:
+        if world.scenario.ranges is not None and chance.random() < 0.8:
             self._at_the_next("RangeDone", self._stop_without_answer)
             world.scheduler.sleep(chance.random() * world.hi_ms)
         described = world.data.describe(TOPIC)
@@ -413,6 +414,18 @@ class Nature:
         partition = int(record.value.decode().split("/")[7])
         instance, _, epoch, *_ = self._world.judge.state(self._world.home, (GROUP, TOPIC, partition))
         return str(instance), int(str(epoch or 0))
+
+    def _revoke_some(self, chance: random.Random) -> None:
+        """Revoke what is held of some partitions, as who takes the owners for dead."""
+        for partition in self._world.data.describe(TOPIC).partitions:
+            state = self._world.judge.state(self._world.home, (GROUP, TOPIC, partition))
+            if chance.random() < 0.5:
+                continue
+            if state[2] is not None:
+                self._say("RevokingClaim", "operator.0/c", partition, str(state[2]))
+            for one in ranges_of(state):
+                if one[5] is not None:
+                    self._say("RevokingRange", "operator.0/c", partition, str(one[5]))
 
     def _revoke_what_is_done_next(self, _: random.Random) -> None:
         """Revoke a range, as who takes its owner for dead, just before that says that it is done."""

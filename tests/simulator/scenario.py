@@ -38,6 +38,7 @@ class EventKind(StrEnum):
     CRASH = "crash at any time"
     STOP = "pause beyond the lease at any time"
     ORPHAN = "run that Dagster says is over goes on"
+    TAKEN_FOR_DEAD = "claims revoked of a run that lives"
     CLOCK_BACK = "broker clock jumps back"
     CLOCK_AHEAD = "broker clock jumps ahead"
     GARBAGE = "garbage records"

@@ -51,7 +51,7 @@ from tests.simulator.checkers import (
 from tests.simulator.data import Attempt, Output, ProcessTopics, SimulatedSink
 from tests.simulator.go_members import GoMember
 from tests.simulator.nature import Nature
-from tests.simulator.scenario import GROUP, LOOK_LEAST, LOOK_MOST, TOPIC, Member, Scenario
+from tests.simulator.scenario import GROUP, LOOK_LEAST, LOOK_MOST, TOPIC, EventKind, Member, Scenario
 from tests.simulator.scheduling import Process, Scheduler, SimulatedThreading
 from tests.simulator.snapshots import SimulatedSnapshotTopic, SnapshotFault, render_in_parts
 
@@ -123,6 +123,8 @@ class Simulation:
     """Whether the next process that commits an output is stopped there for a while."""
     is_cut: bool = False
     is_truncated: bool = False
+    _clock_jumps: bool = field(init=False)
+    """Whether the broker's clock is among what goes wrong."""
     doubled: frozenset[int] = field(init=False)
     """The members whose runs have the same instance ids as another's."""
     cluster: Cluster = field(init=False)
@@ -148,6 +150,8 @@ class Simulation:
         self.cluster.appended = self.judge.read
         self.cluster.work_of = lambda process: self.by_process[process].batch if process in self.by_process else None
         self.cluster.left_queue = self._check_left_queue
+        kinds = {event.kind for event in self.scenario.events}
+        self._clock_jumps = not kinds.isdisjoint({EventKind.CLOCK_BACK, EventKind.CLOCK_AHEAD})
         twins = {number for number, member in enumerate(self.scenario.members) if member.is_twin}
         self.doubled = frozenset({0, *twins} if twins else ())
         self.snapshot_topic = MemorySnapshotTopic(coordination_partitions)
@@ -483,8 +487,7 @@ class Simulation:
             self._fail("an observing reader never claims", f"{run.batch.batch_id} holds {len(leases)} partitions")
         self._busy_ms[run.number] = self.scheduler.now_ms
         if self.scenario.rule_set is RuleSet.NATIVE and self.scheduler.now_ms >= self.unsure_until_ms:
-            heard_by_ms = self.cluster.broker.now_ms() - 2 * self.hi_ms
-            check_beliefs(self.judge, self.home, self._beliefs(), heard_by_ms)
+            check_beliefs(self.judge, self.home, self._beliefs(), self.cluster.broker.now_ms(), self.hi_ms)
 
     def _beliefs(self) -> Iterator[Belief]:
         """Give what processes believe that can be held to it: not one whose instance id another uses too."""
@@ -499,7 +502,8 @@ class Simulation:
             name = f"{run.number}: {process.name}"
             for number, claim in batch._claimer._tenure.claims.items():
                 if claim.lease.ends_ms > lease_ms and not claim.is_over:
-                    yield Belief(name, (GROUP, TOPIC, number), claim.epoch, *_offsets_held(claim))
+                    ends_ms = EPOCH_MS + claim.lease.ends_ms if run.clock.rate == 1 and not self._clock_jumps else 0
+                    yield Belief(name, (GROUP, TOPIC, number), claim.epoch, *_offsets_held(claim), ends_ms)
 
     def _check_left_queue(self, batch: object, value: bytes) -> None:
         """Nothing that waits to be sent outlives its sender's lease."""
