@@ -233,8 +233,8 @@ class SimulatedLog:
         return [Ack(None, "simulated")] * len(records)
 
     def _wait(self) -> None:
-        """Let some time pass, half of the times; nearly always little."""
+        """Let some time pass, half of the times; nearly always little. Who is dead or stopped gets no further."""
         how, (mostly_ms, rarely_ms) = self._random(), self._longest_waits_ms
-        if how < 0.5:
+        if how < 0.5 and self._process.may_go_on():
             return
         self._sleep(self._random() * (mostly_ms if how < 0.95 else rarely_ms))

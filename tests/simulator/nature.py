@@ -386,11 +386,15 @@ class Nature:
         return AppendFault.LOST
 
     def _let_a_release_come_late(self, _: random.Random) -> None:
-        """Kill whoever gives up something next, and let its record arrive once its run holds that again."""
+        """Kill the run that gives up something next, and let its record arrive once the same run holds that again."""
         self._at_the_next("Releasing", self._die_with_records_under_way)
 
-    def _die_with_records_under_way(self, records: Sequence[Append]) -> AppendFault:
+    def _die_with_records_under_way(self, records: Sequence[Append]) -> AppendFault | None:
         world, before = self._world, [self._holder(record) for record in records]
+        task = world.scheduler.current
+        if task is None or task.process not in world.by_process:
+            self._at_the_next("Releasing", self._die_with_records_under_way)
+            return None
 
         def arrive() -> None:
             for record, held in zip(records, before, strict=True):

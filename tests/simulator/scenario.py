@@ -224,6 +224,9 @@ def _with_ranges(drawn: Scenario, chance: random.Random) -> Scenario:
     for kind in sorted(_WITH_RANGES):
         if chance.random() < 0.15:
             drawn = _with_event(drawn, kind, chance.random() * drawn.faulty_ms, chance)
+    if chance.random() < 0.05:  # what ranges there are is not known then
+        drawn = _with_event(drawn, EventKind.MIDDLE, chance.random() * drawn.hi_ms, chance)
+        drawn = _with_event(drawn, EventKind.SWITCH_OFF, chance.uniform(1, 3) * drawn.hi_ms, chance)
     return replace(drawn, ranges=ranges)
 
 

@@ -65,6 +65,10 @@ class Process:
             self.watchers.append(task)
             self._scheduler.park()
 
+    def may_go_on(self) -> bool:
+        """Tell whether it is neither dead nor stopped."""
+        return not self.is_dead and self.runs_from_ms <= self._scheduler.now_ms
+
     def require_alive(self) -> None:
         """Raise `Killed` in a thread of a dead process."""
         if self.is_dead and self._scheduler.current is not None and self._scheduler.current.process is self:
