@@ -34,6 +34,9 @@ CODE: Final = (
 )
 """What happens in a seed depends on, as git names it: not how seeds are asked for, counted and shrunk."""
 
+MOST_SHRUNK: Final = 3
+"""Of the seeds that fail, so many are shrunk: it takes as many runs as there are faults."""
+
 
 def shrink(of: Scenario) -> tuple[set[int], Result]:
     """Leave out what the first violation of a scenario does not need."""
@@ -64,7 +67,7 @@ def show(seed: int, left_out: set[int]) -> int:
     return 1 if result.violations else 0
 
 
-def report(tally: Tally, most: int = 3) -> None:
+def report(tally: Tally, most: int) -> None:
     """Print how to see what failed, then the tally."""
     for seed in list(tally.failed)[:most]:
         left_out, result = shrink(scenario(seed))
@@ -129,7 +132,7 @@ def main() -> int:
         tally = soak(options.first, options.seeds, options.processes, options.results)
     else:
         tally = run_range(options.first, options.seeds, options.processes, until_first=options.until_first)
-    report(tally)
+    report(tally, most=1 if options.until_first else MOST_SHRUNK)
     return 1 if tally.failed else 0
 
 

@@ -96,6 +96,7 @@ class LogJudge:
         self.groups = {number: defaultdict(list) for number in range(self.coordination_partitions)}
         self.log_times = {number: [] for number in range(self.coordination_partitions)}
         self.highest_epoch.clear()
+        self.renewed_ms.clear()
 
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes) -> None:
         """Judge a record."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _PAUSES_FIRST = (EventKind.POSITION, EventKind.SWITCH_OFF)
 
-_PAUSING = frozenset({EventKind.PAUSE, EventKind.POSITION, EventKind.SWITCH_OFF})
+_PAUSING = frozenset({EventKind.PAUSE, *_PAUSES_FIRST})
 """What pauses the group."""
 
 
@@ -77,6 +77,7 @@ class Nature:
         """From now on nothing goes wrong: the broker's clock is right, the group is not paused."""
         world = self._world
         world.cluster.faults.clear()
+        world.cluster.before_append = lambda _: None
         world.snapshot_faults.clear()
         if world.cluster.jump_ms < 0:
             world.unsure_until_ms = world.scheduler.now_ms - world.cluster.jump_ms + 3 * world.hi_ms
@@ -387,13 +388,13 @@ class Nature:
 
     def _let_a_release_come_late(self, _: random.Random) -> None:
         """Kill the run that gives up something next, and let its record arrive once the same run holds that again."""
-        self._at_the_next("Releasing", self._die_with_records_under_way)
+        self._at_the_next("ReleasingPartition", self._die_with_records_under_way)
 
     def _die_with_records_under_way(self, records: Sequence[Append]) -> AppendFault | None:
         world, before = self._world, [self._holder(record) for record in records]
         task = world.scheduler.current
-        if task is None or task.process not in world.by_process:
-            self._at_the_next("Releasing", self._die_with_records_under_way)
+        if task is None or task.process.is_dead or task.process not in world.by_process:
+            self._at_the_next("ReleasingPartition", self._die_with_records_under_way)
             return None
 
         def arrive() -> None:
@@ -402,7 +403,7 @@ class Nature:
                     world.scheduler.sleep(world.hi_ms / 20)
                 is_over = self._holder(record) != held
                 world.cluster.put(*record)
-                if is_over and not world.doubled:
+                if is_over and not world.doubled and not world.is_truncated:
                     world.check_refused("a tenure's record counts for no other", record.value)
 
         Process(world.scheduler, "network").spawn(arrive)

@@ -164,8 +164,8 @@ class Scheduler:
         self.is_stopped = False
         self.run(self.now_ms)
         assert not self._tasks
-        for carrier in self._idle:
-            carrier.switch()
+        while self._idle:
+            self._idle.pop().switch()
 
     def _waiting(self) -> Task:
         task = self.current
