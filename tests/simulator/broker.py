@@ -115,6 +115,10 @@ class SimulatedLog:
         self._waiting = self._queued
         """What fills in the present outage: that, or something in the network."""
         self._is_out_until_ms = 0.0
+        self._read: dict[int, int] = {}
+        """Up to where it has given records, by partition."""
+        self.told_truncated_ms: float | None = None
+        """When it told its reader that the log ends before what it has given of it."""
 
     def identity(self) -> LogIdentity:
         """Ask which log it is."""
@@ -125,16 +129,21 @@ class SimulatedLog:
         """Ask for the bounds."""
         bounds = self._log.bounds(partitions)
         self._wait()
+        if any(at.end < self._read.get(partition, 0) for partition, at in bounds.items()):
+            self.told_truncated_ms = self._cluster.scheduler.now_ms
         return bounds
 
     def follow(self, positions: Mapping[int, int]) -> None:
         """Read from there."""
         self._log.follow(positions)
+        self._read = dict(positions)
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
         """Read what is there after a while."""
         self._wait()
-        yield from self._log.read_until(ends, timeout_s)
+        for chunk in self._log.read_until(ends, timeout_s):
+            self._read[chunk.partition] = chunk.position
+            yield chunk
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
         """Append, with whatever befalls it."""
@@ -237,4 +246,6 @@ class SimulatedLog:
         how, (mostly_ms, rarely_ms) = self._random(), self._longest_waits_ms
         if how < 0.5 and self._process.may_go_on():
             return
+        if how >= 0.95 and self._cluster.scheduler.now_ms >= self._cluster.faults_end_ms:
+            rarely_ms = min(rarely_ms, 60 * mostly_ms)
         self._sleep(self._random() * (mostly_ms if how < 0.95 else rarely_ms))

@@ -78,6 +78,8 @@ class LogJudge:
     highest_epoch: dict[Place, int] = field(default_factory=dict)
     committed: defaultdict[tuple[Place, int, int], set[str]] = field(default_factory=lambda: defaultdict(set))
     """By place, generation and offset: who moved the key, or ended a range, there."""
+    committed_at: dict[tuple[Place, int, int], int] = field(default_factory=dict)
+    """By the same: the log offset of the first record that did so."""
     revoked_ms: dict[tuple[Place, int], int] = field(default_factory=dict)
     """By place and epoch: the timestamp of the revocation."""
     owned_at: dict[Place, int] = field(default_factory=dict)
@@ -160,9 +162,13 @@ class LogJudge:
         if kind == "Heartbeat" and before[4] != after[4]:
             if (after if is_go else before)[0] != sender:
                 self.fail("a commit is only ever by the owner", f"{place}: {sender} committed, {before[0]} owned")
-            self.committed[place, int(str(after[7])), int(str(after[4]))].add(sender)
+            self._note_commit((place, int(str(after[7])), int(str(after[4]))), sender, offset)
         if before[9] != after[9]:
             self._judge_ranges(record, place, before, after, offset)
+
+    def _note_commit(self, what: tuple[Place, int, int], sender: str, offset: int) -> None:
+        self.committed[what].add(sender)
+        self.committed_at.setdefault(what, offset)
 
     def _judge_ranges(
         self, record: dict[str, Any], place: Place, before: KeyState, after: KeyState, offset: int
@@ -181,15 +187,15 @@ class LogJudge:
         if record["type"] == "RevokingRange":
             self.revoked_ms[place, record["epoch"]] = self.records[-1][2]
         if record["type"] == "RangeDone":
-            self._judge_done(record, place, before, after)
+            self._judge_done(record, place, before, after, offset)
 
-    def _judge_done(self, record: dict[str, Any], place: Place, before: KeyState, after: KeyState) -> None:
+    def _judge_done(self, record: dict[str, Any], place: Place, before: KeyState, after: KeyState, offset: int) -> None:
         """A range is done by its owner, once it is planned; the offset moves over nothing that is not done."""
         done = [one for one in ranges_of(before) if one[5] == record["epoch"]]
         if [(one[2], one[3]) for one in done] != [("planned", record["instance"])]:
             self.fail("a commit is only ever by the owner", f"{place}: {record['instance']} ended {done}")
             return
-        self.committed[place, int(str(before[7])), done[0][1]].add(record["instance"])
+        self._note_commit((place, int(str(before[7])), done[0][1]), record["instance"], offset)
         at = int(str(before[4]))
         for one in sorted([*done, *(one for one in ranges_of(before) if one[2] == "done")]):
             at = one[1] if one[0] == at else at
@@ -326,6 +332,8 @@ def check_attempts(judge: LogJudge, output: Output, *, at_most_once: bool) -> No
             if twice:
                 judge.fail("at most once", f"partition {partition}, generation {generation}: {twice} more than once")
             continue
+        for attempt in attempts:
+            _check_not_committed_before(judge, attempt)
         ranges = sorted({(one.range.start, one.range.end) for one in attempts})
         for (start, end), (next_start, next_end) in pairwise(ranges):
             if next_start < end:
@@ -333,6 +341,23 @@ def check_attempts(judge: LogJudge, output: Output, *, at_most_once: bool) -> No
                     "repeats are one uncommitted batch",
                     f"partition {partition}, generation {generation}: [{start}, {end}) and [{next_start}, {next_end})",
                 )
+
+
+def _check_not_committed_before(judge: LogJudge, attempt: Attempt) -> None:
+    """What was committed before it was claimed, or by the same tenure before it was begun, is not done again."""
+    one = attempt.range
+    what = (one.group, one.topic, one.partition), one.generation, one.end
+    at = judge.committed_at.get(what)
+    if at is None or (at > one.epoch and (at >= attempt.began_at or attempt.sender not in judge.committed[what])):
+        return
+    judge.fail("what is committed is not done again", f"{one}, committed at log offset {at}")
+
+
+def check_nothing_twice(judge: LogJudge, output: Output) -> None:
+    """Effectively once, nothing is in the output twice, whatever became of the log."""
+    for message, rows in sorted(output.rows.items()):
+        if sum(rows.values()) > 1:
+            judge.fail("effectively once", f"message {message} is {sum(rows.values())} times in the output")
 
 
 def check_takes(judge: LogJudge, output: Output) -> None:

@@ -53,6 +53,10 @@ class Attempt:
     """One process's work on one range, without a sink: the offsets that it processed so far."""
 
     range: ClaimedRange
+    sender: str
+    """The instance id of the tenure; empty where another uses it too."""
+    began_at: int
+    """The log's end at its beginning."""
     done: list[int] = field(default_factory=list)
 
 

@@ -18,8 +18,8 @@ DEFAULT_HI_MS = 60_000
 """Of groups with rule set `go`, and of those that keep the defaults, which hold in a log without settings too."""
 FAULTY_INTERVALS = 3
 """Faults begin in so many heartbeat intervals."""
-LOOK_LEAST, LOOK_MOST = 0.6, 0.8
-"""How often members look for work once faults are over, in heartbeat intervals."""
+LOOK_LEAST_MS, LOOK_MOST_MS = 600, 800
+"""How often members look for work once what was held before is stale."""
 DEFAULTS_PART = 0.2
 """Part of the groups of native rule set, at least once, that keep the default settings."""
 RANGES_PART = 0.2
@@ -120,10 +120,14 @@ class Scenario:
         return self.faulty_ms + 2 * self.hi_ms
 
     @property
+    def stale_ms(self) -> float:
+        """By then whatever died before faults were over is stale, by the clocks of its group's members."""
+        return self.calm_ms + 2 * self.hi_ms + (GO_EXTRA_PATIENCE_MS if self.rule_set is RuleSet.GO else 0)
+
+    @property
     def taken_up_ms(self) -> float:
-        """By then every partition is being worked on again: once stale, it waits until somebody looks."""
-        patience_ms = GO_EXTRA_PATIENCE_MS if self.rule_set is RuleSet.GO else 0
-        return self.calm_ms + 2 * self.hi_ms + (LOOK_MOST + 0.2) * self.hi_ms + patience_ms
+        """By then every partition is being worked on again, a second after what died is stale."""
+        return self.stale_ms + 1_000
 
     @property
     def patience_ms(self) -> int:

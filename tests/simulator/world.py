@@ -30,7 +30,7 @@ from marshal_dagster.testing import MemorySnapshotTopic
 from tests import plain_reader
 from tests.delivering import DataTopics
 from tests.simulator import checkers
-from tests.simulator.broker import EPOCH_MS, Cluster, SimulatedClock
+from tests.simulator.broker import EPOCH_MS, Cluster, SimulatedClock, SimulatedLog
 from tests.simulator.checkers import (
     NOBODY,
     Belief,
@@ -45,13 +45,14 @@ from tests.simulator.checkers import (
     check_attempts,
     check_beliefs,
     check_nothing_lost,
+    check_nothing_twice,
     check_readers_agree,
     check_takes,
 )
 from tests.simulator.data import Attempt, Output, ProcessTopics, SimulatedSink
 from tests.simulator.go_members import GoMember
 from tests.simulator.nature import Nature
-from tests.simulator.scenario import GROUP, LOOK_LEAST, LOOK_MOST, TOPIC, EventKind, Member, Scenario
+from tests.simulator.scenario import GROUP, LOOK_LEAST_MS, LOOK_MOST_MS, TOPIC, EventKind, Member, Scenario
 from tests.simulator.scheduling import Process, Scheduler, SimulatedThreading
 from tests.simulator.snapshots import SimulatedSnapshotTopic, SnapshotFault, render_in_parts
 
@@ -351,11 +352,13 @@ class Simulation:
 
     def _until_next(self, chance: random.Random) -> float:
         """Say how long a process waits before it looks again: often enough, once faults are over."""
-        now_ms = self.scheduler.now_ms
-        soon_ms, later_ms = self.hi_ms * chance.uniform(LOOK_LEAST, LOOK_MOST), self.hi_ms * chance.uniform(1.8, 4)
-        if now_ms < self.scenario.calm_ms:
-            return min(later_ms, self.scenario.calm_ms - now_ms + soon_ms)
-        return soon_ms if now_ms < self.scenario.taken_up_ms else later_ms
+        now_ms, scenario = self.scheduler.now_ms, self.scenario
+        soon_ms, later_ms = chance.uniform(LOOK_LEAST_MS, LOOK_MOST_MS), self.hi_ms * chance.uniform(1.8, 4)
+        if now_ms < scenario.calm_ms:
+            return min(later_ms, scenario.calm_ms - now_ms + soon_ms)
+        if now_ms < scenario.stale_ms:
+            return min(self.hi_ms * chance.uniform(0.6, 0.8), scenario.stale_ms - now_ms + soon_ms)
+        return soon_ms if now_ms < scenario.taken_up_ms else later_ms
 
     def _work_once(self, run: Run, batches: Iterable[ClaimedBatch], chance: random.Random) -> None:
         for batch in batches:
@@ -375,7 +378,7 @@ class Simulation:
             batch.write(cast("DataFrame", found))
             return
         for one in batch.ranges:
-            attempt = Attempt(one)
+            attempt = Attempt(one, self._sender_of(run, batch), self.cluster.broker.bounds(self.home).end)
             self.output.attempts.append(attempt)
             without_lease = 0
             for _, offset in self.data.read([one]):
@@ -386,6 +389,11 @@ class Simulation:
                 without_lease = 0 if _has_lease(run, one.partition) else without_lease + 1
                 if without_lease > 1:  # the first may be under way when the lease ends, as after a pause
                     self._fail("no work without a lease", f"{one} by {batch.batch_id} at {offset}")
+
+    def _sender_of(self, run: Run, batch: ClaimedBatch) -> str:
+        """Give a tenure's instance id, unless others speak in its name."""
+        is_shared = run.number in self.doubled or self.befallen[EventKind.DOUBLE]
+        return "" if is_shared else batch.batch_id
 
     def _take_time(self, batch: ClaimedBatch, left_ms: float) -> None:
         """Work for a while, unless the claim is lost meanwhile."""
@@ -474,7 +482,10 @@ class Simulation:
 
     def _after_step(self, run: Run) -> None:
         """Compare what members believe; only the one that has just acted can believe anything new."""
-        if run.batch is None or self.is_truncated:
+        if run.batch is None:
+            return
+        if self.is_truncated:
+            self._check_truncation_noticed(run.batch)
             return
         claims = run.batch._claimer._tenure.claims
         if not claims and not run.leases:
@@ -488,6 +499,12 @@ class Simulation:
         self._busy_ms[run.number] = self.scheduler.now_ms
         if self.scenario.rule_set is RuleSet.NATIVE and self.scheduler.now_ms >= self.unsure_until_ms:
             check_beliefs(self.judge, self.home, self._beliefs(), self.cluster.broker.now_ms(), self.hi_ms)
+
+    def _check_truncation_noticed(self, batch: ClaimedBatch) -> None:
+        """Who was told that the log ends before what was read of it holds nothing any more."""
+        told_ms = cast("SimulatedLog", batch._claimer.rationalizer.log).told_truncated_ms
+        if told_ms is not None and told_ms < self.scheduler.now_ms and batch._claimer._tenure.claims:
+            self._fail("a truncated log is noticed", f"{batch.batch_id} was told at {told_ms:.0f} ms")
 
     def _beliefs(self) -> Iterator[Belief]:
         """Give what processes believe that can be held to it: not one whose instance id another uses too."""
@@ -605,9 +622,11 @@ class Simulation:
             return
         if mode is not DeliveryMode.EFFECTIVELY_ONCE and self.scenario.rule_set is RuleSet.NATIVE:
             check_attempts(self.judge, self.output, at_most_once=mode is DeliveryMode.AT_MOST_ONCE)
+        check_takes(self.judge, self.output)
+        if mode is DeliveryMode.EFFECTIVELY_ONCE:
+            check_nothing_twice(self.judge, self.output)
         if self.is_cut:
             return
-        check_takes(self.judge, self.output)
         undone = {partition: at for partition, at in self._lags().items() if at[0]}
         if undone:
             self._fail("everything is drained in the end", str(undone))
