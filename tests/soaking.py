@@ -58,12 +58,12 @@ ALL_CODE: Final = ("marshal_dagster", "tests/*.py")
 
 
 def code_version(paths: Sequence[str]) -> str:
-    """Give the last commit that changed `paths`, marked when there are changes since."""
+    """Give the last commit that changed `paths`, and a digest of what has changed since, if anything has."""
     return _git("log", "-1", "--format=%h", "--abbrev=12", "--", *paths) + _changed(paths)
 
 
 def code_digest(paths: Sequence[str]) -> str:
-    """Give a digest of what git holds of `paths`, marked when there are changes since.
+    """Give a digest of what git holds of `paths`, and one of what has changed since, if anything has.
 
     It names the same code under whatever commit it came.
     """
@@ -71,7 +71,8 @@ def code_digest(paths: Sequence[str]) -> str:
 
 
 def _changed(paths: Sequence[str]) -> str:
-    return "-changed" if _git("status", "--porcelain", "--untracked-files=no", "--", *paths) else ""
+    difference = _git("diff", "HEAD", "--", *paths)
+    return f"-changed-{hashlib.sha256(difference.encode()).hexdigest()[:8]}" if difference else ""
 
 
 def _git(*arguments: str) -> str:

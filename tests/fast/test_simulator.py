@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.protocol.state import Group, Key
 from marshal_dagster.protocol.world import PartitionWorld
 from tests.simulator import __main__ as command_line
 from tests.simulator import running
+from tests.simulator.checkers import LogJudge, check_attempts, check_nothing_twice
+from tests.simulator.data import Attempt, Output
 from tests.simulator.mutants import LIBRARY, MUTANTS, TOP, Mutant
 from tests.simulator.scenario import scenario
 from tests.simulator.snapshots import render_in_parts
@@ -47,6 +50,38 @@ def test_half_a_snapshot_can_be_read() -> None:
         with suppress(ValueError):
             read_alone += all(json.loads(line) for line in (records[0].value or b"").split(b"\n"))
     assert 0 < read_alone < 20
+
+
+@pytest.mark.parametrize(
+    ("epoch", "sender", "began_at", "is_broken"),
+    [
+        (5, "another", 20, False),  # claimed before somebody else's commit, which it need not know of
+        (5, "owner", 9, False),  # begun before its own commit
+        (5, "owner", 11, True),
+        (11, "another", 20, True),  # claimed after the commit
+    ],
+)
+def test_what_was_committed_is_not_done_again(epoch: int, sender: str, began_at: int, is_broken: bool) -> None:
+    """A claim knows what lies before it in the log, and a tenure what it has said itself."""
+    broken: list[str] = []
+    judge = LogJudge(1, lambda promise, _: broken.append(promise))
+    what = ("etl", "orders", 0), 0, 8
+    judge.committed[what].add("owner")
+    judge.committed_at[what] = 10
+    done = ClaimedRange("", "etl", "orders", "id", 0, 0, epoch, 4, 8, 4)
+    output = Output(attempts=[Attempt(done, sender, began_at, [4, 5])])
+    check_attempts(judge, output, at_most_once=False)
+    assert broken == ["what is committed is not done again"] * is_broken
+
+
+def test_nothing_is_in_the_output_twice() -> None:
+    """Whatever became of the log."""
+    broken: list[str] = []
+    output = Output()
+    output.rows[0, 3].update([0, 1])
+    output.rows[0, 4].update([1])
+    check_nothing_twice(LogJudge(1, lambda promise, _: broken.append(promise)), output)
+    assert broken == ["effectively once"]
 
 
 def test_every_fault_of_a_scenario_can_be_left_out() -> None:

@@ -25,7 +25,7 @@ class AppendFault(StrEnum):
     LOST = "append that fails and is not in the log"
     LOST_ACK = "append that fails but is in the log"
     RETRIED = "append retried: in the log twice"
-    OUTAGE = "record that leaves the queue after an outage longer than the lease"
+    OUTAGE = "outage, after which all arrives"
 
 
 class SimulatedClock:
@@ -219,6 +219,8 @@ class SimulatedLog:
         duration_ms = cluster.heartbeat_interval_ms * cluster.random.uniform(0.3, 4)
         duration_ms = min(duration_ms, max(0.0, cluster.faults_end_ms - cluster.scheduler.now_ms))
         self._is_out_until_ms = cluster.scheduler.now_ms + duration_ms
+        if duration_ms >= 2 * cluster.heartbeat_interval_ms:
+            cluster.befallen["record that leaves the queue after an outage longer than the lease"] += 1
         work = cluster.work_of(process)
         waiting = self._waiting = self._queued if is_queued else []
 

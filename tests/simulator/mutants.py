@@ -153,6 +153,12 @@ MUTANTS: Final = (
         '    return f"{run_id}.0"',
     ),
     Mutant(
+        "a truncated log is not noticed",
+        "coordination/rationalizer.py",
+        "                if at.end < read:\n",
+        "                if False:\n",
+    ),
+    Mutant(
         "claims are kept in a log that is only observed",
         BASE_CLAIMER,
         "            self._tenure.lose_all(_OBSERVED)\n            return\n",

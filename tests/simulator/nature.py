@@ -35,7 +35,7 @@ class Nature:
         self._world = world
         self._pausing_until_ms: dict[Event, float] = {}
         """When those ended who paused the group for what they did; infinite while they are at it."""
-        self._acts = {
+        self._acts: dict[EventKind, Callable[[random.Random], bool | None]] = {
             EventKind.CRASH: self._crash,
             EventKind.STOP: self._stop,
             EventKind.ORPHAN: self._orphan,
@@ -59,13 +59,15 @@ class Nature:
         }
 
     def befall(self, event: Event) -> None:
-        """Let `event` happen when its time has come; an operator's error is the operator's."""
+        """Let `event` happen when its time has come; count it if it did anything. An operator's error is its own."""
         self._world.scheduler.sleep(event.at_ms)
-        self._world.befallen[event.kind] += 1
         if event.kind in _PAUSES_FIRST:
             self._pausing_until_ms[event] = inf
+        is_befallen: bool | None = True
         with suppress(MarshalError):
-            self._acts[event.kind](random.Random(event.chance))
+            is_befallen = self._acts[event.kind](random.Random(event.chance))
+        if is_befallen is not False:
+            self._world.befallen[event.kind] += 1
         if event.kind in _PAUSES_FIRST:
             self._pausing_until_ms[event] = self._world.scheduler.now_ms
 
@@ -112,9 +114,11 @@ class Nature:
             )
             self._world.cluster.put(chance.randrange(self._world.scenario.coordination_partitions), value)
 
-    def _double(self, chance: random.Random) -> None:
+    def _double(self, chance: random.Random) -> bool:
         """Let a process with an owner's instance id, which knows less than the owner, say something."""
         world = self._world
+        records = len(world.judge.records)
+        self._wait_for(self._held)
         for partition in world.data.describe(TOPIC).partitions:
             state = world.judge.state(world.home, (GROUP, TOPIC, partition))
             for one in ranges_of(state):
@@ -135,6 +139,7 @@ class Nature:
             if kind == "ReleasingPartition" and sender.startswith(str(instance)):
                 continue
             self._say(kind, sender, partition, tail)
+        return len(world.judge.records) > records
 
     def _carry_out_as_double(self, partition: int, state: KeyState) -> None:
         """Let the double process the owner's plan and commit it: its record moves the offset, so it may."""
@@ -182,11 +187,11 @@ class Nature:
         value = f"{kind}/1/1700000000/{sender}/{GROUP}/{TOPIC}/{partition}/{tail}"
         self._world.cluster.put(self._world.home, value.encode())
 
-    def _claim_at_the_last_moment(self, chance: random.Random) -> None:
+    def _claim_at_the_last_moment(self, chance: random.Random) -> bool:
         """Claim, as somebody who dies at once, when an owner has been silent for exactly two intervals, or 1 ms off."""
-        world = self._world
+        world, is_done = self._world, False
         for _ in range(8):
-            partition = chance.choice(world.data.describe(TOPIC).partitions)
+            partition = chance.choice(self._held() or world.data.describe(TOPIC).partitions)
             state = world.judge.state(world.home, (GROUP, TOPIC, partition))
             held = [one for one in ranges_of(state) if one[3] is not None]
             one = chance.choice(held) if held else None
@@ -198,15 +203,18 @@ class Nature:
             at_ms = stale_ms + chance.choice((-1, 0, 0, 1))
             world.scheduler.sleep(max(1.0, at_ms - world.scheduler.now_ms + 0.5))
             self._claim_and_die(partition, None if one is None else (one[0], one[1]))
+            is_done = True
+        return is_done
 
-    def _join_with_another_interval(self, chance: random.Random) -> None:
+    def _join_with_another_interval(self, chance: random.Random) -> bool:
         """Let somebody try who is configured otherwise, unless first to come: nothing may be claimed."""
         if not self._world.judge.has_settings(self._world.home, GROUP):
-            return
+            return False
         member = Member(client="misconfigured", interval_factor=3)
         number = len(self._world.scenario.members)
         run = self._world.start(f"run{number}x{chance.getrandbits(16)}", number, member)
         self._world.finish(run)
+        return True
 
     def _grow(self, chance: random.Random) -> None:
         partitions = len(self._world.data.describe(TOPIC).partitions)
@@ -311,17 +319,35 @@ class Nature:
         reader = Rationalizer(world.cluster.open(process), clock=clock, snapshots=snapshots)
         return clock, Operator(reader, GROUP, "operator", clock=clock)
 
-    def _crash(self, chance: random.Random) -> None:
-        for run in self._one_living(chance):
+    def _crash(self, chance: random.Random) -> bool:
+        living = self._one_living(chance)
+        for run in living:
             run.process.kill()
+        return bool(living)
 
-    def _stop(self, chance: random.Random) -> None:
-        for run in self._one_living(chance):
+    def _stop(self, chance: random.Random) -> bool:
+        living = self._one_living(chance)
+        for run in living:
             run.process.stop(self._world.hi_ms * chance.uniform(2, 4))
+        return bool(living)
 
-    def _orphan(self, chance: random.Random) -> None:
-        for run in self._one_living(chance):
+    def _orphan(self, chance: random.Random) -> bool:
+        living = self._one_living(chance)
+        for run in living:
             self._world.over.add(run.run_id)
+        return bool(living)
+
+    def _held(self) -> list[int]:
+        """Give the partitions that are held, whole or in part."""
+        world = self._world
+        states = {n: world.judge.state(world.home, (GROUP, TOPIC, n)) for n in world.data.describe(TOPIC).partitions}
+        return [n for n, state in states.items() if state[0] is not None or any(one[3] for one in ranges_of(state))]
+
+    def _wait_for(self, look: Callable[[], object]) -> None:
+        """Wait until there is something to harm, or faults are over."""
+        world = self._world
+        while world.scheduler.now_ms < world.scenario.faulty_ms and not look():
+            world.scheduler.sleep(world.hi_ms / 10)
 
     def _one_living(self, chance: random.Random) -> "list[Run]":
         """Give one run whose process lives, if there is any."""
@@ -336,18 +362,22 @@ class Nature:
         self._world.cluster.jump_ms += jump_ms
         self._world.unsure_until_ms = self._world.scheduler.now_ms + jump_ms + 3 * self._world.hi_ms
 
-    def _cut_behind_a_snapshot(self, chance: random.Random) -> None:
+    def _cut_behind_a_snapshot(self, chance: random.Random) -> bool:
         """Let retention delete records that the newest whole snapshot knows, all or some of them."""
-        world = self._world
+        world, is_cut = self._world, False
         task = world.scheduler.current
         assert task is not None
         kept = world.snapshots(task.process, lambda: None)
         assert kept is not None
-        for partition, head in kept.heads(world.cluster.broker.identity).items():
+        identity = world.cluster.broker.identity
+        self._wait_for(lambda: any(head is not None for head in kept.heads(identity).values()))
+        for partition, head in kept.heads(identity).items():
             start = world.cluster.broker.bounds(partition).start
             if head is not None and head.offset > start:
                 start = chance.choice((head.offset, chance.randint(start, head.offset)))
                 world.cluster.broker.retain_from(partition, start)
+                is_cut = True
+        return is_cut
 
     def _write_a_snapshot_late(self, chance: random.Random) -> None:
         """Read the log, sleep, and write a snapshot of what was read: others may have written newer ones."""
@@ -362,12 +392,13 @@ class Nature:
             if partition.certain and kept is not None:
                 kept.write(partition, reader.identity)
 
-    def _cut(self, chance: random.Random) -> None:
+    def _cut(self, chance: random.Random) -> bool:
         """Let retention delete all there is: now, or while a claim is under way, whose sender it overtakes."""
         if chance.random() < 0.5:
             self._cut_now()
         else:
             self._at_the_next("Claiming", self._overtake)
+        return False
 
     def _overtake(self, _: Sequence[Append]) -> None:
         self._world.cluster.put(self._world.home, b"garbage")
@@ -376,6 +407,7 @@ class Nature:
     def _cut_now(self) -> None:
         world = self._world
         world.is_cut = True
+        world.befallen[EventKind.MIDDLE] += 1
         world.cluster.broker.retain_from(world.home, world.cluster.broker.bounds(world.home).end)
 
     def _stop_without_answer(self, _: Sequence[Append]) -> AppendFault | None:
@@ -386,9 +418,10 @@ class Nature:
         task.process.stop(inf)
         return AppendFault.LOST
 
-    def _let_a_release_come_late(self, _: random.Random) -> None:
+    def _let_a_release_come_late(self, _: random.Random) -> bool:
         """Kill the run that gives up something next, and let its record arrive once the same run holds that again."""
         self._at_the_next("ReleasingPartition", self._die_with_records_under_way)
+        return False
 
     def _die_with_records_under_way(self, records: Sequence[Append]) -> AppendFault | None:
         world, before = self._world, [self._holder(record) for record in records]
@@ -406,6 +439,7 @@ class Nature:
                 if is_over and not world.doubled and not world.is_truncated:
                     world.check_refused("a tenure's record counts for no other", record.value)
 
+        world.befallen[EventKind.LATE_RELEASE] += 1
         Process(world.scheduler, "network").spawn(arrive)
         return AppendFault.CRASH_BEFORE
 
@@ -420,8 +454,10 @@ class Nature:
         instance, _, epoch, *_ = self._world.judge.state(self._world.home, (GROUP, TOPIC, partition))
         return str(instance), int(str(epoch or 0))
 
-    def _revoke_some(self, chance: random.Random) -> None:
+    def _revoke_some(self, chance: random.Random) -> bool:
         """Revoke what is held of some partitions, as who takes the owners for dead."""
+        records = len(self._world.judge.records)
+        self._wait_for(self._held)
         for partition in self._world.data.describe(TOPIC).partitions:
             state = self._world.judge.state(self._world.home, (GROUP, TOPIC, partition))
             if chance.random() < 0.5:
@@ -431,13 +467,16 @@ class Nature:
             for one in ranges_of(state):
                 if one[5] is not None:
                     self._say("RevokingRange", "operator.0/c", partition, str(one[5]))
+        return len(self._world.judge.records) > records
 
-    def _revoke_what_is_done_next(self, _: random.Random) -> None:
+    def _revoke_what_is_done_next(self, _: random.Random) -> bool:
         """Revoke a range, as who takes its owner for dead, just before that says that it is done."""
         self._at_the_next("RangeDone", self._revoke)
+        return False
 
     def _revoke(self, records: Sequence[Append]) -> None:
         partition, epoch = records[0].value.decode().split("/")[7:9]
+        self._world.befallen[EventKind.REVOKED_DONE] += 1
         self._say("RevokingRange", "operator.0/c", int(partition), epoch)
 
     def _at_the_next(self, kind: str, act: Callable[[Sequence[Append]], AppendFault | None]) -> None:

@@ -1,6 +1,7 @@
 """What happens in one seed: who takes part, and which faults befall them when."""
 
 import random
+from collections import Counter
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
@@ -133,6 +134,20 @@ class Scenario:
     def patience_ms(self) -> int:
         """Within that, once faults are over, all is drained or at least an offset has moved."""
         return 40 * self.hi_ms
+
+    @property
+    def traits(self) -> Counter[str]:
+        """Count what is wrong with members from the beginning."""
+        clients = Counter(member.client for member in self.members)
+        return Counter(
+            {
+                "member whose clock runs 10 % fast or slow": sum(one.clock_rate != 1 for one in self.members),
+                "member whose clock is set wrongly": sum(one.clock_off_ms != 0 for one in self.members),
+                "member that lags: a slow way to the broker": sum(one.slowness != 1 for one in self.members),
+                "member with another's instance ids": sum(one.is_twin for one in self.members),
+                "member with another's client id": clients.total() - len(clients),
+            }
+        )
 
     @property
     def faults(self) -> int:

@@ -126,6 +126,8 @@ class Simulation:
     is_truncated: bool = False
     _clock_jumps: bool = field(init=False)
     """Whether the broker's clock is among what goes wrong."""
+    _has_doubles: bool = field(init=False)
+    """Whether somebody speaks in an owner's name."""
     doubled: frozenset[int] = field(init=False)
     """The members whose runs have the same instance ids as another's."""
     cluster: Cluster = field(init=False)
@@ -153,6 +155,8 @@ class Simulation:
         self.cluster.left_queue = self._check_left_queue
         kinds = {event.kind for event in self.scenario.events}
         self._clock_jumps = not kinds.isdisjoint({EventKind.CLOCK_BACK, EventKind.CLOCK_AHEAD})
+        self._has_doubles = EventKind.DOUBLE in kinds
+        self.befallen += self.scenario.traits
         twins = {number for number, member in enumerate(self.scenario.members) if member.is_twin}
         self.doubled = frozenset({0, *twins} if twins else ())
         self.snapshot_topic = MemorySnapshotTopic(coordination_partitions)
@@ -243,13 +247,11 @@ class Simulation:
             ends_badly = run.process.is_dead or run.has_failed
             is_retried = ends_badly and run_id not in self.over and self.chance.random() < 0.4
             count, attempt = (count, attempt + 1) if is_retried else (count + 1, 0)
-            if is_retried:
-                self.befallen["step tried again in the same run"] += 1
-            elif run.process.is_dead:
+            if run.process.is_dead and not is_retried:
                 if scheduler.now_ms < self.scenario.calm_ms and self.chance.random() < 0.5:
                     scheduler.sleep(self.chance.random() * self.hi_ms)
                     self.over.add(run_id)
-            else:
+            elif not is_retried:
                 self.over.add(run_id)
             scheduler.sleep(self.hi_ms * (0.05 + 0.3 * self.chance.random()))
 
@@ -333,7 +335,6 @@ class Simulation:
         """Tell a process to claim some partitions, or none; nothing any more once faults are over."""
         if self.scheduler.now_ms >= self.scenario.calm_ms or chance.random() < 0.3:
             return None
-        self.befallen["told what to claim"] += 1
         numbers = range(self.scenario.data_partitions)
         return Advice(frozenset(number for number in numbers if chance.random() < 0.5), "by the dice")
 
@@ -392,7 +393,7 @@ class Simulation:
 
     def _sender_of(self, run: Run, batch: ClaimedBatch) -> str:
         """Give a tenure's instance id, unless others speak in its name."""
-        is_shared = run.number in self.doubled or self.befallen[EventKind.DOUBLE]
+        is_shared = run.number in self.doubled or self._has_doubles
         return "" if is_shared else batch.batch_id
 
     def _take_time(self, batch: ClaimedBatch, left_ms: float) -> None:
