@@ -69,7 +69,7 @@ def test_what_was_committed_is_not_done_again(epoch: int, sender: str, began_at:
     judge.committed[what].add("owner")
     judge.committed_at[what] = 10
     done = ClaimedRange("", "etl", "orders", "id", 0, 0, epoch, 4, 8, 4)
-    output = Output(attempts=[Attempt(done, sender, began_at, [4, 5])])
+    output = Output(attempts=[Attempt(done, what[0], sender, began_at, [4, 5])])
     check_attempts(judge, output, at_most_once=False)
     assert broken == ["what is committed is not done again"] * is_broken
 

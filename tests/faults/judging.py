@@ -1,4 +1,4 @@
-"""Judges a run by its recorded log, its members' journals and its output; it shares no code with the library.
+"""Judges a run by its recorded log, its members' journals and its output; it shares no rule with the library.
 
 The log is read by `tests.simulator.checkers.LogJudge`, the checkers of what was processed are the simulator's. What a
 simulator can compare at an instant is compared here by the times in the journals.
@@ -121,7 +121,8 @@ class Trial:
         self.won_ranges = self._won_ranges()
         self.output = Output()
         for part, done in self._done().items():
-            self.output.attempts.append(Attempt(part, done))  # type: ignore[arg-type] # a part has what is asked for
+            place = evidence.place(part.partition)
+            self.output.attempts.append(Attempt(part, place, done=done))  # type: ignore[arg-type] # it has what is asked for
         for message, count in evidence.rows.items():
             self.output.rows[message] = Counter({0: count})
 

@@ -44,6 +44,7 @@ def held_bytes(world: PartitionWorld) -> int:
         features = group.settings.features
         size += sum(map(sys.getsizeof, (name, group, group.keys, group.paused_by, features, *features)))
         for place, key in group.keys.items():
-            parts = (place, *place, key, key.data_topic_id, key.owner, *(key.owner or ()))
-            size += sum(map(sys.getsizeof, parts))
+            owners = (key.owner, *(each.owner for each in key.ranges))
+            parts = (place, *place, key, key.data_topic_id, key.ranges, *key.ranges, *owners)
+            size += sum(map(sys.getsizeof, (*parts, *(field for owner in owners if owner for field in owner))))
     return size

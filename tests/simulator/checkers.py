@@ -346,7 +346,7 @@ def check_attempts(judge: LogJudge, output: Output, *, at_most_once: bool) -> No
 def _check_not_committed_before(judge: LogJudge, attempt: Attempt) -> None:
     """What was committed before it was claimed, or by the same tenure before it was begun, is not done again."""
     one = attempt.range
-    what = (one.group, one.topic, one.partition), one.generation, one.end
+    what = attempt.place, one.generation, one.end
     at = judge.committed_at.get(what)
     if at is None or (at > one.epoch and (at >= attempt.began_at or attempt.sender not in judge.committed[what])):
         return

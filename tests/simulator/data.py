@@ -53,9 +53,11 @@ class Attempt:
     """One process's work on one range, without a sink: the offsets that it processed so far."""
 
     range: ClaimedRange
-    sender: str
-    """The instance id of the tenure; empty where another uses it too."""
-    began_at: int
+    place: tuple[str, str, int]
+    """Group, topic, partition."""
+    sender: str = ""
+    """The instance id of the tenure; empty where another uses it too, or where it is not known when it began."""
+    began_at: int = 0
     """The log's end at its beginning."""
     done: list[int] = field(default_factory=list)
 

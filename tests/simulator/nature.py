@@ -152,7 +152,9 @@ class Nature:
     def _process(self, partition: int, state: KeyState, epoch: int, start: int, end: int) -> None:
         world, generation, data_topic_id = self._world, int(str(state[7])), str(state[8])
         one = ClaimedRange("", GROUP, TOPIC, data_topic_id, partition, generation, epoch, start, end, start)
-        world.output.attempts.append(Attempt(one, "", 0, [offset for _, offset in world.data.read([one])]))
+        world.output.attempts.append(
+            Attempt(one, (GROUP, TOPIC, partition), done=[offset for _, offset in world.data.read([one])])
+        )
 
     def _double_range(self, partition: int, state: KeyState, one: RangeState, chance: random.Random) -> None:
         """Let a process that has the instance id of who holds a range, or that range's epoch, say something of it."""

@@ -379,7 +379,8 @@ class Simulation:
             batch.write(cast("DataFrame", found))
             return
         for one in batch.ranges:
-            attempt = Attempt(one, self._sender_of(run, batch), self.cluster.broker.bounds(self.home).end)
+            began_at = self.cluster.broker.bounds(self.home).end
+            attempt = Attempt(one, (GROUP, TOPIC, one.partition), self._sender_of(run, batch), began_at)
             self.output.attempts.append(attempt)
             without_lease = 0
             for _, offset in self.data.read([one]):
