@@ -117,8 +117,8 @@ class Nature:
     def _double(self, chance: random.Random) -> bool:
         """Let a process with an owner's instance id, which knows less than the owner, say something."""
         world = self._world
-        records = len(world.judge.records)
         self._wait_for(self._held)
+        records = len(world.judge.records)
         for partition in world.data.describe(TOPIC).partitions:
             state = world.judge.state(world.home, (GROUP, TOPIC, partition))
             for one in ranges_of(state):
@@ -458,8 +458,8 @@ class Nature:
 
     def _revoke_some(self, chance: random.Random) -> bool:
         """Revoke what is held of some partitions, as who takes the owners for dead."""
-        records = len(self._world.judge.records)
         self._wait_for(self._held)
+        records = len(self._world.judge.records)
         for partition in self._world.data.describe(TOPIC).partitions:
             state = self._world.judge.state(self._world.home, (GROUP, TOPIC, partition))
             if chance.random() < 0.5:
