@@ -27,6 +27,9 @@ _PAUSES_FIRST = (EventKind.POSITION, EventKind.SWITCH_OFF)
 _PAUSING = frozenset({EventKind.PAUSE, *_PAUSES_FIRST})
 """What pauses the group."""
 
+_Act = Callable[[Sequence[Append]], AppendFault | None]
+"""Is given the records of an append; what it gives befalls that append."""
+
 
 class Nature:
     """Lets events befall one simulation."""
@@ -35,7 +38,10 @@ class Nature:
         self._world = world
         self._pausing_until_ms: dict[Event, float] = {}
         """When those ended who paused the group for what they did; infinite while they are at it."""
-        self._acts: dict[EventKind, Callable[[random.Random], bool | None]] = {
+        self._at_records: list[tuple[bytes, _Act]] = []
+        """What is done just before the next record of a kind is appended."""
+        world.cluster.before_append = self._look_at
+        self._acts: dict[EventKind, Callable[[random.Random], bool]] = {
             EventKind.CRASH: self._crash,
             EventKind.STOP: self._stop,
             EventKind.ORPHAN: self._orphan,
@@ -59,15 +65,18 @@ class Nature:
         }
 
     def befall(self, event: Event) -> None:
-        """Let `event` happen when its time has come; count it if it did anything. An operator's error is its own."""
+        """Let `event` happen when its time has come; count it if it did anything. An operator's error is its own.
+
+        What waits for a record is counted once that comes.
+        """
         self._world.scheduler.sleep(event.at_ms)
         if event.kind in _PAUSES_FIRST:
             self._pausing_until_ms[event] = inf
-        is_befallen: bool | None = True
+        has_befallen = True
         with suppress(MarshalError):
-            is_befallen = self._acts[event.kind](random.Random(event.chance))
-        if is_befallen is not False:
-            self._world.befallen[event.kind] += 1
+            has_befallen = self._acts[event.kind](random.Random(event.chance))
+        if has_befallen:
+            self._count(event.kind)
         if event.kind in _PAUSES_FIRST:
             self._pausing_until_ms[event] = self._world.scheduler.now_ms
 
@@ -79,7 +88,7 @@ class Nature:
         """From now on nothing goes wrong: the broker's clock is right, the group is not paused."""
         world = self._world
         world.cluster.faults.clear()
-        world.cluster.before_append = lambda _: None
+        self._at_records.clear()
         world.snapshot_faults.clear()
         if world.cluster.jump_ms < 0:
             world.unsure_until_ms = world.scheduler.now_ms - world.cluster.jump_ms + 3 * world.hi_ms
@@ -94,7 +103,7 @@ class Nature:
 
         Process(world.scheduler, "operator").spawn(resume)
 
-    def _litter(self, chance: random.Random) -> None:
+    def _litter(self, chance: random.Random) -> bool:
         for _ in range(chance.randint(1, 4)):
             value = chance.choice(
                 [
@@ -113,6 +122,7 @@ class Nature:
                 ]
             )
             self._world.cluster.put(chance.randrange(self._world.scenario.coordination_partitions), value)
+        return True
 
     def _double(self, chance: random.Random) -> bool:
         """Let a process with an owner's instance id, which knows less than the owner, say something."""
@@ -218,12 +228,13 @@ class Nature:
         self._world.finish(run)
         return True
 
-    def _grow(self, chance: random.Random) -> None:
+    def _grow(self, chance: random.Random) -> bool:
         partitions = len(self._world.data.describe(TOPIC).partitions)
         self._world.data.grow(partitions + 1)
         self._world.data.append(partitions, chance.randint(0, 5))
+        return True
 
-    def _truncate(self, chance: random.Random) -> None:
+    def _truncate(self, chance: random.Random) -> bool:
         self._world.is_truncated = True
         kept = list(self._world.judge.records)
         end = self._world.cluster.broker.bounds(self._world.home).end
@@ -234,8 +245,9 @@ class Nature:
         for partition, offset, timestamp_ms, value, _ in kept:
             if partition != self._world.home or offset < cut:
                 self._world.judge.read(partition, offset, timestamp_ms, value.encode("utf-8", "surrogateescape"))
+        return True
 
-    def _pause(self, chance: random.Random) -> None:
+    def _pause(self, chance: random.Random) -> bool:
         world = self._world
         clock, operator = self._operator()
         settles = chance.random() < 0.3
@@ -249,6 +261,7 @@ class Nature:
         if settles:
             self._settle_again()
         operator.resume()
+        return True
 
     def _claim_and_die(self, partition: int, offsets: tuple[int, int] | None = None) -> None:
         """Claim a partition, or a range of it, as somebody who does nothing more; not before there are settings."""
@@ -271,11 +284,11 @@ class Nature:
                 settings = settings_text(world.settings(world.scenario.members[0]))
                 world.cluster.put(partition, f"GroupSettings/1/1700000000/{by}/operator/{GROUP}//0/{settings}".encode())
 
-    def _set_positions(self, chance: random.Random) -> None:
+    def _set_positions(self, chance: random.Random) -> bool:
         world = self._world
         _, operator = self._operator()
         if world.scenario.ranges is not None and chance.random() < 0.8:
-            self._at_the_next("RangeDone", self._stop_without_answer)
+            self._at_records.append((b"RangeDone", self._stop_without_answer))
             world.scheduler.sleep(chance.random() * world.hi_ms)
         described = world.data.describe(TOPIC)
         offsets = {n: self._earlier(n, at, chance) for n in described.partitions[:2] if (at := world.offset(n))}
@@ -286,13 +299,15 @@ class Nature:
         operator.set_positions(TOPIC, offsets, described.topic_id, wait_ms=4 * self._world.hi_ms, is_dead=world.is_dead)
         if not world.is_truncated:
             world.check_positions(offsets, since)
+        return True
 
-    def _switch_ranges_off(self, _: random.Random) -> None:
+    def _switch_ranges_off(self, _: random.Random) -> bool:
         world = self._world
         had_settings = world.judge.has_settings(world.home, GROUP)
         self._operator()[1].switch_ranges_off(wait_ms=6 * world.hi_ms, is_dead=world.is_dead)
         if had_settings and not world.is_truncated:  # else a first member may have given the group ranges since
             world.check_ranges_off()
+        return True
 
     def _earlier(self, partition: int, at: int, chance: random.Random) -> int:
         """Choose an offset to go back to; often one that a batch has begun at."""
@@ -356,13 +371,15 @@ class Nature:
         living = [run for run in self._world.runs if run.process.tasks and not run.process.is_dead]
         return [chance.choice(living)] if living else []
 
-    def _clock_back(self, chance: random.Random) -> None:
+    def _clock_back(self, chance: random.Random) -> bool:
         self._world.cluster.jump_ms -= int(self._world.hi_ms * chance.uniform(0.1, 3))
+        return True
 
-    def _clock_ahead(self, chance: random.Random) -> None:
+    def _clock_ahead(self, chance: random.Random) -> bool:
         jump_ms = int(self._world.hi_ms * chance.uniform(0.1, 3))
         self._world.cluster.jump_ms += jump_ms
         self._world.unsure_until_ms = self._world.scheduler.now_ms + jump_ms + 3 * self._world.hi_ms
+        return True
 
     def _cut_behind_a_snapshot(self, chance: random.Random) -> bool:
         """Let retention delete records that the newest whole snapshot knows, all or some of them."""
@@ -381,7 +398,7 @@ class Nature:
                 is_cut = True
         return is_cut
 
-    def _write_a_snapshot_late(self, chance: random.Random) -> None:
+    def _write_a_snapshot_late(self, chance: random.Random) -> bool:
         """Read the log, sleep, and write a snapshot of what was read: others may have written newer ones."""
         world = self._world
         task = world.scheduler.current
@@ -393,13 +410,14 @@ class Nature:
         for partition in reader.world.partitions.values():
             if partition.certain and kept is not None:
                 kept.write(partition, reader.identity)
+        return True
 
     def _cut(self, chance: random.Random) -> bool:
         """Let retention delete all there is: now, or while a claim is under way, whose sender it overtakes."""
         if chance.random() < 0.5:
             self._cut_now()
         else:
-            self._at_the_next("Claiming", self._overtake)
+            self._at_records.append((b"Claiming", self._overtake))
         return False
 
     def _overtake(self, _: Sequence[Append]) -> None:
@@ -409,7 +427,7 @@ class Nature:
     def _cut_now(self) -> None:
         world = self._world
         world.is_cut = True
-        world.befallen[EventKind.MIDDLE] += 1
+        self._count(EventKind.MIDDLE)
         world.cluster.broker.retain_from(world.home, world.cluster.broker.bounds(world.home).end)
 
     def _stop_without_answer(self, _: Sequence[Append]) -> AppendFault | None:
@@ -422,14 +440,14 @@ class Nature:
 
     def _let_a_release_come_late(self, _: random.Random) -> bool:
         """Kill the run that gives up something next, and let its record arrive once the same run holds that again."""
-        self._at_the_next("ReleasingPartition", self._die_with_records_under_way)
+        self._at_records.append((b"ReleasingPartition", self._die_with_records_under_way))
         return False
 
     def _die_with_records_under_way(self, records: Sequence[Append]) -> AppendFault | None:
         world, before = self._world, [self._holder(record) for record in records]
         task = world.scheduler.current
         if task is None or task.process.is_dead or task.process not in world.by_process:
-            self._at_the_next("ReleasingPartition", self._die_with_records_under_way)
+            self._at_records.append((b"ReleasingPartition", self._die_with_records_under_way))
             return None
 
         def arrive() -> None:
@@ -441,7 +459,7 @@ class Nature:
                 if is_over and not world.doubled and not world.is_truncated:
                     world.check_refused("a tenure's record counts for no other", record.value)
 
-        world.befallen[EventKind.LATE_RELEASE] += 1
+        self._count(EventKind.LATE_RELEASE)
         Process(world.scheduler, "network").spawn(arrive)
         return AppendFault.CRASH_BEFORE
 
@@ -473,22 +491,23 @@ class Nature:
 
     def _revoke_what_is_done_next(self, _: random.Random) -> bool:
         """Revoke a range, as who takes its owner for dead, just before that says that it is done."""
-        self._at_the_next("RangeDone", self._revoke)
+        self._at_records.append((b"RangeDone", self._revoke))
         return False
 
     def _revoke(self, records: Sequence[Append]) -> None:
         partition, epoch = records[0].value.decode().split("/")[7:9]
-        self._world.befallen[EventKind.REVOKED_DONE] += 1
+        self._count(EventKind.REVOKED_DONE)
         self._say("RevokingRange", "operator.0/c", int(partition), epoch)
 
-    def _at_the_next(self, kind: str, act: Callable[[Sequence[Append]], AppendFault | None]) -> None:
-        """Act just before the next record of a kind is appended; what that gives befalls the append."""
-        cluster, home = self._world.cluster, self._world.home
+    def _look_at(self, records: Sequence[Append]) -> AppendFault | None:
+        """Do what waits for one of these records, which are about to be appended."""
+        if not self._at_records:
+            return None
+        values = [one.value for one in records if one.partition == self._world.home]
+        due = [at for at in self._at_records if any(value.startswith(at[0]) for value in values)]
+        self._at_records = [at for at in self._at_records if at not in due]
+        faults = [act(records) for _, act in due]
+        return next((fault for fault in faults if fault is not None), None)
 
-        def look(records: Sequence[Append]) -> AppendFault | None:
-            if not any(one.partition == home and one.value.startswith(kind.encode()) for one in records):
-                return None
-            cluster.before_append = lambda _: None
-            return act(records)
-
-        cluster.before_append = look
+    def _count(self, kind: EventKind) -> None:
+        self._world.befallen[kind] += 1

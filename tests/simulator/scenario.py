@@ -211,14 +211,14 @@ def scenario(seed: int) -> Scenario:
     if has_snapshots:
         kinds += chance.choices(sorted(_WITH_SNAPSHOTS), k=chance.randint(0, 3))
     events = [Event(kind, chance.random() * FAULTY_INTERVALS * hi_ms, chance.getrandbits(32)) for kind in kinds]
-    members = tuple(_member(number, chance) for number in range(chance.choice((3, 3, 3, 3, 3, 4))))
+    members = tuple(_member(number, chance) for number in range(3 if chance.random() < 0.9 else 4))
     drawn = Scenario(
         seed=seed,
         hi_ms=hi_ms,
         mode=mode,
         rule_set=RuleSet.GO if is_go else RuleSet.NATIVE,
         coordination_partitions=chance.randint(1, 2),
-        data_partitions=chance.randint(1, 9),
+        data_partitions=chance.randint(1, 8),
         messages=chance.choice((1, 2, 2, 2, 3)),
         max_records=chance.randint(3, 14),
         slow=chance.choice((0.005, 0.2, 0.8)),
