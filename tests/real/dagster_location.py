@@ -1,6 +1,7 @@
 """A code location for tests that run, signal and kill Dagster's own processes; its environment says on what it works.
 
 `spark_in_process` and `spark_multiprocess` hold a batch while Spark works without end; `hold` holds one without Spark;
+`share` does one range of each partition, also ahead of the messages, and its Spark tasks wait until they are let go;
 `kill_after_announcing` and `kill_after_commit` end their own process as soon as an at-most-once batch is announced, or
 committed.
 """
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from marshal_dagster.delivery import ClaimedBatch
+from marshal_dagster.delivery import ClaimedBatch, RangeOptions
 from marshal_dagster.jobs import build_claimed_batch_job, build_reprocess_job
 from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode
@@ -56,6 +57,34 @@ endless = build_claimed_batch_op(
 spark_in_process = build_claimed_batch_job(endless, name="spark_in_process")
 spark_multiprocess = build_claimed_batch_job(endless, name="spark_multiprocess", executor_def=dg.multiprocess_executor)
 redo = build_reprocess_job(endless, name="redo")
+
+
+def _wait_in_spark(context: dg.OpExecutionContext, batch: ClaimedBatch, frame: "DataFrame") -> "DataFrame":  # noqa: ARG001 - as the op wants it
+    from pyspark.sql.functions import udf
+
+    start = batch.ranges[0].start
+    at_work, let_go = MARK.with_name(f"at-work-{start}"), MARK.with_name(f"let-go-{start}")
+
+    @udf("boolean")
+    def wait(_: int) -> bool:
+        at_work.touch()
+        while not let_go.exists():
+            time.sleep(0.02)
+        return True
+
+    return frame.select("partition", "offset").where(wait("offset"))
+
+
+share_ranges = build_claimed_batch_op(
+    _wait_in_spark,
+    name="share_ranges",
+    topic=TOPIC,
+    sink=FileSink(MARK.parent / "out"),
+    ranges=RangeOptions(size=20, ahead=20),
+    max_batches=1,
+    spark_config={"spark.master": "local[2]", "spark.driver.memory": "512m"},
+)
+share = build_claimed_batch_job(share_ranges, name="share")
 
 
 @dg.op
@@ -112,7 +141,7 @@ def kill_after_commit() -> None:
 
 
 defs = dg.Definitions(
-    jobs=[spark_in_process, spark_multiprocess, redo, hold, kill_after_announcing, kill_after_commit],
+    jobs=[spark_in_process, spark_multiprocess, redo, share, hold, kill_after_announcing, kill_after_commit],
     resources={
         "claimer": ClaimerResource(
             connection=KafkaConnectionConfig(bootstrap_servers=os.environ["TEST_SERVERS"]),

@@ -30,7 +30,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.protocol.state import Key
+from marshal_dagster.protocol.state import Key, Phase
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.runs import announced
 from marshal_dagster.sensors import build_dead_run_sensors, build_stale_claim_sensor
@@ -121,7 +121,7 @@ class Site:
             "TEST_CLAIM_RANGES": str(claim_ranges),
             "TEST_MARK": str(self.mark),
         }
-        with (self.folder / f"{job}.log").open("wb") as output:
+        with (self.folder / f"{job}.log").open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "dagster", "job", "execute", "-f", LOCATION, "-j", job],
                 env={**os.environ, **environment},
@@ -458,6 +458,44 @@ def test_runs_share_partitions_by_ranges(site: Site, spark: "SparkSession") -> N
     assert [(site.key(n).offset, site.key(n).ranges) for n in range(PARTITIONS)] == [(20, ()), (20, ())]
     rows = Counter((row.partition, row.offset) for row in sink.read(spark).collect())
     assert rows == Counter({(number, offset): 1 for number in range(PARTITIONS) for offset in range(20)})
+
+
+def test_two_spark_runs_work_on_one_partition_at_once_one_of_them_ahead_of_the_messages(
+    site: Site, spark: "SparkSession", fill: Callable[[str, int, int], None]
+) -> None:
+    """What is done ahead waits for what comes before; then the offset moves over both, and each row is there once."""
+
+    def ranges() -> list[tuple[int, int, Phase]]:
+        return [(one.start, one.end, one.phase) for one in site.key().ranges]
+
+    def is_at_work(start: int) -> bool:
+        return (site.folder / f"at-work-{start}").exists()
+
+    def start() -> "subprocess.Popen[bytes]":
+        return site.start("share", delivery=DeliveryMode.EFFECTIVELY_ONCE, heartbeat_interval_s=2, claim_ranges=True)
+
+    def finish(worker: "subprocess.Popen[bytes]", start: int) -> None:
+        (site.folder / f"let-go-{start}").touch()
+        assert worker.wait(WAIT_S) == 0, (site.folder / "share.log").read_text()[-4000:]
+
+    near = start()
+    until(lambda: is_at_work(0) or near.poll() is not None, "Spark is at work on the messages that are there")
+    ahead = start()
+    until(lambda: (20, 40, Phase.CLAIMED) in ranges() or ahead.poll() is not None, "a range without messages is held")
+    assert not is_at_work(20)
+    fill(site.topic, PARTITIONS, MESSAGES)
+    until(lambda: is_at_work(20) or ahead.poll() is not None, "Spark is at work on the messages that have come")
+    assert (near.poll(), ahead.poll()) == (None, None), (site.folder / "share.log").read_text()[-4000:]
+    assert ranges() == [(0, 20, Phase.PLANNED), (20, 40, Phase.PLANNED)]
+    assert len({one.owner.instance for one in site.key().ranges if one.owner is not None}) == 2
+
+    finish(ahead, 20)
+    assert (site.key().offset, ranges()) == (0, [(0, 20, Phase.PLANNED), (20, 40, Phase.DONE)])
+    finish(near, 0)
+
+    assert [(site.key(n).offset, site.key(n).ranges) for n in range(PARTITIONS)] == [(40, ())] * PARTITIONS
+    rows = Counter((row.partition, row.offset) for row in FileSink(site.folder / "out").read(spark).collect())
+    assert rows == Counter({(number, offset): 1 for number in range(PARTITIONS) for offset in range(40)})
 
 
 @pytest.mark.parametrize("job", ["spark_in_process", "spark_multiprocess"])
