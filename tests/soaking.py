@@ -92,6 +92,11 @@ def rows_of(kind: Callable[..., R], results: Path) -> list[R]:
     ]
 
 
+def newest_of(rows: Sequence[S]) -> list[S]:
+    """Give those of the code that the last row is of: what another state came to proves nothing of this one."""
+    return [row for row in rows if row.commit == rows[-1].commit]
+
+
 @dataclass(frozen=True, slots=True)
 class Soak(Generic[S]):
     """Seeds that are run one after another on real services, as a command; its results add up."""
@@ -118,11 +123,11 @@ class Soak(Generic[S]):
         parser.add_argument("--first", type=int, default=0)
         parser.add_argument("--runs", type=int, default=self.runs)
         parser.add_argument("--results", type=Path, help="add finished runs to this file; leave out those in it")
-        parser.add_argument("--table", type=Path, help="print what is in this file")
+        parser.add_argument("--table", type=Path, help="print what the newest code in this file came to")
         options = parser.parse_args()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         if options.table:
-            print(self.table(rows_of(self.kind, options.table)))
+            print(self.table(newest_of(rows_of(self.kind, options.table))))
             return 0
         seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.runs)
         rows = self.run(seeds, options.results)

@@ -106,13 +106,14 @@ def test_the_command_says_what_was_violated(
     assert soak(Beds()).main() == 0
 
 
-def test_the_table_is_of_all_that_is_kept(
+def test_the_table_is_of_the_newest_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Whatever code it is of; nothing is run."""
+    """What other states came to stays in the file, and does not count; nothing is run."""
     beds = Beds()
-    soaking.add_row(tmp_path / "results", {"commit": "of old", "seed": 1, "violations": ["one"]})
+    for commit, seed in (("of old", 1), ("newest", 1), ("newest", 2)):
+        soaking.add_row(tmp_path / "results", {"commit": commit, "seed": seed, "violations": ["one"]})
     monkeypatch.setattr(sys, "argv", ["even", "--table", str(tmp_path / "results")])
     assert soak(beds).main() == 0
-    assert capsys.readouterr().out == "a table of 1\n"
+    assert capsys.readouterr().out == "a table of 2\n"
     assert beds.ran == []

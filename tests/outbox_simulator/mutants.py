@@ -5,13 +5,10 @@ one is violated; it prints a table of what caught each, after how many seeds. A 
 checkers.
 """
 
-import argparse
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Final
 
-from tests.simulator.mutants import Mutant, judge
+from tests.simulator.mutants import Mutant, gate
 
 HARVEST: Final = "outbox/harvest.py"
 HOLDS: Final = "outbox/holds.py"
@@ -19,7 +16,8 @@ STORE: Final = "outbox/store.py"
 PUBLISHER: Final = "outbox/publisher.py"
 HARVESTER: Final = "outbox/harvester.py"
 RULES: Final = "election/rules.py"
-SEEDS: Final = 2_000
+CODE: Final = ("marshal_dagster", "tests/simulator", "tests/outbox_simulator")
+"""What a seed depends on, as git names it."""
 
 MUTANTS: Final = (
     Mutant("a turn does not ask whether its session goes on", STORE, "present[0] != session", "False"),
@@ -230,24 +228,5 @@ MUTANTS: Final = (
 )
 
 
-def main() -> int:
-    """Judge all mutants, or those whose names contain what is given."""
-    parser = argparse.ArgumentParser(prog="python -m tests.outbox_simulator.mutants", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("names", nargs="*")
-    options = parser.parse_args()
-    chosen = [one for one in MUTANTS if not options.names or any(part in one.name for part in options.names)]
-    survivors = 0
-    print("| mutant | caught by | seeds |\n| --- | --- | --- |", flush=True)
-    with ThreadPoolExecutor(options.processes) as pool:
-        judging = partial(judge, seeds=options.seeds, module="tests.outbox_simulator")
-        for verdict in pool.map(judging, chosen):
-            survivors += verdict.caught_by is None
-            print(f"| {verdict.mutant.name} | {verdict.caught_by or 'SURVIVED'} | {verdict.seeds:,} |", flush=True)
-    print(f"{len(chosen)} mutants, {survivors} survived")
-    return 1 if survivors else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(gate(MUTANTS, "tests.outbox_simulator", CODE, seeds=2_000))

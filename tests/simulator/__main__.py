@@ -14,27 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from tests.simulator.running import Tally, run_one, run_range
+from tests.simulator.running import CODE, Tally, run_one, run_range
 from tests.simulator.scenario import Scenario, scenario
 from tests.simulator.world import Result
 from tests.soaking import add_row, code_digest, code_version, read_rows
-
-CODE: Final = (
-    "marshal_dagster/protocol",
-    "marshal_dagster/coordination",
-    "marshal_dagster/delivery",
-    "marshal_dagster/sensors/left.py",
-    "marshal_dagster/runs.py",
-    "marshal_dagster/errors.py",
-    "marshal_dagster/testing.py",
-    "tests/simulator",
-    "tests/delivering.py",
-    "tests/plain_reader.py",
-    ":(exclude)tests/simulator/__main__.py",
-    ":(exclude)tests/simulator/mutants.py",
-    ":(exclude)tests/simulator/running.py",
-)
-"""What happens in a seed depends on, as git names it: not how seeds are asked for, counted and shrunk."""
 
 MOST_SHRUNK: Final = 3
 """Of the seeds that fail, so many are shrunk: it takes as many runs as there are faults."""

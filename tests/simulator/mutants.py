@@ -10,10 +10,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from tests.simulator.running import CODE
+from tests.soaking import code_digest
 
 TOP: Final = Path(__file__).parents[2]
 LIBRARY: Final = "marshal_dagster"
@@ -473,7 +477,7 @@ def broken_copy(mutant: Mutant, folder: Path) -> Path:
     return folder
 
 
-def judge(mutant: Mutant, seeds: int, module: str = "tests.simulator") -> Verdict:
+def judge(mutant: Mutant, seeds: int, module: str) -> Verdict:
     """Run seeds of a simulator against a mutant until one is violated."""
     with tempfile.TemporaryDirectory(prefix="marshal-mutant-") as folder:
         tree = broken_copy(mutant, Path(folder))
@@ -487,23 +491,26 @@ def judge(mutant: Mutant, seeds: int, module: str = "tests.simulator") -> Verdic
     return Verdict(mutant, int(found[1]) + 1, found[2])
 
 
-def main() -> int:
-    """Judge all mutants, or those whose names contain what is given."""
-    parser = argparse.ArgumentParser(prog="python -m tests.simulator.mutants", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=10_000)
+def gate(mutants: Sequence[Mutant], module: str, code: Sequence[str], seeds: int) -> int:
+    """Do what the command line says: judge all mutants, or those whose names contain what is given; give the exit code.
+
+    A mutant has survived after `seeds`. `code` is what that depends on, as git names it; a digest of it is printed.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}.mutants")
+    parser.add_argument("--seeds", type=int, default=seeds, help="after which a mutant has survived")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("names", nargs="*", help="parts of the names of the mutants to judge; all by default")
     options = parser.parse_args()
-    chosen = [one for one in MUTANTS if not options.names or any(part in one.name for part in options.names)]
+    chosen = [one for one in mutants if not options.names or any(part in one.name for part in options.names)]
     survivors = 0
-    print("| mutant | caught by | seeds |\n| --- | --- | --- |", flush=True)
+    print("| mutant | caught by | after seeds |\n| --- | --- | --- |", flush=True)
     with ThreadPoolExecutor(options.processes) as pool:
-        for verdict in pool.map(lambda mutant: judge(mutant, options.seeds), chosen):
+        for verdict in pool.map(lambda mutant: judge(mutant, options.seeds, module), chosen):
             survivors += verdict.caught_by is None
             print(f"| {verdict.mutant.name} | {verdict.caught_by or 'SURVIVED'} | {verdict.seeds:,} |", flush=True)
-    print(f"{len(chosen)} mutants, {survivors} survived")
+    print(f"{len(chosen)} mutants of code {code_digest(code)}, {survivors} survived")
     return 1 if survivors else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(gate(MUTANTS, "tests.simulator", CODE, seeds=10_000))
