@@ -127,7 +127,7 @@ class Nature:
     def _double(self, chance: random.Random) -> bool:
         """Let a process with an owner's instance id, which knows less than the owner, say something."""
         world = self._world
-        self._wait_for(self._held)
+        self._wait_for(self._planned if chance.random() < 0.5 else self._held)
         records = len(world.judge.records)
         for partition in world.data.describe(TOPIC).partitions:
             state = world.judge.state(world.home, (GROUP, TOPIC, partition))
@@ -176,6 +176,9 @@ class Nature:
             self._process(partition, state, epoch, start, end)
             self._say("RangeDone", sender, partition, str(epoch))
             return
+        if is_planned and chance.random() < 0.4:
+            self._say("PlanningRange", sender, partition, f"{epoch}/{chance.choice((start + 1, end - 1, end + 1))}")
+            return
         records = [(kind, sender, f"{epoch - 1}") for kind in ("RangeHeartbeat", "RangeDone", "ReleasingRange")]
         records += [
             (kind, f"nobody.0/{client}", f"{epoch}") for kind in ("RangeHeartbeat", "RangeDone", "ReleasingRange")
@@ -187,11 +190,6 @@ class Nature:
         ]
         if not is_planned:
             records.append(("RangeDone", sender, f"{epoch}"))
-        else:
-            records += [
-                ("PlanningRange", sender, f"{epoch}/{end + 1}"),
-                ("PlanningRange", sender, f"{epoch}/{start + 1}"),
-            ]
         kind, sender, tail = chance.choice(records)
         self._say(kind, sender, partition, tail)
 
@@ -356,9 +354,22 @@ class Nature:
 
     def _held(self) -> list[int]:
         """Give the partitions that are held, whole or in part."""
+        return [n for n, state in self._states() if state[0] is not None or any(one[3] for one in ranges_of(state))]
+
+    def _planned(self) -> list[int]:
+        """Give the partitions of which something is planned, and held."""
+        return [
+            n
+            for n, state in self._states()
+            if (state[0] is not None and state[5] is not None)
+            or any(one[2] == "planned" and one[3] for one in ranges_of(state))
+        ]
+
+    def _states(self) -> list[tuple[int, KeyState]]:
+        """Give the state of each partition's key."""
         world = self._world
-        states = {n: world.judge.state(world.home, (GROUP, TOPIC, n)) for n in world.data.describe(TOPIC).partitions}
-        return [n for n, state in states.items() if state[0] is not None or any(one[3] for one in ranges_of(state))]
+        partitions = world.data.describe(TOPIC).partitions
+        return [(n, world.judge.state(world.home, (GROUP, TOPIC, n))) for n in partitions]
 
     def _wait_for(self, look: Callable[[], object]) -> None:
         """Wait until there is something to harm, or faults are over."""

@@ -150,7 +150,7 @@ class Simulation:
         )
         self.judge = LogJudge(coordination_partitions, self._fail)
         self.cluster.faults_end_ms = self.scenario.calm_ms - self.hi_ms / 2
-        self.cluster.appended = self.judge.read
+        self.cluster.appended = self._see_appended
         self.cluster.work_of = lambda process: self.by_process[process].batch if process in self.by_process else None
         self.cluster.left_queue = self._check_left_queue
         kinds = {event.kind for event in self.scenario.events}
@@ -499,6 +499,15 @@ class Simulation:
         if leases and not run.batch._claimer.rationalizer.world.partition_of(TOPIC).certain:
             self._fail("an observing reader never claims", f"{run.batch.batch_id} holds {len(leases)} partitions")
         self._busy_ms[run.number] = self.scheduler.now_ms
+        self._check_beliefs()
+
+    def _see_appended(self, partition: int, offset: int, timestamp_ms: int, value: bytes) -> None:
+        """Judge a record; one that plans a range gives the rest of it away, before its sender hears that."""
+        self.judge.read(partition, offset, timestamp_ms, value)
+        if value.startswith(b"PlanningRange/") and not self.is_truncated:
+            self._check_beliefs()
+
+    def _check_beliefs(self) -> None:
         if self.scenario.rule_set is RuleSet.NATIVE and self.scheduler.now_ms >= self.unsure_until_ms:
             check_beliefs(self.judge, self.home, self._beliefs(), self.cluster.broker.now_ms(), self.hi_ms)
 
