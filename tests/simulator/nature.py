@@ -176,8 +176,10 @@ class Nature:
             self._process(partition, state, epoch, start, end)
             self._say("RangeDone", sender, partition, str(epoch))
             return
-        if is_planned and chance.random() < 0.4:
-            self._say("PlanningRange", sender, partition, f"{epoch}/{chance.choice((start + 1, end - 1, end + 1))}")
+        if chance.random() < 0.4:  # what the phase forbids
+            other_end = chance.choice((start + 1, end - 1, end + 1))
+            kind, tail = ("PlanningRange", f"{epoch}/{other_end}") if is_planned else ("RangeDone", f"{epoch}")
+            self._say(kind, sender, partition, tail)
             return
         records = [(kind, sender, f"{epoch - 1}") for kind in ("RangeHeartbeat", "RangeDone", "ReleasingRange")]
         records += [
@@ -188,8 +190,6 @@ class Nature:
             ("PlanningRange", f"nobody.0/{client}", f"{epoch}/{end}"),
             ("ClaimingRange", sender, f"{start}/{end}"),
         ]
-        if not is_planned:
-            records.append(("RangeDone", sender, f"{epoch}"))
         kind, sender, tail = chance.choice(records)
         self._say(kind, sender, partition, tail)
 
