@@ -91,7 +91,11 @@ def main() -> int:
         say(f"Kafka is up on {deployment.connection.bootstrap_servers}; starting Dagster's daemon")
         deployment.start("dagster-daemon", "run", "-w", "workspace.yaml")
         with dg.DagsterInstance.get() as instance:
-            result = show(deployment, Runs(instance))
+            try:
+                result = show(deployment, Runs(instance))
+            except TimeoutError as error:
+                say(f"[red]{error}[/]; {BUILD / 'demo'} has what Dagster printed (*.log)")
+                return 1
     report.write_text(json.dumps(result, indent=2) + "\n")
     ok = result["counts_match"] and result["plan_replayed"]
     say(f"[{'green' if ok else 'red'}]{'everything matches' if ok else 'something differs'}[/], see {report}")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, TypeVar
 
+import dagster as dg
 import psutil
 
 from demo.flights import PARTITIONS, TOPIC
@@ -70,9 +71,14 @@ class Deployment:
         }
 
     def prepare(self) -> None:
-        """Make the Dagster instance and the topics, where they are not there yet."""
+        """Make the Dagster instance and the topics, where they are not there yet.
+
+        The instance's databases too: several processes that make them at once spoil them ("more than one head").
+        """
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / "dagster.yaml").write_text(DAGSTER_YAML)
+        with dg.DagsterInstance.from_config(str(self.home)):
+            pass
         with Topics(self.connection) as topics:
             create_coordination_topic(topics, COORDINATION_TOPIC)
             create_snapshot_topic(topics, COORDINATION_TOPIC)
