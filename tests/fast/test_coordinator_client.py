@@ -4,7 +4,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +20,7 @@ from marshal_dagster.coordinator.messages import Order, Word, render
 from marshal_dagster.coordinator.wire import Came, CoordinatorTopics
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
+from tests.waiting import until
 
 GROUP = "etl"
 SESSION_MS = 600
@@ -168,22 +169,14 @@ def member(work: Work, name: str, **fields: Any) -> CoordinatedMember:  # noqa: 
     )
 
 
-def wait_until(condition: Callable[[], bool], within_s: float = 20) -> None:
-    """Wait until something is so. Raises `AssertionError` when it is not in time."""
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not so within {within_s} s"
-        time.sleep(0.01)
-
-
 def test_one_that_stops_slowly_answers_pings_meanwhile(hub: Hub) -> None:
     """It is not taken for dead, though that takes longer than its session time-out."""
     one, other = Work(), Work()
     with member(one, "a"):
-        wait_until(lambda: one.on == PLACES)
+        until(lambda: one.on == PLACES)
         one.stop_takes_s = 3 * SESSION_MS / 1_000
         with member(other, "b"):
-            wait_until(lambda: len(one.on) == len(other.on) == 2)
+            until(lambda: len(one.on) == len(other.on) == 2)
             assert Happening.FAILED not in hub.happened
             one.stop_takes_s = 0
 
@@ -192,10 +185,10 @@ def test_a_client_that_is_of_no_more_use_is_replaced(hub: Hub) -> None:
     """The member goes on with another one, with what it had."""
     work = Work()
     with member(work, "a") as found:
-        wait_until(lambda: work.on == PLACES)
+        until(lambda: work.on == PLACES)
         hub.fatal.append(UnavailableError("the client has failed for good"))
-        wait_until(lambda: hub.made == 2)
-        wait_until(lambda: not hub.fatal and found.standing is Standing.REGISTERED)
+        until(lambda: hub.made == 2)
+        until(lambda: not hub.fatal and found.standing is Standing.REGISTERED)
         assert work.on == found.places == PLACES
         assert work.calls == 1
 
@@ -205,26 +198,26 @@ def test_one_whose_work_cannot_be_done_leaves_and_comes_back(hub: Hub, in_stop: 
     """Others have its share meanwhile; nobody is left with work that nobody does."""
     one, other = Work(), Work()
     with member(one, "a"):
-        wait_until(lambda: one.on == PLACES)
+        until(lambda: one.on == PLACES)
         if in_stop:
             one.fails.append(ValueError("it cannot stop"))
         else:
             other.fails.append(ValueError("it cannot start"))
         with member(other, "b"):
-            wait_until(lambda: hub.happened.count(Happening.LEFT) == 1)
-            wait_until(lambda: hub.happened.count(Happening.JOINED) == 3)
-            wait_until(lambda: len(one.on) == len(other.on) == 2 and one.on | other.on == PLACES)
+            until(lambda: hub.happened.count(Happening.LEFT) == 1)
+            until(lambda: hub.happened.count(Happening.JOINED) == 3)
+            until(lambda: len(one.on) == len(other.on) == 2 and one.on | other.on == PLACES)
 
 
 def test_who_leaves_has_stopped_before_it_says_so(hub: Hub) -> None:
     """Else another would begin with what it still works on."""
     work = Work()
     with member(work, "a") as found:
-        wait_until(lambda: work.on == PLACES)
+        until(lambda: work.on == PLACES)
         work.stop_takes_s = 0.3
     assert not work.on
     assert found.standing is Standing.GONE
-    wait_until(lambda: hub.happened[-1] is Happening.LEFT)
+    until(lambda: hub.happened[-1] is Happening.LEFT)
 
 
 def test_one_that_commits_by_itself_says_how_far_it_got(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
@@ -237,7 +230,7 @@ def test_one_that_commits_by_itself_says_how_far_it_got(hub: Hub, caplog: pytest
         return {("orders", 0): 17, ("orders", 1): OFFSET_INVALID}
 
     with member(work, "m0", auto_commit=True, offsets=offsets):
-        wait_until(lambda: hub.leader.positions == {("orders", 0): 17})
+        until(lambda: hub.leader.positions == {("orders", 0): 17})
     assert "how far it got is not known" in caplog.text
 
 
@@ -245,10 +238,10 @@ def test_whatever_goes_wrong_in_its_thread_a_member_goes_on(hub: Hub, caplog: py
     """With another client; it is told of."""
     work = Work()
     with member(work, "a") as found:
-        wait_until(lambda: work.on == PLACES)
+        until(lambda: work.on == PLACES)
         hub.fatal.append(ZeroDivisionError("odd"))
-        wait_until(lambda: hub.made == 2)
-        wait_until(lambda: not hub.fatal and found.standing is Standing.REGISTERED)
+        until(lambda: hub.made == 2)
+        until(lambda: not hub.fatal and found.standing is Standing.REGISTERED)
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -260,13 +253,13 @@ def test_leaving_waits_for_a_session_and_says_so_when_that_is_not_enough(
     monkeypatch.setattr(client, "_STOP_WITHIN_S", 0.1)
     work = Work()
     with member(work, "a", auto_commit=True) as quick:
-        wait_until(lambda: work.on == PLACES)
+        until(lambda: work.on == PLACES)
     assert quick.is_over
     assert not work.on
     assert "has not left" not in caplog.text
     with member(work, "a") as slow:
-        wait_until(lambda: work.on == PLACES)
+        until(lambda: work.on == PLACES)
         work.stop_takes_s = 2 * SESSION_MS / 1_000 + 1
     assert not slow.is_over
     assert "it has not left within" in caplog.text
-    wait_until(lambda: slow.is_over)
+    until(lambda: slow.is_over)

@@ -6,7 +6,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -33,6 +33,7 @@ from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S, HealthServer
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.telemetry import metrics
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -487,14 +488,6 @@ def test_a_weighing_that_hangs_holds_up_no_other_group(
     turns(coordinator, ends, clock)
     assert shares(ends)["stuck"] == [{"t": [0, 1]}]
     goes_on.set()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that is to come."""
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
 
 
 def test_topics_that_are_gone_are_believed_at_the_second_look(coordinator: Coordinator) -> None:

@@ -3,7 +3,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import cast
 
@@ -32,6 +32,7 @@ from marshal_dagster.protocol.state import Owner
 from tests.delivering import GROUP, HI_MS, TOPIC, Scene
 from tests.faulty_log import Fault, FaultyLog, of_type
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.waiting import until
 
 ALL_MODES = list(DeliveryMode)
 AT_LEAST_ONCE = DeliveryMode.AT_LEAST_ONCE
@@ -678,7 +679,7 @@ def test_a_reason_to_stop_ends_the_batch(scene: Scene) -> None:
     batch = scene.batch(delivery)
     with pytest.raises(BatchAborted, match="the run is over") as raised, batch:
         over.set()
-        wait_for(lambda: batch._lost is not None)
+        until(lambda: batch._lost is not None)
         raise ValueError("Spark was cancelled")
 
     assert isinstance(raised.value.__cause__, ValueError)
@@ -697,7 +698,7 @@ def test_lost_claims_are_told_in_every_mode(scene: Scene, mode: DeliveryMode) ->
     with pytest.raises(BatchAborted, match="told"), batch:
         batch.begin_processing()
         over.set()
-        wait_for(lambda: batch._lost is not None)
+        until(lambda: batch._lost is not None)
         raise ValueError("Spark was cancelled")
 
 
@@ -711,7 +712,7 @@ def test_a_batch_whose_heartbeats_ended_does_nothing_more(scene: Scene, mode: De
     batch = scene.batch(delivery)
     with pytest.raises(BatchAborted, match="told") as raised, batch:
         over.set()
-        wait_for(lambda: batch._lost is not None)
+        until(lambda: batch._lost is not None)
         with pytest.raises(BatchAborted):
             batch.begin_processing()
         with pytest.raises(BatchAborted):
@@ -724,16 +725,6 @@ def test_a_batch_whose_heartbeats_ended_does_nothing_more(scene: Scene, mode: De
     assert [scene.key(n).offset for n in range(3)] == [0, 0, 0]
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 10) -> None:
-    """Wait until `condition` holds."""
-    over = threading.Event()
-    for _ in range(int(timeout_s / 0.005)):
-        if condition():
-            return
-        over.wait(0.005)
-    raise AssertionError("not in time")
-
-
 def beats(scene: Scene) -> int:
     """Count the heartbeats in the log."""
     return sum(value.startswith(Heartbeat.__name__) for value in scene.values())
@@ -741,7 +732,7 @@ def beats(scene: Scene) -> int:
 
 def wait_for_beats(scene: Scene, count: int) -> None:
     """Wait until there are so many heartbeats in the log."""
-    wait_for(lambda: beats(scene) == count)
+    until(lambda: beats(scene) == count)
 
 
 def test_long_work_is_kept_alive(scene: Scene) -> None:

@@ -19,6 +19,7 @@ from marshal_dagster.protocol.messages import Settings
 from marshal_dagster.testing import MemoryBroker, MemoryLog
 from tests.faulty_log import FaultyLog
 from tests.members import GROUP, HI_MS, TOPIC, TOPIC_ID, Site, faulty
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -34,14 +35,6 @@ def beats(site: Site) -> int:
 
 def ignore(_: MarshalError) -> None:
     """Do nothing about it."""
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20) -> None:
-    """Wait until `condition` holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, condition
-        time.sleep(0.005)
 
 
 def work_until_stopped(heartbeats: Heartbeats, site: Site, step: Callable[[], float], most: int = 1_000) -> None:
@@ -172,7 +165,7 @@ def test_who_takes_long_to_tell_a_reason_holds_up_no_heartbeat() -> None:
 
     with Heartbeats(member, ignore, reasons_to_stop=[hang]) as heartbeats:
         try:
-            eventually(lambda: log.types().count("Heartbeat") >= 6)
+            until(lambda: log.types().count("Heartbeat") >= 6)
         finally:
             answered.set()
         assert heartbeats.error is None
@@ -253,7 +246,7 @@ def test_threads_keep_a_claim_alive() -> None:
     member, log = running_member(500)
     with Heartbeats(member, ignore) as heartbeats:
         began = time.monotonic()
-        eventually(lambda: log.types().count("Heartbeat") >= 6)
+        until(lambda: log.types().count("Heartbeat") >= 6)
         assert heartbeats.error is None
         assert time.monotonic() - began > 1
         member.check([0])
@@ -281,7 +274,7 @@ def test_after_the_block_no_heartbeat_is_sent() -> None:
     before = threading.active_count()
     with Heartbeats(member, ignore):
         assert threading.active_count() == before + 2
-        eventually(lambda: log.types().count("Heartbeat") >= 3)
+        until(lambda: log.types().count("Heartbeat") >= 3)
 
     assert threading.active_count() == before
 
@@ -296,7 +289,7 @@ def test_a_fault_in_the_heartbeats_ends_the_work() -> None:
     log.before_append = broken
     told: list[MarshalError] = []
     with Heartbeats(member, told.append):
-        eventually(lambda: bool(told))
+        until(lambda: bool(told))
 
     assert isinstance(told[0], BatchAborted)
     assert "a client that broke" in str(told[0])
@@ -324,7 +317,7 @@ def test_the_work_ends_before_a_line_is_logged(how: str) -> None:
             log.before_append = broken
         reasons = [lambda: "enough"] if how == "a reason to stop" else []
         with Heartbeats(member, lambda _: told.set(), reasons_to_stop=reasons):
-            eventually(told.is_set)
+            until(told.is_set)
     finally:
         logger.removeHandler(handler)
     assert told_first
@@ -339,7 +332,7 @@ def test_work_that_cannot_be_stopped_is_told_of(caplog: pytest.LogCaptureFixture
         raise RuntimeError("no gateway")
 
     with caplog.at_level(logging.ERROR), Heartbeats(member, cannot, reasons_to_stop=[lambda: "enough"]) as heartbeats:
-        eventually(lambda: heartbeats.error is not None)
+        until(lambda: heartbeats.error is not None)
 
     assert "could not be stopped" in caplog.text
 

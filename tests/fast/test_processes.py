@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from marshal_dagster import processes
 from marshal_dagster.processes import ProcessMark
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -28,20 +28,12 @@ def spawn(tmp_path: Path) -> Iterator[Callable[[str], ProcessMark]]:
     processes.kill(marks)
 
 
-def wait_until(holds: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    """Poll until `holds`."""
-    deadline = time.monotonic() + timeout_s
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_a_process_is_detached_and_what_it_says_is_kept(spawn: Callable[[str], ProcessMark], tmp_path: Path) -> None:
     """It leads a session of its own, reads nothing, and appends both its outputs to the console file."""
     console = tmp_path / "console.log"
     console.write_text("before\n", encoding="utf-8")
     mark = spawn("cat; echo out; echo err >&2; exec sleep 60")
-    wait_until(lambda: console.read_text(encoding="utf-8") == "before\nout\nerr\n")
+    until(lambda: console.read_text(encoding="utf-8") == "before\nout\nerr\n")
     assert os.getsid(mark.pid) == mark.pid
     assert os.getsid(mark.pid) != os.getsid(0)
 
@@ -80,7 +72,7 @@ def test_stop_ends_in_order_first(spawn: Callable[[str], ProcessMark], tmp_path:
     """A process that heeds SIGTERM gets to its own end."""
     mark = spawn("trap 'echo bye; exit 0' TERM; echo ready; while :; do sleep 0.02; done")
     console = tmp_path / "console.log"
-    wait_until(lambda: "ready" in console.read_text(encoding="utf-8"))
+    until(lambda: "ready" in console.read_text(encoding="utf-8"))
     processes.stop([mark], 10.0)
     assert not processes.is_alive(mark)
     assert console.read_text(encoding="utf-8").endswith("bye\n")
@@ -89,7 +81,7 @@ def test_stop_ends_in_order_first(spawn: Callable[[str], ProcessMark], tmp_path:
 def test_stop_kills_what_does_not_heed(spawn: Callable[[str], ProcessMark], tmp_path: Path) -> None:
     """A process that ignores SIGTERM is killed at the deadline."""
     mark = spawn("trap '' TERM; echo ready; while :; do sleep 0.02; done")
-    wait_until(lambda: "ready" in (tmp_path / "console.log").read_text(encoding="utf-8"))
+    until(lambda: "ready" in (tmp_path / "console.log").read_text(encoding="utf-8"))
     processes.stop([mark], 0.2)
     assert not processes.is_alive(mark)
 
@@ -108,7 +100,7 @@ def test_a_zombie_of_another_parent_is_not_alive() -> None:
         try:
             assert parent.stdout is not None
             pid = int(parent.stdout.readline())
-            wait_until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+            until(lambda: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
             assert not processes.is_alive(ProcessMark(pid, processes._birth(pid)))
         finally:
             parent.kill()

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -26,6 +25,7 @@ from marshal_dagster.spark.submitted import BATCH_VARIABLE, SubmittedBatch, read
 from marshal_dagster.spark.whispering import listen, telling
 from marshal_dagster.submit import Submission, handed_over
 from tests.delivering import Scene
+from tests.waiting import until
 
 CONNECTION = KafkaConnection(
     bootstrap_servers="127.0.0.1:1",
@@ -42,14 +42,6 @@ def scene() -> Scene:
     scene = Scene()
     scene.data.make(messages=5)
     return scene
-
-
-def until(condition: Callable[[], object]) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_script_is_told_its_ranges_and_no_one_else_a_secret(scene: Scene) -> None:

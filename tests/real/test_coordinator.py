@@ -21,6 +21,7 @@ from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from tests.real.conftest import MakeTopic
+from tests.waiting import until
 
 SESSION_MS = 3_000
 
@@ -83,14 +84,6 @@ def member(
         yield Member(client, works_on, stopped)
 
 
-def wait_until(condition: Callable[[], bool], within_s: float) -> None:
-    """Wait until something is so. Raises `AssertionError` when it is not in time."""
-    deadline_s = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not so within {within_s} s"
-        time.sleep(0.05)
-
-
 def even(members: list[Member], partitions: int) -> Callable[[], bool]:
     """Tell whether the members share the partitions, with at most one between them."""
 
@@ -111,12 +104,12 @@ def test_members_come_and_go_and_the_coordinator_is_replaced(
         first = ExitStack()
         first.enter_context(coordinator(connection, topics_of))
         members = [stack.enter_context(member(connection, topics_of, f"m{number}", wanted)) for number in range(2)]
-        wait_until(even(members, 12), 60)
+        until(even(members, 12), 60)
         for each in members:
             each.stopped.clear()
 
         members.append(stack.enter_context(member(connection, topics_of, "m2", wanted)))
-        wait_until(even(members, 12), 30)
+        until(even(members, 12), 30)
         assert sorted(len(each.stopped) for each in members) == [0, 2, 2]
 
         stack.enter_context(coordinator(connection, topics_of))
@@ -124,11 +117,11 @@ def test_members_come_and_go_and_the_coordinator_is_replaced(
         for each in members:
             each.stopped.clear()
         with member(connection, topics_of, "m3", wanted) as late:
-            wait_until(even([*members, late], 12), 60)
+            until(even([*members, late], 12), 60)
             assert all(len(each.stopped) <= 1 for each in members)
-        wait_until(even(members, 12), 30)
+        until(even(members, 12), 30)
         topics.grow(wanted, 15)
-        wait_until(even(members, 15), 30)
+        until(even(members, 15), 30)
 
 
 def test_coordinators_share_the_groups(
@@ -144,15 +137,15 @@ def test_coordinators_share_the_groups(
         first = stack.enter_context(coordinator(connection, topics_of))
         other = ExitStack()
         second = other.enter_context(coordinator(connection, topics_of))
-        wait_until(lambda: first.health()["partitions"] == second.health()["partitions"] == 1, 60)
+        until(lambda: first.health()["partitions"] == second.health()["partitions"] == 1, 60)
         members = [stack.enter_context(member(connection, topics_of, "m", wanted, group)) for group in groups]
-        wait_until(lambda: all(even([each], 4)() for each in members), 60)
+        until(lambda: all(even([each], 4)() for each in members), 60)
         assert sorted([*first.groups(), *second.groups()]) == sorted(groups)
         for each in members:
             each.stopped.clear()
         other.close()
-        wait_until(lambda: sorted(first.groups()) == sorted(groups), 60)
-        wait_until(lambda: first.health()["members"] == 2, 60)
+        until(lambda: sorted(first.groups()) == sorted(groups), 60)
+        until(lambda: first.health()["members"] == 2, 60)
         assert [each.stopped for each in members] == [[], []]
 
 
@@ -180,9 +173,9 @@ def test_a_second_of_the_same_name_is_refused(
     """It is told why, and gets nothing; the first goes on."""
     wanted = topic(2)
     with coordinator(connection, topics_of), member(connection, topics_of, "m", wanted) as first:
-        wait_until(even([first], 2), 60)
+        until(even([first], 2), 60)
         with member(connection, topics_of, "m", wanted) as second:
-            wait_until(lambda: second.client.standing is Standing.REFUSED, 30)
+            until(lambda: second.client.standing is Standing.REFUSED, 30)
             assert second.client.error == "duplicate_id"
         assert even([first], 2)()
 
@@ -194,13 +187,13 @@ def test_nothing_is_kept_of_a_member_that_has_gone(
     wanted, partition = topic(4), partition_of("etl", topics_of.partitions(connection))
     with coordinator(connection, topics_of), member(connection, topics_of, "stays", wanted) as stays:
         with member(connection, topics_of, "goes", wanted) as goes:
-            wait_until(even([stays, goes], 4), 60)
-        wait_until(even([stays], 4), 30)
+            until(even([stays, goes], 4), 60)
+        until(even([stays], 4), 30)
 
         def kept() -> set[bytes]:
             return {came.key for _, came in read_orders(connection, topics_of.orders, [partition])}
 
-        wait_until(lambda: not any(key.startswith(b"etl/goes/") for key in kept()), 10)
+        until(lambda: not any(key.startswith(b"etl/goes/") for key in kept()), 10)
         assert b"etl/stays/start" in kept()
 
 
@@ -210,7 +203,7 @@ def test_a_coordinator_may_be_told_which_topics_there_are(
     """The brokers are not asked then."""
     look = {"nowhere": 7}.copy
     with coordinator(connection, topics_of, look), member(connection, topics_of, "m", "nowhere") as one:
-        wait_until(even([one], 7), 60)
+        until(even([one], 7), 60)
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -225,7 +218,7 @@ def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
     producer.produce(topics_of.orders, render(ping), b"key", 0)
     producer.flush(30)
     (producer.commit_transaction if commits else producer.abort_transaction)(30)
-    wait_until(lambda: end_of(connection, topics_of.orders, 0) == 2, 30)
+    until(lambda: end_of(connection, topics_of.orders, 0) == 2, 30)
     found = read_orders(connection, topics_of.orders, [0])
     assert [(order, came.offset, came.key) for order, came in found] == [(ping, 0, b"key")]
 
@@ -244,7 +237,7 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
     reader = Reader(connection, topics_of.words)
     try:
         reader.follow({0: 0})
-        wait_until(lambda: not list(reader.read(0.1)) and reader.ends.get(0) == 3, 30)
+        until(lambda: not list(reader.read(0.1)) and reader.ends.get(0) == 3, 30)
         producer.produce(topics_of.words, b"new", partition=0)
         producer.flush(30)
         found: list[bytes | None] = []

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from marshal_dagster.devkafka import running_kafka
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.spark.sinks import FileSink
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,14 +33,6 @@ WAIT_S = 240.0
 FIRST, LATER = ("east", "north", "west"), ("south", "centre")
 
 logger = logging.getLogger(__name__)
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    """Wait until `condition` holds."""
-    deadline_s = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < deadline_s, f"not within {WAIT_S} s: {what}"
-        time.sleep(0.2)
 
 
 @dataclass(slots=True)
@@ -117,7 +110,7 @@ class Depot:
             counts = shares.values()
             return set(shares) == set(members) and sum(counts) == PARTITIONS and max(counts) - min(counts) <= 1
 
-        until(is_even, f"{members} share all partitions evenly")
+        until(is_even, WAIT_S, what=f"{members} share all partitions evenly")
         self.tell(", ".join(f"{name} {count}" for name, count in self.shares().items()))
 
     def taken(self) -> int:
@@ -188,7 +181,7 @@ def test_deployments_come_and_go_and_coordinators_are_killed(depot: Depot, spark
     assert depot.processes.pop("east").wait(WAIT_S) == 0
 
     depot.write(PARTITIONS)
-    until(lambda: depot.taken() == depot.written.total(), "all is taken")
+    until(lambda: depot.taken() == depot.written.total(), WAIT_S, what="all is taken")
     depot.tell(f"{depot.written.total()} messages are taken")
     found = FileSink(depot.folder / "out").read(spark).select("partition", "offset").collect()
     wanted = [(number, offset) for number, count in depot.written.items() for offset in range(count)]

@@ -38,6 +38,7 @@ from marshal_dagster.spark.sinks import FileSink
 from tests.printed import lines_about
 from tests.real.conftest import MakeTopic
 from tests.real.test_cli_log import delete_up_to
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,15 +47,6 @@ LOCATION = Path(__file__).parent / "dagster_location.py"
 ROOT = LOCATION.parents[2]
 PARTITIONS, MESSAGES = 2, 40
 WAIT_S = 150.0
-
-
-def until(condition: Callable[[], Any], what: str, within_s: float = WAIT_S) -> float:
-    """Wait until `condition` holds and give how long that took, in seconds."""
-    began_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began_s < within_s, f"not within {within_s} s: {what}"
-        time.sleep(0.05)
-    return time.monotonic() - began_s
 
 
 @dataclass(slots=True)
@@ -134,7 +126,7 @@ class Site:
     def start_and_wait(self, job: str, **settings: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401 - as `start`
         """Start a run and wait until it processes a batch."""
         process = self.start(job, **settings)
-        until(lambda: self.mark.exists() or process.poll() is not None, f"{job} holds a batch")
+        until(lambda: self.mark.exists() or process.poll() is not None, what=f"{job} holds a batch")
         assert self.mark.exists(), (self.folder / f"{job}.log").read_text()[-4000:]
         return process
 
@@ -366,7 +358,7 @@ def _cancel_at_work(site: Site, slow: Slow, spark: "SparkSession") -> None:
         stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
         return slow.is_at_work.is_set() and any(each and each.numActiveTasks for each in stages)
 
-    until(is_at_work, "Spark is at work")
+    until(is_at_work, what="Spark is at work")
     site.instance.report_run_canceling(site.run())
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -397,7 +389,7 @@ def test_a_run_canceled_while_spark_works_commits_nothing_more(site: Site, spark
         cancel.result()
     canceled = site.run()
     assert canceled.status is dg.DagsterRunStatus.CANCELED
-    until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), "Spark has stopped", 10)
+    until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), 10, what="Spark has stopped")
     position = (20, None) if is_dropping else (0, 20)
     assert [(key.owner, key.offset, key.plan_end) for key in map(site.key, range(PARTITIONS))] == [
         (None, *position)
@@ -452,7 +444,7 @@ def test_runs_share_partitions_by_ranges(site: Site, spark: "SparkSession") -> N
     assert [site.key(n).offset for n in range(PARTITIONS)] == [0, 0]
     for each in _tree(holding.pid):
         each.kill()
-    until(lambda: site.tick(build_reprocess_job(op)).run_requests, "the sensor finds what the dead run left")
+    until(lambda: site.tick(build_reprocess_job(op)).run_requests, what="the sensor finds what the dead run left")
     again = build_claimed_batch_job(op).execute_in_process(instance=site.instance, resources=resources)
     assert again.output_for_node("work").offsets == 10
     assert [(site.key(n).offset, site.key(n).ranges) for n in range(PARTITIONS)] == [(20, ()), (20, ())]
@@ -479,12 +471,12 @@ def test_two_spark_runs_work_on_one_partition_at_once_one_of_them_ahead_of_the_m
         assert worker.wait(WAIT_S) == 0, (site.folder / "share.log").read_text()[-4000:]
 
     near = start()
-    until(lambda: is_at_work(0) or near.poll() is not None, "Spark is at work on the messages that are there")
+    until(lambda: is_at_work(0) or near.poll() is not None, what="Spark is at work on the messages that are there")
     ahead = start()
-    until(lambda: (20, 40, Phase.CLAIMED) in ranges() or ahead.poll() is not None, "a range without messages is held")
+    until(lambda: (20, 40, Phase.CLAIMED) in ranges() or ahead.poll() is not None, what="a range is held ahead")
     assert not is_at_work(20)
     fill(site.topic, PARTITIONS, MESSAGES)
-    until(lambda: is_at_work(20) or ahead.poll() is not None, "Spark is at work on the messages that have come")
+    until(lambda: is_at_work(20) or ahead.poll() is not None, what="Spark is at work on the messages that have come")
     assert (near.poll(), ahead.poll()) == (None, None), (site.folder / "share.log").read_text()[-4000:]
     assert ranges() == [(0, 20, Phase.PLANNED), (20, 40, Phase.PLANNED)]
     assert len({one.owner.instance for one in site.key().ranges if one.owner is not None}) == 2
@@ -505,10 +497,10 @@ def test_a_terminated_run_releases_at_once(site: Site, job: str) -> None:
     assert site.key().owner is not None
     tree = _tree(worker.pid)
     worker.send_signal(signal.SIGTERM)
-    took_s = until(lambda: site.key().owner is None and site.key(1).owner is None, "released", 20)
+    took_s = until(lambda: site.key().owner is None and site.key(1).owner is None, 20, what="released")
     assert took_s < 2 * 30, "by a release, not by going stale"
     assert (site.key().offset, site.key().plan_end) == (0, 20)
-    until(lambda: not psutil.wait_procs(tree, timeout=0)[1], "all processes of the run have ended")
+    until(lambda: not psutil.wait_procs(tree, timeout=0)[1], what="all processes of the run have ended")
     assert site.run().is_finished
 
 
@@ -519,8 +511,8 @@ def test_a_step_whose_run_worker_is_killed_stops_and_releases(site: Site) -> Non
     assert step.pid != worker.pid
     worker.kill()
     worker.wait(10)
-    until(lambda: site.key().owner is None, "released", 20)
-    until(lambda: not step.is_running() or step.status() == psutil.STATUS_ZOMBIE, "the step has ended")
+    until(lambda: site.key().owner is None, 20, what="released")
+    until(lambda: not step.is_running() or step.status() == psutil.STATUS_ZOMBIE, what="the step has ended")
     assert site.key().offset == 0
 
 
@@ -543,7 +535,7 @@ def test_a_killed_runs_plan_is_found_and_redone(site: Site, spark: "SparkSession
     worker.wait(10)
     op = build_claimed_batch_op(lambda *_: None, name="endless", topic=site.topic, spark_key="spark")
     redo = build_reprocess_job(op, name="redo")
-    until(lambda: site.tick(redo).run_requests, "the sensor finds the stale claim", 20)
+    until(lambda: site.tick(redo).run_requests, 20, what="the sensor finds the stale claim")
     (request,) = site.tick(redo).run_requests or ()
     result = redo.execute_in_process(
         run_config=request.run_config,

@@ -42,6 +42,7 @@ from tests.printed import lines_about
 from tests.real.conftest import MakeTopic
 from tests.real.killing import KillableLog, Killed, KillPoint, Message, Side, read_messages
 from tests.real.test_spark_reading import Writer
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -285,7 +286,7 @@ def test_an_open_transaction(group: Group, topic: MakeTopic, kafka: str) -> None
     assert group.topics.commit_group_offsets(late.name, name, {0: 4}) is None
     assert late.drain(late.open(), name) == []
     other.commit_transaction(30)
-    wait_for(lambda: group.topics.offsets(name, [0])[0].end > 2, 30)  # the broker says so before its marker is written
+    until(lambda: group.topics.offsets(name, [0])[0].end > 2, 30)  # the broker says so before its marker is written
     assert [spans(batch) for batch in group.drain(delivery, name)] == [{0: (2, 6)}]
     assert group.processed == {(0, at): 1 for at in range(5)}
     assert [spans(batch) for batch in late.drain(late.open(), name)] == [{0: (4, 6)}]
@@ -427,7 +428,7 @@ def test_a_paused_group(group: Group, topic: MakeTopic, fill: Fill) -> None:
     idle = group.work(delivery, name).idle
     assert idle is not None
     assert (idle.reason, str(until_s) in idle.text) == (IdleReason.PAUSED, True)
-    wait_for(lambda: time.time() > until_s, 10)
+    until(lambda: time.time() > until_s, 10)
     group.drain(delivery, name)
     assert group.processed == {(0, at): 1 for at in range(8)}
 
@@ -492,7 +493,7 @@ def test_two_topics_at_once(group: Group, topic: MakeTopic, fill: Fill) -> None:
         fill(name, 1, 4)
     with group.batch(delivery, names[0]) as one, group.batch(delivery, names[1]) as two:
         seen = [batch._claimer.claims[0].lease for batch in (one, two)]
-        wait_for(
+        until(
             lambda: all(batch._claimer.claims[0].lease != lease for batch, lease in zip((one, two), seen, strict=True)),
             10,
         )
@@ -500,14 +501,6 @@ def test_two_topics_at_once(group: Group, topic: MakeTopic, fill: Fill) -> None:
             group.process(batch)
     assert one.committed
     assert two.committed
-
-
-def wait_for(condition: Callable[[], bool], timeout_s: float) -> None:
-    """Wait until `condition` holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
 
 
 # A broker that is not there
@@ -579,7 +572,7 @@ def stop_working_when_lost(group: Group, kill_broker: Callable[[int], None]) -> 
     with group.batch(group.open(interval_ms=2_000), "orders") as batch:
         batch.begin_processing()
         kill_broker(1)
-        wait_for(lambda: batch._lost is not None, 20)
+        until(lambda: batch._lost is not None, 20)
         raise RuntimeError("the work was cut off")
 
 

@@ -5,8 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -22,6 +21,7 @@ from marshal_dagster.kafka.topics import Topics
 from tests.election_child import boot_ms
 from tests.real.conftest import MakeTopic
 from tests.real.secured_kafka import PLAIN_PASSWORD, PLAIN_USER, SecuredKafka, secured_kafka
+from tests.waiting import until
 
 SESSION_S = 6.0
 FEW_S = 4.0
@@ -106,15 +106,6 @@ def election(kafka: str, topic: MakeTopic, tmp_path: Path) -> Iterator[Election]
     election = Election(kafka, topic(1, LEADER_SETTINGS), tmp_path)
     yield election
     election.close()
-
-
-def until(condition: Callable[[], bool], within_s: float = WITHIN_S) -> float:
-    """Wait for something that is to come, and give the seconds that it took."""
-    began_s = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began_s < within_s
-        time.sleep(0.02)
-    return time.monotonic() - began_s
 
 
 def check_terms(election: Election, count: int) -> None:

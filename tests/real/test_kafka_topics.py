@@ -2,7 +2,7 @@
 
 import base64
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -13,6 +13,7 @@ from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import OffsetBounds, Topics
 from tests.real.conftest import MakeTopic
+from tests.waiting import until
 
 WITHIN_S = 10.0
 
@@ -42,14 +43,6 @@ def fill(kafka: str, topic: str, counts: dict[int, int]) -> None:
         for number in range(count):
             producer.produce(topic, str(number), partition=partition)
     assert producer.flush(WITHIN_S) == 0
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Ask until it holds: the broker ends a transaction in the background."""
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_topic_is_described_by_id_and_partitions(topics: Topics, topic: MakeTopic) -> None:
@@ -151,10 +144,10 @@ def test_the_committed_end_stays_before_an_open_transaction(
     transactions.begin_transaction()
     transactions.produce(name, "open")
     assert transactions.flush(WITHIN_S) == 0
-    eventually(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 2)})
+    until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 2)})
     assert topics.offsets(name, [0], committed_only=False) == {0: OffsetBounds(0, 3)}
     transactions.abort_transaction(WITHIN_S)
-    eventually(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 4)})
+    until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 4)})
 
 
 def test_a_thousand_partitions_are_looked_up_together(topics: Topics, topic: MakeTopic) -> None:
@@ -307,6 +300,6 @@ def test_offsets_are_looked_up_by_time(kafka: str, asked_of: Topics, topic: Make
     transactions.flush(WITHIN_S)
     assert asked_of.offsets_at(name, [2], 4_000) == {}
     transactions.commit_transaction(WITHIN_S)
-    eventually(lambda: asked_of.offsets_at(name, [2], 4_000) == {2: 0})
+    until(lambda: asked_of.offsets_at(name, [2], 4_000) == {2: 0})
     with pytest.raises(TopicMissing, match="no-such-topic"):
         asked_of.offsets_at("no-such-topic", [0], 0)

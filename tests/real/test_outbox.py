@@ -32,6 +32,7 @@ from tests.outbox_child import STEPS
 from tests.outbox_faults.worker import Orders
 from tests.outboxes import LONG_MS, Site, values
 from tests.real.conftest import MakeTopic
+from tests.waiting import until
 
 WITHIN_S = 30
 MEGABYTE = 1_000_000
@@ -62,14 +63,6 @@ def running(site: Site) -> Iterator[None]:
         harvester.stop()
         thread.join(WITHIN_S)
         assert not thread.is_alive()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that is to come."""
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # Tables

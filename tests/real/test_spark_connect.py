@@ -54,8 +54,8 @@ from tests.real.spark_fixtures import SMALL_DELTA
 from tests.real.test_decoding import JSONS, MISFIT, ORDER_1, ORDER_2, batch, outcome
 from tests.real.test_decoding import messages as read_letters
 from tests.real.test_kill_points_sinks import KafkaTopic
-from tests.real.test_spark_jobs import until
 from tests.registry import running_registry
+from tests.waiting import until
 
 SMALL = {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
 PAGE = free_port()

@@ -18,24 +18,15 @@ from marshal_dagster.spark.jobs import batch_jobs, cancel, progress
 from marshal_dagster.spark.reading import read_ranges, read_schema
 from marshal_dagster.spark.session import check_session, check_single_execution
 from tests.real.spark_driver import Where, Work, lose_a_batch
+from tests.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pyspark.sql import DataFrame, SparkSession
 
 
 def endless(spark: "SparkSession") -> "DataFrame":
     """A frame that takes hours, in two stages."""
     return spark.range(10**13).selectExpr("max(xxhash64(id, id)) AS m")
-
-
-def until(condition: "Callable[[], object]", within_s: float = 150) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def running(spark: "SparkSession", batch: str) -> bool:

@@ -31,7 +31,7 @@ from tests.real.spark_cluster import stop_tree
 from tests.real.spark_driver import MESSAGES, PARTITIONS, Where, Work, claimed, messages, revoke, rows_in
 from tests.real.submitted_script import Orders
 from tests.real.test_spark_cluster import key_of
-from tests.real.test_spark_jobs import until
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
