@@ -92,9 +92,9 @@ def rows_of(kind: Callable[..., R], results: Path) -> list[R]:
     ]
 
 
-def newest_of(rows: Sequence[S]) -> list[S]:
-    """Give those of the code that the last row is of: what another state came to proves nothing of this one."""
-    return [row for row in rows if row.commit == rows[-1].commit]
+def of_one_commit(rows: Sequence[S], commit: str | None = None) -> list[S]:
+    """Give those of `commit`, by default that of the last row: what another state came to proves nothing of it."""
+    return [row for row in rows if row.commit == (commit or rows[-1].commit)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +123,12 @@ class Soak(Generic[S]):
         parser.add_argument("--first", type=int, default=0)
         parser.add_argument("--runs", type=int, default=self.runs)
         parser.add_argument("--results", type=Path, help="add finished runs to this file; leave out those in it")
-        parser.add_argument("--table", type=Path, help="print what the newest code in this file came to")
+        parser.add_argument("--table", type=Path, help="print what is in this file of a commit, by default the newest")
+        parser.add_argument("--commit", help="that commit")
         options = parser.parse_args()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         if options.table:
-            print(self.table(newest_of(rows_of(self.kind, options.table))))
+            print(self.table(of_one_commit(rows_of(self.kind, options.table), options.commit)))
             return 0
         seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.runs)
         rows = self.run(seeds, options.results)

@@ -1,7 +1,7 @@
 """The demo's deployment, before anything of it is started."""
 
 import sqlite3
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -26,5 +26,5 @@ def test_dagsters_databases_are_there_before_its_processes(tmp_path: Path, monke
 
 
 def _versions(path: Path) -> list[tuple[str]]:
-    with sqlite3.connect(path) as database:
+    with closing(sqlite3.connect(path)) as database:
         return database.execute("SELECT version_num FROM alembic_version").fetchall()

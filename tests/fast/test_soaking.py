@@ -106,14 +106,15 @@ def test_the_command_says_what_was_violated(
     assert soak(Beds()).main() == 0
 
 
-def test_the_table_is_of_the_newest_code(
+def test_the_table_is_of_one_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What other states came to stays in the file, and does not count; nothing is run."""
+    """The newest, unless another is asked for: what other states came to does not count. Nothing is run."""
     beds = Beds()
     for commit, seed in (("of old", 1), ("newest", 1), ("newest", 2)):
         soaking.add_row(tmp_path / "results", {"commit": commit, "seed": seed, "violations": ["one"]})
-    monkeypatch.setattr(sys, "argv", ["even", "--table", str(tmp_path / "results")])
-    assert soak(beds).main() == 0
-    assert capsys.readouterr().out == "a table of 2\n"
+    for more, count in (([], 2), (["--commit", "of old"], 1)):
+        monkeypatch.setattr(sys, "argv", ["even", "--table", str(tmp_path / "results"), *more])
+        assert soak(beds).main() == 0
+        assert capsys.readouterr().out == f"a table of {count}\n"
     assert beds.ran == []

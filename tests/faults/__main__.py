@@ -1,8 +1,9 @@
 """Runs seeds: `python -m tests.faults --seeds 16`, or one: `python -m tests.faults --seed 7`.
 
 `--results FILE` adds a row for each finished run, with the commit that it ran on, and leaves out the seeds that are in
-it for the same commit. `--table FILE` prints what those of its newest code came to. What violates prints the command
-that repeats the seed, and keeps its folder: the recorded log, the members' journals and what they said.
+it for the same commit. `--table FILE` prints what those of its newest commit came to, or those of `--commit`. What
+violates prints the command that repeats the seed, and keeps its folder: the recorded log, the members' journals and
+what they said.
 """
 
 import argparse
@@ -213,11 +214,12 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=len(KINDS))
     parser.add_argument("--lanes", type=int, default=LANES, help="runs at once, where brokers are not at fault")
     parser.add_argument("--results", type=Path, help="add finished runs to this file; leave out those in it")
-    parser.add_argument("--table", type=Path, help="print what the newest code in this file came to")
+    parser.add_argument("--table", type=Path, help="print what is in this file of a commit, by default the newest")
+    parser.add_argument("--commit", help="that commit")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     if options.table:
-        print(table(soaking.newest_of(soaking.rows_of(Row, options.table))))
+        print(table(soaking.of_one_commit(soaking.rows_of(Row, options.table), options.commit)))
         return 0
     seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
     rows = soak(seeds, options.lanes, options.results)

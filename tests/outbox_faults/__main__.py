@@ -1,7 +1,8 @@
 """Runs seeds: `python -m tests.outbox_faults --first 0 --runs 15`, or one: `python -m tests.outbox_faults --seed 7`.
 
 `--results FILE` adds a row for each finished run, with the commit that it ran on, and leaves out the seeds that are in
-it for the same commit. `--table FILE` prints what those of its newest code came to. What violates keeps its folder.
+it for the same commit. `--table FILE` prints what those of its newest commit came to, or those of `--commit`. What
+violates keeps its folder.
 """
 
 import logging

@@ -38,7 +38,7 @@ from marshal_dagster.spark.sinks import FileSink
 from tests.printed import lines_about
 from tests.real.conftest import MakeTopic
 from tests.real.test_cli_log import delete_up_to
-from tests.waiting import until
+from tests.waiting import WITHIN_S, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 LOCATION = Path(__file__).parent / "dagster_location.py"
 ROOT = LOCATION.parents[2]
 PARTITIONS, MESSAGES = 2, 40
-WAIT_S = 150.0
 
 
 @dataclass(slots=True)
@@ -464,20 +463,22 @@ def test_two_spark_runs_work_on_one_partition_at_once_one_of_them_ahead_of_the_m
         return (site.folder / f"at-work-{start}").exists()
 
     def start() -> "subprocess.Popen[bytes]":
-        return site.start("share", delivery=DeliveryMode.EFFECTIVELY_ONCE, heartbeat_interval_s=2, claim_ranges=True)
+        return site.start("share", delivery=DeliveryMode.EFFECTIVELY_ONCE, claim_ranges=True)
 
     def finish(worker: "subprocess.Popen[bytes]", start: int) -> None:
         (site.folder / f"let-go-{start}").touch()
-        assert worker.wait(WAIT_S) == 0, (site.folder / "share.log").read_text()[-4000:]
+        assert worker.wait(WITHIN_S) == 0, said.read_text()[-4000:]
 
-    near = start()
+    said, near = site.folder / "share.log", start()
     until(lambda: is_at_work(0) or near.poll() is not None, what="Spark is at work on the messages that are there")
+    assert near.poll() is None, said.read_text()[-4000:]
     ahead = start()
     until(lambda: (20, 40, Phase.CLAIMED) in ranges() or ahead.poll() is not None, what="a range is held ahead")
-    assert not is_at_work(20)
+    time.sleep(3)
+    assert (ahead.poll(), (20, 40, Phase.CLAIMED) in ranges(), is_at_work(20)) == (None, True, False), "it waits"
     fill(site.topic, PARTITIONS, MESSAGES)
     until(lambda: is_at_work(20) or ahead.poll() is not None, what="Spark is at work on the messages that have come")
-    assert (near.poll(), ahead.poll()) == (None, None), (site.folder / "share.log").read_text()[-4000:]
+    assert (near.poll(), ahead.poll()) == (None, None), said.read_text()[-4000:]
     assert ranges() == [(0, 20, Phase.PLANNED), (20, 40, Phase.PLANNED)]
     assert len({one.owner.instance for one in site.key().ranges if one.owner is not None}) == 2
 
@@ -519,7 +520,7 @@ def test_a_step_whose_run_worker_is_killed_stops_and_releases(site: Site) -> Non
 def test_an_announcement_outlives_a_kill(site: Site) -> None:
     """A run that dies by SIGKILL right behind its announcement has it in Dagster's storage; nothing was committed."""
     worker = site.start("kill_after_announcing", delivery=DeliveryMode.AT_MOST_ONCE)
-    assert worker.wait(WAIT_S) == -signal.SIGKILL
+    assert worker.wait(WITHIN_S) == -signal.SIGKILL
     found = [(row.partition, row.start, row.end) for row in announced(site.instance, site.run().run_id)]
     assert found == [(0, 0, 20), (1, 0, 20)]
     assert (site.key().offset, site.key().plan_end) == (0, 20)
@@ -585,7 +586,7 @@ def test_what_a_failed_run_held_is_revoked_at_once(site: Site) -> None:
 def test_what_a_failed_at_most_once_run_dropped_is_reported(site: Site) -> None:
     """A run killed right behind its commit is revoked, and what it possibly dropped becomes an observation."""
     worker = site.start("kill_after_commit", delivery=DeliveryMode.AT_MOST_ONCE)
-    assert worker.wait(WAIT_S) == -signal.SIGKILL
+    assert worker.wait(WITHIN_S) == -signal.SIGKILL
     told = site.react(site.run(), DeliveryMode.AT_MOST_ONCE)
     assert isinstance(told, dg.SensorResult)
     assert [event.metadata["possibly_dropped_offsets"].value for event in told.asset_events] == [20, 20]

@@ -494,7 +494,7 @@ def judge(mutant: Mutant, seeds: int, module: str) -> Verdict:
 def gate(mutants: Sequence[Mutant], module: str, code: Sequence[str], seeds: int) -> int:
     """Do what the command line says: judge all mutants, or those whose names contain what is given; give the exit code.
 
-    A mutant has survived after `seeds`. `code` is what that depends on, as git names it; a digest of it is printed.
+    A mutant has survived after `seeds`. `code` is what seeds depend on, as git names it; a digest of it is printed.
     """
     parser = argparse.ArgumentParser(prog=f"python -m {module}.mutants")
     parser.add_argument("--seeds", type=int, default=seeds, help="after which a mutant has survived")
@@ -502,13 +502,13 @@ def gate(mutants: Sequence[Mutant], module: str, code: Sequence[str], seeds: int
     parser.add_argument("names", nargs="*", help="parts of the names of the mutants to judge; all by default")
     options = parser.parse_args()
     chosen = [one for one in mutants if not options.names or any(part in one.name for part in options.names)]
-    survivors = 0
+    survivors, digest = 0, code_digest(code)
     print("| mutant | caught by | after seeds |\n| --- | --- | --- |", flush=True)
     with ThreadPoolExecutor(options.processes) as pool:
         for verdict in pool.map(lambda mutant: judge(mutant, options.seeds, module), chosen):
             survivors += verdict.caught_by is None
             print(f"| {verdict.mutant.name} | {verdict.caught_by or 'SURVIVED'} | {verdict.seeds:,} |", flush=True)
-    print(f"{len(chosen)} mutants of code {code_digest(code)}, {survivors} survived")
+    print(f"{len(chosen)} mutants of code {digest}, {survivors} survived")
     return 1 if survivors else 0
 
 
