@@ -30,6 +30,9 @@ _PAUSING = frozenset({EventKind.PAUSE, *_PAUSES_FIRST})
 _Act = Callable[[Sequence[Append]], AppendFault | None]
 """Is given the records of an append; what it gives befalls that append."""
 
+_AtRecord = tuple[bytes, _Act]
+"""What is done just before the next record is appended that begins so."""
+
 
 class Nature:
     """Lets events befall one simulation."""
@@ -38,8 +41,7 @@ class Nature:
         self._world = world
         self._pausing_until_ms: dict[Event, float] = {}
         """When those ended who paused the group for what they did; infinite while they are at it."""
-        self._at_records: list[tuple[bytes, _Act]] = []
-        """What is done just before the next record of a kind is appended."""
+        self._at_records: list[_AtRecord] = []
         world.cluster.before_append = self._look_at
         self._acts: dict[EventKind, Callable[[random.Random], bool]] = {
             EventKind.CRASH: self._crash,
@@ -65,14 +67,14 @@ class Nature:
         }
 
     def befall(self, event: Event) -> None:
-        """Let `event` happen when its time has come; count it if it did anything. An operator's error is its own.
+        """Let `event` happen when its time has come, and count it if it did what it is named for.
 
-        What waits for a record is counted once that comes.
+        What waits for a record is counted once that comes. The library's errors reach nobody but the operator who acts.
         """
         self._world.scheduler.sleep(event.at_ms)
         if event.kind in _PAUSES_FIRST:
             self._pausing_until_ms[event] = inf
-        has_befallen = True
+        has_befallen = False
         with suppress(MarshalError):
             has_befallen = self._acts[event.kind](random.Random(event.chance))
         if has_befallen:
@@ -176,10 +178,11 @@ class Nature:
             self._process(partition, state, epoch, start, end)
             self._say("RangeDone", sender, partition, str(epoch))
             return
-        if chance.random() < 0.4:  # what the phase forbids
-            other_end = chance.choice((start + 1, end - 1, end + 1))
-            kind, tail = ("PlanningRange", f"{epoch}/{other_end}") if is_planned else ("RangeDone", f"{epoch}")
-            self._say(kind, sender, partition, tail)
+        if not is_planned and chance.random() < 0.4:
+            self._say("RangeDone", sender, partition, f"{epoch}")
+            return
+        if is_planned and end - start > 1 and chance.random() < 0.6:
+            self._say("PlanningRange", sender, partition, f"{epoch}/{chance.randrange(start + 1, end)}")
             return
         records = [(kind, sender, f"{epoch - 1}") for kind in ("RangeHeartbeat", "RangeDone", "ReleasingRange")]
         records += [
@@ -233,9 +236,11 @@ class Nature:
         return True
 
     def _truncate(self, chance: random.Random) -> bool:
+        end = self._world.cluster.broker.bounds(self._world.home).end
+        if not end:
+            return False
         self._world.is_truncated = True
         kept = list(self._world.judge.records)
-        end = self._world.cluster.broker.bounds(self._world.home).end
         cut = max(0, end - chance.randint(1, 6))
         self._world.cluster.broker.truncate(self._world.home, cut)
         self._world.judge.start_anew()
@@ -258,7 +263,8 @@ class Nature:
         self._world.scheduler.sleep(self._world.hi_ms * (2.1 if settles else chance.uniform(0.1, 3)))
         if settles:
             self._settle_again()
-        operator.resume()
+        with suppress(MarshalError):  # somebody else may have resumed it
+            operator.resume()
         return True
 
     def _claim_and_die(self, partition: int, offsets: tuple[int, int] | None = None) -> None:
@@ -285,8 +291,9 @@ class Nature:
     def _set_positions(self, chance: random.Random) -> bool:
         world = self._world
         _, operator = self._operator()
+        unheard: _AtRecord = (b"RangeDone", self._stop_without_answer)
         if world.scenario.ranges is not None and chance.random() < 0.8:
-            self._at_records.append((b"RangeDone", self._stop_without_answer))
+            self._at_records.append(unheard)
             world.scheduler.sleep(chance.random() * world.hi_ms)
         described = world.data.describe(TOPIC)
         offsets = {n: self._earlier(n, at, chance) for n in described.partitions[:2] if (at := world.offset(n))}
@@ -294,10 +301,14 @@ class Nature:
         since = world.cluster.broker.bounds(world.home).end
         if chance.random() < 0.4:
             self._resume_soon(chance)
-        operator.set_positions(TOPIC, offsets, described.topic_id, wait_ms=4 * self._world.hi_ms, is_dead=world.is_dead)
+        try:
+            operator.set_positions(TOPIC, offsets, described.topic_id, wait_ms=4 * world.hi_ms, is_dead=world.is_dead)
+        finally:
+            if unheard in self._at_records:
+                self._at_records.remove(unheard)
         if not world.is_truncated:
             world.check_positions(offsets, since)
-        return True
+        return bool(offsets)
 
     def _switch_ranges_off(self, _: random.Random) -> bool:
         world = self._world
@@ -418,13 +429,15 @@ class Nature:
         reader = Rationalizer(world.cluster.open(task.process), clock=SimulatedClock(world.scheduler), snapshots=kept)
         reader.catch_up()
         world.scheduler.sleep(world.hi_ms * chance.uniform(0, 4))
-        for partition in reader.world.partitions.values():
-            if partition.certain and kept is not None:
-                kept.write(partition, reader.identity)
-        return True
+        certain = [partition for partition in reader.world.partitions.values() if partition.certain]
+        if kept is None:
+            return False
+        for partition in certain:
+            kept.write(partition, reader.identity)
+        return bool(certain)
 
     def _cut(self, chance: random.Random) -> bool:
-        """Let retention delete all there is: now, or while a claim is under way, whose sender it overtakes."""
+        """Let retention delete all there is: now, or when a claim or plan is under way, whose sender it overtakes."""
         if chance.random() < 0.5:
             self._cut_now()
         else:
@@ -437,9 +450,12 @@ class Nature:
 
     def _cut_now(self) -> None:
         world = self._world
+        bounds = world.cluster.broker.bounds(world.home)
+        if bounds.start == bounds.end:
+            return
         world.is_cut = True
         self._count(EventKind.MIDDLE)
-        world.cluster.broker.retain_from(world.home, world.cluster.broker.bounds(world.home).end)
+        world.cluster.broker.retain_from(world.home, bounds.end)
 
     def _stop_without_answer(self, _: Sequence[Append]) -> AppendFault | None:
         """Stop whoever is at an append for as long as may be, and let it never hear what came of it."""
@@ -511,13 +527,14 @@ class Nature:
         self._say("RevokingRange", "operator.0/c", int(partition), epoch)
 
     def _look_at(self, records: Sequence[Append]) -> AppendFault | None:
-        """Do what waits for one of these records, which are about to be appended."""
+        """Do what waits for one of these records, which are about to be appended; the same thing once."""
         if not self._at_records:
             return None
         values = [one.value for one in records if one.partition == self._world.home]
-        due = [at for at in self._at_records if any(value.startswith(at[0]) for value in values)]
-        self._at_records = [at for at in self._at_records if at not in due]
-        faults = [act(records) for _, act in due]
+        due = {act: kind for kind, act in self._at_records if any(value.startswith(kind) for value in values)}
+        for act, kind in due.items():
+            self._at_records.remove((kind, act))
+        faults = [act(records) for act in due]
         return next((fault for fault in faults if fault is not None), None)
 
     def _count(self, kind: EventKind) -> None:

@@ -502,7 +502,7 @@ class Simulation:
         self._check_beliefs()
 
     def _see_appended(self, partition: int, offset: int, timestamp_ms: int, value: bytes) -> None:
-        """Judge a record; one that plans a range gives the rest of it away, before its sender hears that."""
+        """Judge a record; when it plans a range, beliefs too: from now on its sender counts on the plan only."""
         self.judge.read(partition, offset, timestamp_ms, value)
         if value.startswith(b"PlanningRange/") and not self.is_truncated:
             self._check_beliefs()
