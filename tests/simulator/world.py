@@ -52,7 +52,7 @@ from tests.simulator.checkers import (
 from tests.simulator.data import Attempt, Output, ProcessTopics, SimulatedSink
 from tests.simulator.go_members import GoMember
 from tests.simulator.nature import Nature
-from tests.simulator.scenario import GROUP, LOOK_LEAST_MS, LOOK_MOST_MS, TOPIC, EventKind, Member, Scenario
+from tests.simulator.scenario import GROUP, HI_MS, LOOK_LEAST_MS, LOOK_MOST_MS, TOPIC, EventKind, Member, Scenario
 from tests.simulator.scheduling import Process, Scheduler, SimulatedThreading
 from tests.simulator.snapshots import SimulatedSnapshotTopic, SnapshotFault, render_in_parts
 
@@ -253,7 +253,11 @@ class Simulation:
                     self.over.add(run_id)
             elif not is_retried:
                 self.over.add(run_id)
-            scheduler.sleep(self.hi_ms * (0.05 + 0.3 * self.chance.random()))
+            scheduler.sleep((HI_MS if self._is_judged_soon() else self.hi_ms) * (0.05 + 0.3 * self.chance.random()))
+
+    def _is_judged_soon(self) -> bool:
+        """Tell whether faults are over, and it is not judged yet whether all is worked on again: nobody idles then."""
+        return self.scenario.calm_ms <= self.scheduler.now_ms < self.scenario.taken_up_ms
 
     def start(self, run_id: str, number: int, member: Member, attempt: int = 0) -> Run:
         """Start a run of a member, or its step again, for what the sensor asked for, if anything."""
@@ -310,7 +314,9 @@ class Simulation:
         has_sink = self.scenario.mode is DeliveryMode.EFFECTIVELY_ONCE
         sink = SimulatedSink(self.output, wait, lambda: self._hesitate(run, chance)) if has_sink else None
         try:
-            for _ in range(1 if request.partitions else chance.randint(2, 24)):
+            rounds = 1 if request.partitions else chance.randint(2, 24)
+            while rounds > 0 or (self._is_judged_soon() and not request.partitions):
+                rounds -= 1
                 batches = delivery.batches(request, sink, max_batches=chance.choice((1, 1, 2, 3)))
                 try:
                     self._work_once(run, batches, chance)
@@ -320,7 +326,8 @@ class Simulation:
                     run.has_failed = chance.random() < 0.5
                     if run.has_failed:
                         break
-                self.scheduler.sleep(self._until_next(chance))
+                if not (request.partitions and self._is_judged_soon()):
+                    self.scheduler.sleep(self._until_next(chance))
             delivery.close()
         finally:
             if delivery._followed is not None and not run.process.is_dead:
