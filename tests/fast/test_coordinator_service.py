@@ -468,8 +468,8 @@ def test_a_weighing_that_fails_is_done_again(
     for left in (1, 0):
         clock.now_ms += service._WEIGH_EACH_MS + 1
         turn(coordinator, ends)
-        until(lambda left=left: len(weighs["etl"]) == left)  # type: ignore[misc]
-        until(lambda: all(each.found.done() for each in coordinator._weighing.values()))
+        until(lambda left=left: len(weighs["etl"]) == left, 10)  # type: ignore[misc]
+        until(lambda: all(each.found.done() for each in coordinator._weighing.values()), 10)
         turn(coordinator, ends)
     assert coordinator._shards[0].groups["etl"]._weights == {("t", 0): 5.0}
 

@@ -679,7 +679,7 @@ def test_a_reason_to_stop_ends_the_batch(scene: Scene) -> None:
     batch = scene.batch(delivery)
     with pytest.raises(BatchAborted, match="the run is over") as raised, batch:
         over.set()
-        until(lambda: batch._lost is not None)
+        until(lambda: batch._lost is not None, 10)
         raise ValueError("Spark was cancelled")
 
     assert isinstance(raised.value.__cause__, ValueError)
@@ -698,7 +698,7 @@ def test_lost_claims_are_told_in_every_mode(scene: Scene, mode: DeliveryMode) ->
     with pytest.raises(BatchAborted, match="told"), batch:
         batch.begin_processing()
         over.set()
-        until(lambda: batch._lost is not None)
+        until(lambda: batch._lost is not None, 10)
         raise ValueError("Spark was cancelled")
 
 
@@ -712,7 +712,7 @@ def test_a_batch_whose_heartbeats_ended_does_nothing_more(scene: Scene, mode: De
     batch = scene.batch(delivery)
     with pytest.raises(BatchAborted, match="told") as raised, batch:
         over.set()
-        until(lambda: batch._lost is not None)
+        until(lambda: batch._lost is not None, 10)
         with pytest.raises(BatchAborted):
             batch.begin_processing()
         with pytest.raises(BatchAborted):
@@ -732,7 +732,7 @@ def beats(scene: Scene) -> int:
 
 def wait_for_beats(scene: Scene, count: int) -> None:
     """Wait until there are so many heartbeats in the log."""
-    until(lambda: beats(scene) == count)
+    until(lambda: beats(scene) == count, 10)
 
 
 def test_long_work_is_kept_alive(scene: Scene) -> None:

@@ -38,7 +38,7 @@ from marshal_dagster.spark.sinks import FileSink
 from tests.printed import lines_about
 from tests.real.conftest import MakeTopic
 from tests.real.test_cli_log import delete_up_to
-from tests.waiting import WITHIN_S, until
+from tests.waiting import RUN_S, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -125,7 +125,7 @@ class Site:
     def start_and_wait(self, job: str, **settings: Any) -> "subprocess.Popen[bytes]":  # noqa: ANN401 - as `start`
         """Start a run and wait until it processes a batch."""
         process = self.start(job, **settings)
-        until(lambda: self.mark.exists() or process.poll() is not None, what=f"{job} holds a batch")
+        until(lambda: self.mark.exists() or process.poll() is not None, RUN_S, what=f"{job} holds a batch")
         assert self.mark.exists(), (self.folder / f"{job}.log").read_text()[-4000:]
         return process
 
@@ -357,7 +357,7 @@ def _cancel_at_work(site: Site, slow: Slow, spark: "SparkSession") -> None:
         stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
         return slow.is_at_work.is_set() and any(each and each.numActiveTasks for each in stages)
 
-    until(is_at_work, what="Spark is at work")
+    until(is_at_work, RUN_S, what="Spark is at work")
     site.instance.report_run_canceling(site.run())
     os.kill(os.getpid(), signal.SIGINT)
 
@@ -443,7 +443,9 @@ def test_runs_share_partitions_by_ranges(site: Site, spark: "SparkSession") -> N
     assert [site.key(n).offset for n in range(PARTITIONS)] == [0, 0]
     for each in _tree(holding.pid):
         each.kill()
-    until(lambda: site.tick(build_reprocess_job(op)).run_requests, what="the sensor finds what the dead run left")
+    until(
+        lambda: site.tick(build_reprocess_job(op)).run_requests, RUN_S, what="the sensor finds what the dead run left"
+    )
     again = build_claimed_batch_job(op).execute_in_process(instance=site.instance, resources=resources)
     assert again.output_for_node("work").offsets == 10
     assert [(site.key(n).offset, site.key(n).ranges) for n in range(PARTITIONS)] == [(20, ()), (20, ())]
@@ -467,17 +469,23 @@ def test_two_spark_runs_work_on_one_partition_at_once_one_of_them_ahead_of_the_m
 
     def finish(worker: "subprocess.Popen[bytes]", start: int) -> None:
         (site.folder / f"let-go-{start}").touch()
-        assert worker.wait(WITHIN_S) == 0, said.read_text()[-4000:]
+        assert worker.wait(RUN_S) == 0, said.read_text()[-4000:]
 
     said, near = site.folder / "share.log", start()
-    until(lambda: is_at_work(0) or near.poll() is not None, what="Spark is at work on the messages that are there")
+    until(
+        lambda: is_at_work(0) or near.poll() is not None, RUN_S, what="Spark is at work on the messages that are there"
+    )
     assert near.poll() is None, said.read_text()[-4000:]
     ahead = start()
-    until(lambda: (20, 40, Phase.CLAIMED) in ranges() or ahead.poll() is not None, what="a range is held ahead")
+    until(lambda: (20, 40, Phase.CLAIMED) in ranges() or ahead.poll() is not None, RUN_S, what="a range is held ahead")
     time.sleep(3)
     assert (ahead.poll(), (20, 40, Phase.CLAIMED) in ranges(), is_at_work(20)) == (None, True, False), "it waits"
     fill(site.topic, PARTITIONS, MESSAGES)
-    until(lambda: is_at_work(20) or ahead.poll() is not None, what="Spark is at work on the messages that have come")
+    until(
+        lambda: is_at_work(20) or ahead.poll() is not None,
+        RUN_S,
+        what="Spark is at work on the messages that have come",
+    )
     assert (near.poll(), ahead.poll()) == (None, None), said.read_text()[-4000:]
     assert ranges() == [(0, 20, Phase.PLANNED), (20, 40, Phase.PLANNED)]
     assert len({one.owner.instance for one in site.key().ranges if one.owner is not None}) == 2
@@ -501,7 +509,7 @@ def test_a_terminated_run_releases_at_once(site: Site, job: str) -> None:
     took_s = until(lambda: site.key().owner is None and site.key(1).owner is None, 20, what="released")
     assert took_s < 2 * 30, "by a release, not by going stale"
     assert (site.key().offset, site.key().plan_end) == (0, 20)
-    until(lambda: not psutil.wait_procs(tree, timeout=0)[1], what="all processes of the run have ended")
+    until(lambda: not psutil.wait_procs(tree, timeout=0)[1], RUN_S, what="all processes of the run have ended")
     assert site.run().is_finished
 
 
@@ -513,14 +521,14 @@ def test_a_step_whose_run_worker_is_killed_stops_and_releases(site: Site) -> Non
     worker.kill()
     worker.wait(10)
     until(lambda: site.key().owner is None, 20, what="released")
-    until(lambda: not step.is_running() or step.status() == psutil.STATUS_ZOMBIE, what="the step has ended")
+    until(lambda: not step.is_running() or step.status() == psutil.STATUS_ZOMBIE, RUN_S, what="the step has ended")
     assert site.key().offset == 0
 
 
 def test_an_announcement_outlives_a_kill(site: Site) -> None:
     """A run that dies by SIGKILL right behind its announcement has it in Dagster's storage; nothing was committed."""
     worker = site.start("kill_after_announcing", delivery=DeliveryMode.AT_MOST_ONCE)
-    assert worker.wait(WITHIN_S) == -signal.SIGKILL
+    assert worker.wait(RUN_S) == -signal.SIGKILL
     found = [(row.partition, row.start, row.end) for row in announced(site.instance, site.run().run_id)]
     assert found == [(0, 0, 20), (1, 0, 20)]
     assert (site.key().offset, site.key().plan_end) == (0, 20)
@@ -586,7 +594,7 @@ def test_what_a_failed_run_held_is_revoked_at_once(site: Site) -> None:
 def test_what_a_failed_at_most_once_run_dropped_is_reported(site: Site) -> None:
     """A run killed right behind its commit is revoked, and what it possibly dropped becomes an observation."""
     worker = site.start("kill_after_commit", delivery=DeliveryMode.AT_MOST_ONCE)
-    assert worker.wait(WITHIN_S) == -signal.SIGKILL
+    assert worker.wait(RUN_S) == -signal.SIGKILL
     told = site.react(site.run(), DeliveryMode.AT_MOST_ONCE)
     assert isinstance(told, dg.SensorResult)
     assert [event.metadata["possibly_dropped_offsets"].value for event in told.asset_events] == [20, 20]

@@ -34,7 +34,7 @@ from marshal_dagster.sensors.names import sensor_name
 from tests.real.conftest import MakeTopic
 from tests.real.executor_location import FORKED, GOT, HALT, POOL, RunWorkers, going_on, halted
 from tests.sink_outputs import FileOutput
-from tests.waiting import until
+from tests.waiting import RUN_S, until
 
 ROOT = Path(__file__).parents[2]
 PARTITIONS, MESSAGES = 4, 40
@@ -109,7 +109,7 @@ class Site:
             return self.run(run_id).is_finished
 
         for run_id in run_ids:
-            until(lambda run_id=run_id: is_over(run_id), what=f"run {run_id} is over")  # type: ignore[misc]
+            until(lambda run_id=run_id: is_over(run_id), RUN_S, what=f"run {run_id} is over")  # type: ignore[misc]
         return [self.run(run_id) for run_id in run_ids]
 
     def work(self, name: str, location: str = "one", **tags: str) -> dg.DagsterRun:
@@ -120,7 +120,7 @@ class Site:
     def wait_until_halted(self, run_id: str) -> None:
         """Wait until a run has halted."""
         worker = self.workers.workers[run_id]
-        until(lambda: halted(run_id).exists() or not worker.is_at_work, what="halted")
+        until(lambda: halted(run_id).exists() or not worker.is_at_work, RUN_S, what="halted")
         assert worker.is_at_work, self.said(run_id)
 
     def said(self, run_id: str) -> str:
@@ -403,7 +403,7 @@ def test_a_run_that_waits_for_its_pool_has_claimed_nothing(make_site: MakeSite) 
         pending = site.instance.event_log_storage.get_concurrency_info(POOL).pending_steps
         return any(step.run_id == second for step in pending)
 
-    until(waits, what="the second run waits for the pool")
+    until(waits, RUN_S, what="the second run waits for the pool")
     assert site.owners() == {first}
     assert [key.owner is not None for key in site.states()] == [True, False, False, False]
     going_on().touch()

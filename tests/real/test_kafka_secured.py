@@ -227,7 +227,7 @@ def test_a_right_that_is_missing_is_named(secured: SecuredKafka, admin: Topics) 
         assert text is not None
         assert "grant this user READ on group 'g' and on topic 'rights'" in text
         secured.grant(PLAIN_USER, "DESCRIBE", "TOPIC", "rights")
-        until(lambda: answers(lambda: topics.describe("rights")))
+        until(lambda: answers(lambda: topics.describe("rights")), WITHIN_S)
         assert topics.offsets("rights", [0]) == {0: OffsetBounds(0, 0)}
         with pytest.raises(RightMissing, match="DESCRIBE on group 'g'"):
             topics.group_offsets("g", "rights")
@@ -250,7 +250,7 @@ def test_reading_by_position_takes_no_right_on_a_group(secured: SecuredKafka, ad
     secured.grant(SCRAM_USER, "READ", "TOPIC", "readable")
     connection = connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured))
     with Topics(connection) as topics:
-        until(lambda: answers(lambda: topics.describe("readable")))
+        until(lambda: answers(lambda: topics.describe("readable")), WITHIN_S)
     reader, log = clients.consumer(connection, client_id="test")
     reader.assign([TopicPartition("readable", 0, 0)])
     values, codes = [], set()
@@ -279,7 +279,7 @@ def test_offsets_of_many_partitions_take_the_right_to_describe_alone(
         with pytest.raises(RightMissing, match="grant this user DESCRIBE on topic 'described'"):
             topics.offsets("described", [0, 1])
         secured.grant(SCRAM_USER, "DESCRIBE", "TOPIC", "described")
-        until(lambda: answers(lambda: topics.offsets("described", [0, 1])))
+        until(lambda: answers(lambda: topics.offsets("described", [0, 1])), WITHIN_S)
         monkeypatch.setattr("marshal_dagster.kafka.topics._Asking._ask", None)
         assert topics.offsets("described", [0, 1]) == dict.fromkeys((0, 1), OffsetBounds(0, 0))
 
@@ -312,7 +312,7 @@ def test_a_producer_that_polls_itself_finds_the_fatal_error_in_its_log(secured: 
             client.poll(0.05)
         return log.fatal is not None
 
-    until(is_fatal)
+    until(is_fatal, WITHIN_S)
     assert "Cluster authorization failed" in (log.fatal or "")
     clients.let_go(client, log)
 
@@ -330,7 +330,7 @@ def test_who_may_not_write_snapshots_goes_without(
         secured.grant(SCRAM_USER, right, "TOPIC", topic)
     connection = connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured))
     with Topics(connection) as topics:
-        until(lambda: answers(lambda: topics.describe("log_snapshot")))
+        until(lambda: answers(lambda: topics.describe("log_snapshot")), WITHIN_S)
     log = KafkaLog(connection, "log")
     rationalizer = Rationalizer(log)
 
@@ -338,7 +338,7 @@ def test_who_may_not_write_snapshots_goes_without(
         assert renew_snapshots(rationalizer, kafka_snapshots(connection, "log")) == []
     assert "grant WRITE on topic 'log_snapshot'" in caplog.text
     secured.grant(SCRAM_USER, "WRITE", "TOPIC", "log_snapshot")
-    until(lambda: renew_snapshots(rationalizer, kafka_snapshots(connection, "log")) == [0])
+    until(lambda: renew_snapshots(rationalizer, kafka_snapshots(connection, "log")) == [0], WITHIN_S)
     log.close()
 
 
@@ -366,17 +366,17 @@ def test_doctor_tells_what_this_user_can_do(
     assert (stranger["state"], stranger["found"]) == ("problem", "on doctored: none, not even Describe")
     assert f"--allow-principal User:{PLAIN_USER} --operation Describe --operation Read" in stranger["mend"]
     secured.grant(PLAIN_USER, "DESCRIBE", "TOPIC", "doctored")
-    until(lambda: ("problem", "on doctored: Describe; not Read") in rights())
+    until(lambda: ("problem", "on doctored: Describe; not Read") in rights(), WITHIN_S)
     secured.grant(PLAIN_USER, "READ", "TOPIC", "doctored")
     secured.grant(PLAIN_USER, "READ", "TOPIC", "doctored_snapshot")
-    until(lambda: [state for state, _ in rights()] == ["ok", "ok"])
+    until(lambda: [state for state, _ in rights()] == ["ok", "ok"], WITHIN_S)
     reader = findings()
     assert "problem" not in [each["state"] for each in reader]
     assert "it can look" in next(each["found"] for each in reader if each["name"] == "rights")
     settings = next(each for each in reader if each["name"] == "topic settings")
     assert (settings["state"], "DESCRIBE_CONFIGS" in settings["found"]) == ("not checked", True)
     secured.grant(PLAIN_USER, "WRITE", "TOPIC", "doctored")
-    until(lambda: ("warning", "on doctored_snapshot: Describe, Read; not Write") in rights())
+    until(lambda: ("warning", "on doctored_snapshot: Describe, Read; not Write") in rights(), WITHIN_S)
     assert "it can claim" in rights()[0][1]
 
 

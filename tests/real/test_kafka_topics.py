@@ -144,10 +144,10 @@ def test_the_committed_end_stays_before_an_open_transaction(
     transactions.begin_transaction()
     transactions.produce(name, "open")
     assert transactions.flush(WITHIN_S) == 0
-    until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 2)})
+    until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 2)}, WITHIN_S)
     assert topics.offsets(name, [0], committed_only=False) == {0: OffsetBounds(0, 3)}
     transactions.abort_transaction(WITHIN_S)
-    until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 4)})
+    until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 4)}, WITHIN_S)
 
 
 def test_a_thousand_partitions_are_looked_up_together(topics: Topics, topic: MakeTopic) -> None:
@@ -300,6 +300,6 @@ def test_offsets_are_looked_up_by_time(kafka: str, asked_of: Topics, topic: Make
     transactions.flush(WITHIN_S)
     assert asked_of.offsets_at(name, [2], 4_000) == {}
     transactions.commit_transaction(WITHIN_S)
-    until(lambda: asked_of.offsets_at(name, [2], 4_000) == {2: 0})
+    until(lambda: asked_of.offsets_at(name, [2], 4_000) == {2: 0}, WITHIN_S)
     with pytest.raises(TopicMissing, match="no-such-topic"):
         asked_of.offsets_at("no-such-topic", [0], 0)

@@ -57,7 +57,7 @@ def running(site: Site) -> Iterator[None]:
     thread = threading.Thread(target=harvester.run)
     thread.start()
     try:
-        until(lambda: harvester.term is not None and harvester.counts.sessions > 0)
+        until(lambda: harvester.term is not None and harvester.counts.sessions > 0, WITHIN_S)
         yield
     finally:
         harvester.stop()
@@ -186,7 +186,7 @@ def test_dead_rows_are_not_read_again_and_again(site: Site) -> None:
         for _ in range(10):
             assert len(store.turn(session, Turn(limit=1_000, limit_bytes=MEGABYTE)).rows) == 100
         store.close()
-        until(lambda: sum(scans(connection, site)) >= sum(before) + 10)
+        until(lambda: sum(scans(connection, site)) >= sum(before) + 10, WITHIN_S)
         assert scans(connection, site)[0] == before[0]
 
 

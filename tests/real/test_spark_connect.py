@@ -55,7 +55,7 @@ from tests.real.test_decoding import JSONS, MISFIT, ORDER_1, ORDER_2, batch, out
 from tests.real.test_decoding import messages as read_letters
 from tests.real.test_kill_points_sinks import KafkaTopic
 from tests.registry import running_registry
-from tests.waiting import until
+from tests.waiting import RUN_S, until
 
 SMALL = {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
 PAGE = free_port()
@@ -193,7 +193,7 @@ def interrupt_a_batch(work: Work) -> float:
 
 def alarm_when_at_work(mark: Path) -> None:
     """Send this process a signal."""
-    until(mark.exists)
+    until(mark.exists, RUN_S)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
 

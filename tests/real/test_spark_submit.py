@@ -31,7 +31,7 @@ from tests.real.spark_cluster import stop_tree
 from tests.real.spark_driver import MESSAGES, PARTITIONS, Where, Work, claimed, messages, revoke, rows_in
 from tests.real.submitted_script import Orders
 from tests.real.test_spark_cluster import key_of
-from tests.waiting import until
+from tests.waiting import RUN_S, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,7 +116,7 @@ def test_what_becomes_of_a_scripts_batches(work: Work, script: "Script", spark: 
         with claimed(work, sink) as batch, handed_over(batch, connection) as submission:
             script.start(submission)
             script.work_on(submission.folder, work, SLOW_MS, goes_on=True)
-            until(work.mark.exists)
+            until(work.mark.exists, RUN_S)
             revoke(work)
             raise ChildProcessError(script.says(20))
 
@@ -134,7 +134,7 @@ def test_what_becomes_of_a_scripts_batches(work: Work, script: "Script", spark: 
     work = replace(work, mode=DeliveryMode.AT_LEAST_ONCE, group="another", output=work.output.with_name("another"))
     with killed_run(work) as folder:
         script.work_on(folder, work, SLOW_MS)
-        until(work.mark.exists)
+        until(work.mark.exists, RUN_S)
     assert "has died: its claim goes stale" in script.says(20)
     assert script.ends(20) != 0
     assert not folder.exists()
@@ -220,7 +220,7 @@ def hand_over(work: Work, told: Connection) -> None:
 
 def kill_at_work(mark: Path, killed_s: list[float]) -> None:
     """Kill the script's own process once Spark is at work for it, and note when."""
-    until(mark.exists)
+    until(mark.exists, RUN_S)
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # another one, which has ended meanwhile
             if SCRIPT.name in " ".join(each.cmdline()) and each.name() != "java":
