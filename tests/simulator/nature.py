@@ -131,8 +131,7 @@ class Nature:
         world = self._world
         self._wait_for(self._planned if chance.random() < 0.5 else self._held)
         records = len(world.judge.records)
-        for partition in world.data.describe(TOPIC).partitions:
-            state = world.judge.state(world.home, (GROUP, TOPIC, partition))
+        for partition, state in self._states():
             for one in ranges_of(state):
                 self._double_range(partition, state, one, chance)
             instance, client, epoch, _, offset, plan_end, *_ = state
@@ -426,12 +425,11 @@ class Nature:
         task = world.scheduler.current
         assert task is not None
         kept = world.snapshots(task.process, lambda: world.scheduler.sleep(chance.random() * 5))
+        assert kept is not None
         reader = Rationalizer(world.cluster.open(task.process), clock=SimulatedClock(world.scheduler), snapshots=kept)
         reader.catch_up()
         world.scheduler.sleep(world.hi_ms * chance.uniform(0, 4))
         certain = [partition for partition in reader.world.partitions.values() if partition.certain]
-        if kept is None:
-            return False
         for partition in certain:
             kept.write(partition, reader.identity)
         return bool(certain)
@@ -505,8 +503,7 @@ class Nature:
         """Revoke what is held of some partitions, as who takes the owners for dead."""
         self._wait_for(self._held)
         records = len(self._world.judge.records)
-        for partition in self._world.data.describe(TOPIC).partitions:
-            state = self._world.judge.state(self._world.home, (GROUP, TOPIC, partition))
+        for partition, state in self._states():
             if chance.random() < 0.5:
                 continue
             if state[2] is not None:
