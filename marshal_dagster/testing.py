@@ -104,6 +104,7 @@ class MemoryBroker:
         """Lose what lies at offset `end` and after, as an unclean leader election does."""
         with self.lock:
             self._records[partition] = [record for record in self._records[partition] if record[0] < end]
+            self._starts[partition] = min(self._starts[partition], end)
             self._ends[partition] = end
 
     def bounds(self, partition: int) -> Bounds:

@@ -321,6 +321,8 @@ class BaseClaimer(ABC, Generic[H]):
             [self._last_word(claim, signed) for claim in leaving if not claim.is_over and claim.lease.may_send(now_ms)]
         )
         tenure.unseen -= going
+        if not self._is_certain():
+            tenure.lose_all(_OBSERVED)
         if leaving and not tenure.claims:
             self.rationalizer.log.purge()
 

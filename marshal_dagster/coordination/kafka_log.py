@@ -49,6 +49,7 @@ class KafkaLog:
         self._delivery_timeout_ms = delivery_timeout_ms(heartbeat_interval_ms)
         self._topics: Topics | None = None
         self._consumer: Consumer | None = None
+        self._has_read = False
         self._producer: Producer | None = None
         self._producer_log: clients.ClientLog | None = None
         self._is_reached = False
@@ -83,13 +84,20 @@ class KafkaLog:
         self._consumer.assign([TopicPartition(self.topic, number, offset) for number, offset in positions.items()])
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
-        """Read on, in chunks; an end that no record has (a transaction's marker, say) is reached all the same."""
+        """Read on, in chunks; an end that no record has (a transaction's marker, say) is reached all the same.
+
+        The first answer of all, for which the client has to connect, is waited for as long as the connection says:
+        nothing is held before that.
+        """
         if self._consumer is None:
             raise RuntimeError("follow() comes before read_until()")
+        if not self._has_read:
+            timeout_s = max(timeout_s, self._connection.timeout_s)
         due = {partition: end for partition, end in ends.items() if self._positions[partition] < end}
         deadline = time.monotonic() + timeout_s
         while due:
             for chunk in self._chunks(self._consume(self._consumer, min(_SLICE_S, timeout_s))):
+                self._has_read = True
                 deadline = time.monotonic() + timeout_s
                 if due.get(chunk.partition, chunk.position + 1) <= chunk.position:
                     del due[chunk.partition]

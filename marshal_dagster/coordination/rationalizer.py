@@ -254,6 +254,7 @@ class Rationalizer:
                 self._read_on(due, own, outcomes)
             except PositionLost as lost:
                 self._begin_again(lost.partition)
+                outcomes.get(lost.partition, {}).clear()
         raise UnavailableError(
             f"retention deletes the coordination topic {self.identity.topic!r} faster than it is read; set "
             "retention.ms and retention.bytes to -1"

@@ -96,7 +96,8 @@ class Sender:
         own: dict[int, dict[int, Written]] = {}
         for (number, value), message, (offset, _) in zip(records, messages, acks, strict=True):
             if offset is not None:
-                own.setdefault(number, {})[offset] = (message, value)
+                # Where two were acknowledged at one offset the first is lost, and reading it back finds that.
+                own.setdefault(number, {}).setdefault(offset, (message, value))
         offsets = [ack.offset for ack in acks]
         if None in offsets:
             _tell_unacknowledged(messages, [ack.error for ack in acks if ack.offset is None])

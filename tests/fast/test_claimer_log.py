@@ -3,11 +3,12 @@
 On a log in memory whose faults a test chooses.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
 from marshal_dagster.coordination.claimer import Claimer
+from marshal_dagster.coordination.log import Ack, Append, Chunk, PositionLost
 from marshal_dagster.errors import (
     ClaimLost,
     LogChanged,
@@ -20,6 +21,8 @@ from marshal_dagster.protocol.messages import (
     RuleSet,
     Settings,
 )
+from marshal_dagster.testing import MemoryLog
+from tests.faulty_log import FaultyLog
 from tests.members import (
     SETTINGS,
     TOPIC,
@@ -113,6 +116,96 @@ def test_a_claim_that_retention_overtakes_is_none(site: Site, settings: Settings
     with pytest.raises(NotCertain):
         member.claim([0])
     assert not member.claims
+
+
+class CutLog(MemoryLog):
+    """Right after it has acknowledged the first record that asks for something, that one is lost."""
+
+    has_cut = False
+
+    def append(self, records: Sequence[Append]) -> Sequence[Ack]:
+        """Append, and cut."""
+        acks = super().append(records)
+        offset = acks[0].offset
+        if not self.has_cut and offset is not None and records[0].value.startswith(b"Claiming"):
+            self.has_cut = True
+            self.broker.truncate(records[0].partition, offset)
+        return acks
+
+
+def test_a_claim_that_was_lost_before_its_append_was_through_is_none(site: Site) -> None:
+    """Two records were acknowledged where the log holds one: simulator seeds 537039 and 735423."""
+    member = site.member(log=FaultyLog(CutLog(site.broker)))
+
+    with pytest.raises(LogChanged, match="not the one that was acknowledged"):
+        member.claim([0, 1, 2])
+
+    assert not member.claims
+
+
+def test_a_claim_of_ranges_that_was_lost_before_its_append_was_through_is_none(site: Site) -> None:
+    """So it is with ranges."""
+    site.begin(0, 1)
+    member = site.range_claimer(log=FaultyLog(CutLog(site.broker)))
+
+    with pytest.raises(LogChanged, match="not the one that was acknowledged"):
+        member.claim({0: (0, 5), 1: (0, 5)})
+
+    assert not member.claims
+
+
+class OvertakenLog(MemoryLog):
+    """Gives record by record; before the next one after a claim's first, retention deletes what was given."""
+
+    has_overtaken = False
+
+    def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
+        """Read, and overtake in the middle of it."""
+        for chunk in super().read_until(ends, timeout_s):
+            for record in chunk.records:
+                yield Chunk(chunk.partition, [record], record[0] + 1)
+                if not self.has_overtaken and (record[2] or b"").startswith(b"Claiming"):
+                    self.has_overtaken = True
+                    self.broker.retain_from(chunk.partition, record[0] + 2)
+                    raise PositionLost(chunk.partition)
+
+
+def test_a_claim_that_retention_overtakes_once_it_was_read_is_none(site: Site) -> None:
+    """What the record came to was told before retention took the state that it led to."""
+    member = site.member(log=FaultyLog(OvertakenLog(site.broker)))
+
+    with pytest.raises(NotCertain):
+        member.claim([0, 1, 2])
+
+    assert not member.claims
+
+
+def test_who_gives_up_a_part_and_can_only_observe_then_holds_nothing(site: Site) -> None:
+    """What retention overtook while the last words were read back is no claim any more."""
+    log = site.log()
+    member = site.owner_of(0, 1, log=log)
+    log.before_append = site.overtake
+
+    member.release([0])
+
+    assert not member.claims
+    with pytest.raises(ClaimLost, match="can only be observed"):
+        member.check()
+
+
+def test_who_gives_up_a_range_and_can_only_observe_then_holds_none(site: Site) -> None:
+    """So it is with ranges: simulator seed 530395."""
+    site.begin(0, 1)
+    log = site.log()
+    member = site.range_claimer(log=log)
+    member.claim({0: (0, 5), 1: (0, 5)})
+    log.before_append = site.overtake
+
+    member.release([0])
+
+    assert not member.claims
+    with pytest.raises(ClaimLost, match="can only be observed"):
+        member.check()
 
 
 # A group shared with Go consumers

@@ -343,6 +343,17 @@ class TestMemoryLog(LogPort):
         with pytest.raises(PositionLost):
             read(log, {0: 4})
 
+    def test_a_log_truncated_before_its_start_is_empty_there(self) -> None:
+        """A leader that ends before what retention has left begins anew where it ends: simulator seed 564088."""
+        house = MemoryHouse()
+        log = house.open()
+        for value in (b"a", b"b", b"c"):
+            house.say(0, value)
+        house.retain_from(0, 2)
+        house.broker.truncate(0, 1)
+
+        assert log.bounds([0]) == {0: (1, 1)}
+
     def test_the_clock_is_the_brokers(self) -> None:
         """A broker with a clock of its own stamps records by it."""
         clock = ManualClock(1_000)

@@ -1,17 +1,18 @@
 """How the coordination log is read into the world state, and what ends that (PROTOCOL.md 5 and 6)."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import pytest
 
-from marshal_dagster.coordination.log import LogIdentity
+from marshal_dagster.coordination.log import Chunk, LogIdentity, PositionLost
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationalizer
 from marshal_dagster.errors import LogChanged, TopicMissing, UnavailableError
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, Message, render
 from marshal_dagster.protocol.replay import summary
 from marshal_dagster.protocol.world import World
+from marshal_dagster.testing import MemoryLog
 from tests.faulty_log import FaultyLog, Interrupted
 from tests.members import GROUP, TOPIC, Site
 
@@ -247,6 +248,38 @@ def test_of_what_retention_deleted_before_it_was_read_back_nothing_is_told(site:
     told = rationalizer.read_past({site.home: own})
 
     assert sorted(told[site.home]) == [3, 4]
+    assert rationalizer.changed is None
+    assert not rationalizer.world.partitions[site.home].certain
+
+
+class OvertakenLog(MemoryLog):
+    """Gives one record, then loses its reader's position to retention, once."""
+
+    has_overtaken = False
+
+    def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
+        """Read, and overtake in the middle of it."""
+        for chunk in super().read_until(ends, timeout_s):
+            if self.has_overtaken:
+                yield chunk
+                continue
+            self.has_overtaken = True
+            first = chunk.records[0]
+            yield Chunk(chunk.partition, [first], first[0] + 1)
+            self.broker.retain_from(chunk.partition, first[0] + 2)
+            raise PositionLost(chunk.partition)
+
+
+def test_of_what_retention_deleted_after_it_was_read_back_nothing_is_told_either(site: Site) -> None:
+    """The state that it led to is forgotten, and so is what it came to."""
+    rationalizer = Rationalizer(OvertakenLog(site.broker), clock=site.clock)
+    rationalizer.catch_up()
+    messages = [claim_record(number) for number in range(4)]
+    own = {site.say(message): (message, render(message)) for message in messages}
+
+    told = rationalizer.read_past({site.home: own})
+
+    assert sorted(told[site.home]) == [2, 3]
     assert rationalizer.changed is None
     assert not rationalizer.world.partitions[site.home].certain
 
