@@ -1,5 +1,6 @@
 """Real services, started once for the whole suite; a test that needs one names its fixture."""
 
+import os
 import re
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -8,6 +9,7 @@ from typing import Protocol
 import pytest
 from confluent_kafka import Producer
 
+from marshal_dagster import ports
 from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
@@ -15,6 +17,16 @@ from tests.real.spark_fixtures import driver, filled, hdfs, postgres, spark  # n
 
 LONG = {"test_takeover_sinks.py", "test_spark_cluster.py", "test_sink_delta.py", "test_sink_hadoop.py"}
 """Files that take some minutes each and whose names come late."""
+
+
+def pytest_configure() -> None:
+    """Give each worker ports of its own: those of a broker that it has killed must stay free until it is started."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    lowest, highest = ports._LOWEST, ports._highest()
+    width = (highest + 1 - lowest) // workers
+    ports._LOWEST = lowest + number * width
+    ports._highest = lambda: lowest + (number + 1) * width - 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,69 @@
+"""How long the coordination log over Kafka waits for its broker; the rest runs on a real one (`tests/real`)."""
+
+import time
+from dataclasses import dataclass
+
+import pytest
+from confluent_kafka import KafkaError, TopicPartition
+
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.errors import UnavailableError
+from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.connection import KafkaConnection
+
+HEARTBEAT_S = 0.1
+"""As long as a member with a short interval waits for an answer."""
+CONNECTING_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What the client gives when a partition was read to its end."""
+
+    at: int
+
+    def partition(self) -> int:
+        """Give the only partition."""
+        return 0
+
+    def offset(self) -> int:
+        """Give where it ends."""
+        return self.at
+
+    def error(self) -> KafkaError:
+        """Say that it is no message."""
+        return KafkaError(KafkaError._PARTITION_EOF)
+
+
+class SlowConsumer:
+    """A client that needs a while to connect, and then has read up to offset 3, where nothing comes any more."""
+
+    def __init__(self) -> None:
+        self._connected_s = time.monotonic() + CONNECTING_S
+        self._due = [End(3)]
+
+    def assign(self, at: list[TopicPartition]) -> None:
+        """Read from there."""
+
+    def consume(self, count: int, timeout_s: float) -> list[End]:
+        """Give the end once, as soon as it is connected."""
+        time.sleep(timeout_s)
+        if time.monotonic() < self._connected_s:
+            return []
+        given, self._due = self._due[:count], self._due[count:]
+        return given
+
+
+def test_the_first_answer_may_take_as_long_as_the_connection_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is held before it, and the client has to connect; later answers are waited for as long as is said."""
+    monkeypatch.setattr(clients, "consumer", lambda *_, **__: (SlowConsumer(), None))
+    log = KafkaLog(KafkaConnection(bootstrap_servers="127.0.0.1:1", timeout_s=20))
+    log.follow({0: 0})
+
+    (chunk,) = log.read_until({0: 3}, HEARTBEAT_S)
+    began_s = time.monotonic()
+    with pytest.raises(UnavailableError, match=r"not read up to \{0: 4\} .* within 0.1 s"):
+        list(log.read_until({0: 4}, HEARTBEAT_S))
+
+    assert chunk.position == 3
+    assert time.monotonic() - began_s < 10
