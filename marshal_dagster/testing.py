@@ -108,7 +108,9 @@ class MemoryBroker:
             self._ends[partition] = end
 
     def bounds(self, partition: int) -> Bounds:
-        """Give the present bounds of one coordination partition."""
+        """Give the present bounds of one coordination partition. Raises `TopicMissing` where there is none."""
+        if partition >= self._partitions:
+            raise TopicMissing(f"topic {self._topic!r} has no partition {partition}; it has {self._partitions}")
         return Bounds(self._starts[partition], self._ends[partition])
 
     def records(self, partition: int, start: int = 0, end: int | None = None) -> list[tuple[int, int, bytes | None]]:

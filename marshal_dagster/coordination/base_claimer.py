@@ -8,7 +8,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Final, Generic
+from typing import Any, Final, Generic, TypeVar
 
 from marshal_dagster.coordination.agreement import check_settings, give_settings, require_settings
 from marshal_dagster.coordination.clock import Clock, SystemClock
@@ -20,7 +20,6 @@ from marshal_dagster.errors import (
     ClaimLost,
     ConfigurationError,
     GroupPaused,
-    LogChanged,
     NotCertain,
     NotCommitted,
     PlanRejected,
@@ -39,6 +38,7 @@ RETRY_PART: Final = 0.02
 """Part of the heartbeat interval to wait before something that failed is tried again."""
 
 _MOST_NAMED: Final = 3
+N = TypeVar("N")
 _OBSERVED: Final = "retention has overtaken this reader of the coordination log, which can only be observed now"
 
 
@@ -80,7 +80,7 @@ class BaseClaimer(ABC, Generic[H]):
         self.clock = clock or SystemClock()
         told = None if observer is None else Told(observer, self)
         self._tenure: Tenure[H] = Tenure(on_lost=told.lost if told else None)
-        self._step = _Step(self._tenure)
+        self._step = _Step(self._fence_what_changed)
         self._is_settled = True
         """Whether what became of every record sent for a claim is known."""
         self._sender = Sender(rationalizer, topic, self.clock, told.sent if told else None)
@@ -135,6 +135,7 @@ class BaseClaimer(ABC, Generic[H]):
             self._require_certain()
             if not self.group.settings_accepted:
                 give_settings(self.rationalizer, self._sender, self.member, self.settings)
+                self._require_certain()
             self._require_settings()
 
     def paused_until_s(self) -> int | None:
@@ -160,6 +161,8 @@ class BaseClaimer(ABC, Generic[H]):
                     self._abandon_unseen()
             except Exception as error:  # noqa: BLE001 - whatever a log can come up with
                 logger.warning("release of claims on %r failed, they will go stale: %s", self.topic, error)
+            finally:
+                self._fence_what_changed()
 
     # How a step is done
 
@@ -195,7 +198,7 @@ class BaseClaimer(ABC, Generic[H]):
     def _require_certain_still(self, partitions: Sequence[int]) -> None:
         """Lose all where retention has overtaken the reader: to one that only observes everything looks accepted."""
         if not self._is_certain():
-            self._tenure.lose_all(_OBSERVED)
+            self._fence_what_changed()
             raise ClaimLost(self._why_lost(sorted(partitions)))
 
     def _is_certain(self) -> bool:
@@ -311,6 +314,11 @@ class BaseClaimer(ABC, Generic[H]):
         self.rationalizer.catch_up()
         unseen -= self._revoke_own(frozenset(unseen))
 
+    def _seen_taken(self, named: Iterable[N], revocations: Sent) -> list[N]:
+        """Give those of `named` whose revocation was seen accepted: of what is only observed, none."""
+        taken = zip(named, revocations.outcomes, strict=True)
+        return [one for one, outcome in taken if outcome is not None and outcome.accepted and self._is_certain()]
+
     def _leave(self, partitions: Collection[int] | None) -> None:
         now_ms, tenure = self.clock.lease_ms(), self._tenure
         going = frozenset(tenure.claims if partitions is None else tenure.claims.keys() & set(partitions))
@@ -321,8 +329,6 @@ class BaseClaimer(ABC, Generic[H]):
             [self._last_word(claim, signed) for claim in leaving if not claim.is_over and claim.lease.may_send(now_ms)]
         )
         tenure.unseen -= going
-        if not self._is_certain():
-            tenure.lose_all(_OBSERVED)
         if leaving and not tenure.claims:
             self.rationalizer.log.purge()
 
@@ -409,9 +415,7 @@ class BaseClaimer(ABC, Generic[H]):
 
     def _refresh(self) -> None:
         """Take over from the state what it says of each claim, and lose those that are another's now."""
-        if not self._is_certain():
-            self._tenure.lose_all(_OBSERVED)
-            return
+        self._fence_what_changed()
         for claim in tuple(self._tenure.claims.values()):
             if not self._copy_state(claim):
                 self._tenure.lose(claim.partition, "it is no longer this instance's")
@@ -419,10 +423,18 @@ class BaseClaimer(ABC, Generic[H]):
     def _lose(self, claim: H, why: str) -> None:
         self._tenure.lose(claim.partition, why)
 
+    def _fence_what_changed(self) -> None:
+        """Hold nothing of a log that is another one, or that can only be observed."""
+        changed = self.rationalizer.changed
+        if changed is not None:
+            self._tenure.lose_all(str(changed))
+            self._tenure.unseen.clear()
+        elif not self._is_certain():
+            self._tenure.lose_all(_OBSERVED)
+
     def _fence_what_ended(self) -> None:
-        """Stop by itself: where a lease has ended, and everywhere when the log is another one."""
-        if self.rationalizer.changed is not None:
-            self._tenure.lose_all(str(self.rationalizer.changed))
+        """Stop by itself: where a lease has ended, and everywhere when the log is another one or only observed."""
+        self._fence_what_changed()
         now_ms, held = self.clock.lease_ms(), self._tenure.claims.values()
         ended = [claim.partition for claim in held if not (claim.lease.holds(now_ms) or claim.is_over)]
         if ended:
@@ -501,10 +513,10 @@ class BaseClaimer(ABC, Generic[H]):
 
 
 class _Step:
-    """One step, done under the lock: a log that is not the same any more ends every claim."""
+    """One step, done under the lock: however it ends, what the log has taken meanwhile is not held any more."""
 
-    def __init__(self, tenure: Tenure[Any]) -> None:
-        self._tenure = tenure
+    def __init__(self, fence: Callable[[], None]) -> None:
+        self._fence = fence
 
     def __enter__(self) -> None:
         """Nothing to prepare."""
@@ -512,8 +524,7 @@ class _Step:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, LogChanged):
-            self._tenure.lose_all(str(error))
+        self._fence()
 
 
 def reason(outcome: Outcome | None) -> str:

@@ -85,12 +85,18 @@ class Claimer(BaseClaimer[Claim]):
     def claim_entire_topic(
         self, partitions: Collection[int], *, is_dead: Callable[[Owner], bool] = nobody_is_dead
     ) -> list[Claim]:
-        """Claim partition 0, the key to the topic, and all others that look free only if that was won."""
+        """Claim partition 0, the key to the topic, and all others that look free only if that was won.
+
+        Raises as `claim`, and `ClaimLost` when partition 0 is lost while the others are asked for.
+        """
         claims = self._tenure.claims
         if 0 not in claims and not self.claim(self.claimable([0], is_dead=is_dead), is_dead=is_dead):
             return []
         others = self.claimable([number for number in partitions if number], is_dead=is_dead)
-        return [claims[0], *self.claim(others, is_dead=is_dead)]
+        won = self.claim(others, is_dead=is_dead)
+        with self.rationalizer.lock:
+            self._check([0])
+            return [claims[0], *won]
 
     def name_data_topic(self, topic_id: str) -> None:
         """Write down which incarnation of the data topic the offsets belong to, where a key does not say.
@@ -228,8 +234,12 @@ class Claimer(BaseClaimer[Claim]):
     def _set(self, offsets: Mapping[int, int]) -> frozenset[int]:
         """Give claims up at `offsets`; give those whose generation this has begun."""
         signed = self._sender.signed(self.member)
-        sent = self._send_owned([ReleasingPartition(partition=n, offset=at, **signed) for n, at in offsets.items()])
-        self._tenure.give_up(offsets)
+        self._tenure.unseen |= offsets.keys()
+        try:
+            sent = self._send_owned([ReleasingPartition(partition=n, offset=at, **signed) for n, at in offsets.items()])
+        finally:
+            self._tenure.give_up(offsets)
+        self._tenure.unseen -= offsets.keys()
         return frozenset(
             message.partition
             for message, log_offset in zip(sent.messages, sent.log_offsets, strict=True)
@@ -237,7 +247,7 @@ class Claimer(BaseClaimer[Claim]):
         )
 
     def revoke(self, epochs: Mapping[int, int]) -> frozenset[int]:
-        """Take claims, named by partition and epoch, from owners known to be dead. Give those that were taken.
+        """Take claims, named by partition and epoch, from owners known to be dead. Give those seen taken.
 
         Raises `UnavailableError`, `LogChanged`.
         """
@@ -245,7 +255,7 @@ class Claimer(BaseClaimer[Claim]):
             member = self.member.anew() if self._tenure.asked & epochs.keys() else self.member
             signed = self._sender.signed(member)
             sent = self._sender.send([RevokingClaim(partition=n, epoch=epoch, **signed) for n, epoch in epochs.items()])
-            return frozenset(message.partition for message, outcome in sent if outcome is not None and outcome.accepted)
+            return frozenset(self._seen_taken(epochs.keys(), sent))
 
     # How a step is done
 

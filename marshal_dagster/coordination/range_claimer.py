@@ -207,7 +207,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
     # Leaving
 
     def revoke(self, held: Collection[tuple[int, int]]) -> frozenset[tuple[int, int]]:
-        """Take ranges, each named by partition and epoch, from owners known to be dead. Give those that were taken.
+        """Take ranges, each named by partition and epoch, from owners known to be dead. Give those seen taken.
 
         Raises `UnavailableError`, `LogChanged`.
         """
@@ -215,11 +215,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
             member = self.member.anew() if any(number in self._tenure.asked for number, _ in held) else self.member
             signed = self._sender.signed(member)
             sent = self._sender.send([RevokingRange(partition=n, epoch=epoch, **signed) for n, epoch in held])
-            return frozenset(
-                one
-                for one, outcome in zip(held, sent.outcomes, strict=True)
-                if outcome is not None and outcome.accepted
-            )
+            return frozenset(self._seen_taken(held, sent))
 
     # How a step is done
 

@@ -130,6 +130,7 @@ class Rationalizer:
         Raises `LogChanged` when one is not in the log, or is another one there; `UnavailableError`.
         """
         with self.lock, _Noted(self):
+            self._check_new(own)
             outcomes: dict[int, dict[int, Outcome]] = {partition: {} for partition in own}
             self._read({partition: max(records) + 1 for partition, records in own.items()}, own, outcomes)
             for partition, records in own.items():
@@ -176,6 +177,16 @@ class Rationalizer:
                 f"with {now.partitions} partitions instead of {self.identity.topic_id} with "
                 f"{self.identity.partitions}. It was made anew or repartitioned; {_SEE_DOCTOR}"
             )
+
+    def _check_new(self, own: Mapping[int, Mapping[int, Written]]) -> None:
+        """Make sure that nothing of `own` lies where this reader had read another record before it was appended."""
+        for partition, records in own.items():
+            read, first = self.world.partitions[partition].next_offset, min(records)
+            if first < read:
+                raise LogChanged(
+                    f"coordination partition {partition} of {self.identity.topic!r} acknowledged a record at offset "
+                    f"{first}, but was read up to {read} before: the log was truncated; {_SEE_DOCTOR}"
+                )
 
     def _partition_of(self, topic: str) -> int:
         return coordination_partition(topic, self.identity.partitions)

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.log import Append, Bounds, CoordinationLog, PositionLost
+from marshal_dagster.coordination.log import Append, Bounds, CoordinationLog, LogIdentity, PositionLost
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots, newest_of_log
 from marshal_dagster.coordination.tenure import new_instance_id
-from marshal_dagster.errors import LogChanged, NotRecovered, UnavailableError
+from marshal_dagster.errors import LogChanged, MarshalError, NotRecovered, UnavailableError
 from marshal_dagster.protocol.messages import (
     Heartbeat,
     InvalidMessage,
@@ -99,7 +99,7 @@ class Observed:
         """Let one record act; when it `is_quiet`, anything but a Mark is noted as a disturbance."""
         message = parse(value)
         verdict = self.world.apply(offset, timestamp_ms, value)
-        if offset == self.awaited:
+        if offset == self.awaited and isinstance(message, Mark) and message.instance == self.by:
             self.mark_ms, self.mark = self.world.log_time_ms, LastRecord.of(offset, timestamp_ms, value)
         what = self._disturbance(message)
         if is_quiet and what is not None and self.disturbed_by is None:
@@ -141,7 +141,7 @@ class Recovery:
         """Read what is left of every coordination partition that can only be observed, to its present end.
 
         From now on nothing but Marks may come. Raises `TopicMissing` where there is no topic for snapshots,
-        `RightMissing`, `UnavailableError`, `NotRecovered`.
+        `RightMissing`, `LogChanged`, `UnavailableError`, `NotRecovered`.
         """
         world = World(self.identity.partitions)
         bounds = self._log.bounds(range(self.identity.partitions))
@@ -169,6 +169,7 @@ class Recovery:
             return []
         shown_ms = max(each.longest_interval_ms for each in self.observed.values())
         silence_ms = 2 * max(shown_ms, heartbeat_interval_ms or 0)
+        self._log.follow({number: each.world.next_offset for number, each in self.observed.items()})
         first = self._mark()
         for _ in range(TRIES):
             self._clock.sleep_ms(silence_ms + _MORE_MS)
@@ -177,8 +178,7 @@ class Recovery:
                 break
         else:
             raise NotRecovered("log time does not move on as this machine's clock does; check the brokers' clocks")
-        if self._log.identity() != self.identity:
-            raise LogChanged(f"coordination topic {self.identity.topic!r} was made anew meanwhile")
+        self._require_same(self._log.identity())
         self._require_alone()
         for each in self.observed.values():
             self._snapshots.write(_recovered(each, confirmed), self.identity)
@@ -195,9 +195,9 @@ class Recovery:
 
     def _elsewhere(self, whole: Collection[int]) -> dict[str, Group]:
         """Read what the rest of the log has of the groups: of several intervals and pauses the longest."""
-        world = Rationalizer(
-            self._log, timeout_s=self._timeout_s, clock=self._clock, snapshots=self._snapshots
-        ).catch_up()
+        reader = Rationalizer(self._log, timeout_s=self._timeout_s, clock=self._clock, snapshots=self._snapshots)
+        self._require_same(reader.identity)
+        world = reader.catch_up()
         found: dict[str, Group] = {}
         for name, group in (each for number in whole for each in world.partitions[number].groups.items()):
             known = found.setdefault(name, Group(world.defaults))
@@ -209,6 +209,10 @@ class Recovery:
             if group.paused_until_s is not None and group.paused_until_s > (known.paused_until_s or -1):
                 known.paused_until_s, known.paused_by = group.paused_until_s, group.paused_by
         return found
+
+    def _require_same(self, now: LogIdentity) -> None:
+        if now != self.identity:
+            raise LogChanged(f"coordination topic {self.identity.topic!r} was made anew meanwhile")
 
     def _require_alone(self) -> None:
         """Make sure that nobody has recovered the same meanwhile: members may have begun with other offsets."""
@@ -249,10 +253,18 @@ class Recovery:
                 for offset, timestamp_ms, value in chunk.records:
                     observed.take(offset, timestamp_ms, value, is_quiet=self._is_quiet)
         except PositionLost as lost:
-            raise NotRecovered(
-                f"retention deleted more of coordination partition {lost.partition} meanwhile; set retention.ms and "
-                "retention.bytes to -1, then recover again"
-            ) from None
+            raise self._why_lost(lost.partition) from None
+
+    def _why_lost(self, partition: int) -> MarshalError:
+        if self._log.bounds([partition])[partition].start <= self.observed[partition].world.next_offset:
+            return LogChanged(
+                f"coordination partition {partition} of {self.identity.topic!r} ends before what was read of it: the "
+                "log was truncated. Nothing was written; look again"
+            )
+        return NotRecovered(
+            f"retention deleted more of coordination partition {partition} meanwhile; set retention.ms and "
+            "retention.bytes to -1, then recover again"
+        )
 
 
 def _recovered(observed: Observed, confirmed: Mapping[Whose, Confirmed]) -> PartitionWorld:

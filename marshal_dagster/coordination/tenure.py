@@ -184,10 +184,9 @@ class Tenure(Generic[H]):
             self.on_lost(claim, why)
 
     def lose_all(self, why: str) -> None:
-        """Hold nothing any more, and expect nothing that was asked for."""
+        """Hold nothing any more."""
         for partition in tuple(self.claims):
             self.lose(partition, why)
-        self.unseen.clear()
 
     def give_up(self, partitions: Iterable[int] | None) -> list[H]:
         """Hold `partitions` (None: all) no more by one's own will; give their claims, for their last record."""

@@ -162,6 +162,7 @@ class SimulatedLog:
             if self._random() < 0.1:
                 self._wait()
         self._wait()
+        self._see_truncated(records, acks)
         return acks
 
     def purge(self) -> None:
@@ -192,7 +193,9 @@ class SimulatedLog:
             acks.append(Ack(cluster.put(*record)))
             if fault is AppendFault.CRASH_WITHIN:
                 process.kill()
-        return self._answer(fault, acks, failed)
+        answer = self._answer(fault, acks, failed)
+        self._see_truncated(records, answer)
+        return answer
 
     def _answer(self, fault: AppendFault, acks: list[Ack], failed: list[Ack]) -> list[Ack]:
         """Let the sender hear of records that are in the log, or not."""
@@ -208,6 +211,12 @@ class SimulatedLog:
             return failed
         self._wait()
         return acks
+
+    def _see_truncated(self, records: Sequence[Append], acks: Sequence[Ack]) -> None:
+        """Note that the sender is told by an acknowledgement that the log had ended before what was read of it."""
+        for record, ack in zip(records, acks, strict=True):
+            if ack.offset is not None and ack.offset < self._read.get(record.partition, 0):
+                self.told_truncated_ms = self._cluster.scheduler.now_ms
 
     def _go_out(self) -> None:
         """Let nothing get through for a while, and then all of it: from the network, or from the sender's own queue.

@@ -163,15 +163,26 @@ MUTANTS: Final = (
         "                if False:\n",
     ),
     Mutant(
+        "an acknowledgement where something was read before is nothing new",
+        "coordination/rationalizer.py",
+        "            if first < read:\n",
+        "            if False:\n",
+    ),
+    Mutant(
         "claims are kept in a log that is only observed",
         BASE_CLAIMER,
-        "            self._tenure.lose_all(_OBSERVED)\n            return\n",
-        "            return\n",
+        "        elif not self._is_certain():\n            self._tenure.lose_all(_OBSERVED)\n",
+        "        elif False:\n            self._tenure.lose_all(_OBSERVED)\n",
         (
             (
                 BASE_CLAIMER,
-                "        if not self._is_certain():\n            self._tenure.lose_all(_OBSERVED)\n            raise",
+                "        if not self._is_certain():\n            self._fence_what_changed()\n            raise",
                 "        if False:\n            raise",
+            ),
+            (
+                BASE_CLAIMER,
+                "        self._fence_what_changed()\n        for claim in",
+                "        if not self._is_certain():\n            return\n        for claim in",
             ),
         ),
     ),

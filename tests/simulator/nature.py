@@ -235,19 +235,36 @@ class Nature:
         return True
 
     def _truncate(self, chance: random.Random) -> bool:
+        """Lose the newest records: now, or when somebody appends whose reader has begun with a snapshot."""
+        if self._world.scenario.has_snapshots and chance.random() < 0.7:
+            self._at_records.append((b"", self._truncate_before_a_snapshot))
+            return False
         end = self._world.cluster.broker.bounds(self._world.home).end
         if not end:
             return False
+        self._truncate_to(max(0, end - chance.randint(1, 6)))
+        return True
+
+    def _truncate_before_a_snapshot(self, records: Sequence[Append]) -> None:
+        """Lose what the sender's snapshot knows, and as much before it as there are records to be appended."""
+        world, task = self._world, self._world.scheduler.current
+        run = None if task is None else world.by_process.get(task.process)
+        began_at = 0 if run is None or run.batch is None else run.batch._claimer.rationalizer._began_at[world.home]
+        if began_at < len(records) or world.scheduler.now_ms > world.scenario.faulty_ms:
+            self._at_records.append((b"", self._truncate_before_a_snapshot))
+            return
+        self._truncate_to(began_at - len(records))
+        self._count(EventKind.TRUNCATION)
+
+    def _truncate_to(self, cut: int) -> None:
         self._world.is_truncated = True
         kept = list(self._world.judge.records)
-        cut = max(0, end - chance.randint(1, 6))
         self._world.cluster.broker.truncate(self._world.home, cut)
         self._world.judge.start_anew()
         self._world.judge.records.clear()
         for partition, offset, timestamp_ms, value, _ in kept:
             if partition != self._world.home or offset < cut:
                 self._world.judge.read(partition, offset, timestamp_ms, value.encode("utf-8", "surrogateescape"))
-        return True
 
     def _pause(self, chance: random.Random) -> bool:
         world = self._world
