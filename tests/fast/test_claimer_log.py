@@ -3,29 +3,40 @@
 On a log in memory whose faults a test chooses.
 """
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
-from marshal_dagster.coordination.claimer import Claimer
+from marshal_dagster.coordination.claimer import Claimer, Member
 from marshal_dagster.coordination.log import Ack, Append, Chunk, PositionLost
+from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.coordination.rationalizer import LOOK_AGAIN_MS, Rationalizer
+from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import (
     ClaimLost,
     LogChanged,
     NotCertain,
+    SettingsDiffer,
+    UnavailableError,
 )
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     Heartbeat,
+    Mark,
     RevokingClaim,
     RuleSet,
     Settings,
 )
-from marshal_dagster.testing import MemoryLog
-from tests.faulty_log import FaultyLog
+from marshal_dagster.protocol.state import Owner
+from marshal_dagster.testing import MemoryLog, MemorySnapshotTopic
+from tests.faulty_log import Fault, FaultyLog, of_type
 from tests.members import (
+    GROUP,
+    HI_MS,
     SETTINGS,
     TOPIC,
+    TOPIC_ID,
     Site,
     about,
 )
@@ -206,6 +217,202 @@ def test_who_gives_up_a_range_and_can_only_observe_then_holds_none(site: Site) -
     assert not member.claims
     with pytest.raises(ClaimLost, match="can only be observed"):
         member.check()
+
+
+def test_who_gives_up_a_part_of_a_log_that_is_truncated_holds_nothing(site: Site) -> None:
+    """A release raises nothing; what it learns ends the claims all the same."""
+    log = site.log()
+    member = site.owner_of(0, 1, log=log)
+    log.after_append = lambda: site.broker.truncate(site.home, 1)
+
+    member.release([0])
+
+    assert not member.claims
+
+
+def test_a_claim_under_settings_that_changed_in_a_truncated_log_ends_those_before(site: Site) -> None:
+    """The release of what was just won finds that the log is another one."""
+    log = site.log()
+    member = site.owner_of(0, log=log)
+
+    def change_and_truncate() -> None:
+        log.after_append = lambda: site.broker.truncate(site.home, 1)
+        member.settings = Settings(2 * HI_MS)  # in place of the group's, which none but an operator can change
+
+    log.after_append = change_and_truncate
+    with pytest.raises(SettingsDiffer):
+        member.claim([1])
+
+    assert not member.claims
+
+
+def test_what_another_reads_of_the_same_log_ends_claims(site: Site) -> None:
+    """Two claimers stand on one reader: retention that overtakes it in the step of one is seen by the other's check."""
+    first = site.owner_of(0, 1)
+    second = Claimer(first.rationalizer, Member(GROUP, "c", "run9.0"), TOPIC, SETTINGS, clock=site.clock)
+    site.overtake()
+
+    with pytest.raises(NotCertain):
+        second.agree_on_settings()
+
+    with pytest.raises(ClaimLost, match="can only be observed"):
+        first.check([0])
+
+
+def test_a_step_that_fails_once_the_reader_observes_keeps_no_claim(site: Site) -> None:
+    """A broker that does not answer after retention has overtaken the reader hides nothing."""
+    log = site.log()
+    member = site.owner_of(0, 1, log=log)
+    log.before_append = site.overtake
+    reads = iter((None, UnavailableError("the broker does not answer")))
+
+    def before_read() -> None:
+        error = next(reads)
+        if error is not None:
+            raise error
+
+    log.before_read = before_read
+    with pytest.raises(UnavailableError):
+        member.beat()
+
+    assert not member.claims
+
+
+def test_settings_are_not_agreed_on_in_a_log_that_is_only_observed(site: Site) -> None:
+    """Who holds claims and agrees again loses them; who is overtaken as it gives the settings has none agreed."""
+    member = site.owner_of(0, 1)
+    site.overtake()
+    with pytest.raises(NotCertain):
+        member.agree_on_settings()
+    assert not member.claims
+
+    fresh = Site()
+    log = fresh.log()
+    first = fresh.claimer(log=log)
+    log.before_append = fresh.overtake
+    with pytest.raises(NotCertain):
+        first.agree_on_settings()
+
+
+def test_of_a_log_that_is_only_observed_nothing_was_seen_revoked(site: Site) -> None:
+    """There every revocation looks accepted, also one of an epoch that never was."""
+    log = site.log()
+    member = site.owner_of(0, log=log)
+    site.owner_of(1)
+    log.before_append = site.overtake
+
+    assert member.revoke({1: 9_999}) == frozenset()
+    assert not member.claims
+
+
+def test_what_may_have_been_given_up_at_a_new_position_is_held_no_more(site: Site) -> None:
+    """The log does not answer once the record is in it: another may have claimed the partition by now."""
+    log = site.log()
+    member = site.owner_of(0, log=log)
+    site.pause(1_000, member.member.instance)
+    member.rationalizer.catch_up()
+
+    def before_read() -> None:
+        raise UnavailableError("the broker does not answer")
+
+    log.before_read = before_read
+    with pytest.raises(UnavailableError):
+        member.set_positions({0: 9}, TOPIC_ID)
+
+    assert not member.claims
+    assert site.key().offset == 9
+
+
+def test_the_key_to_a_topic_may_be_lost_while_the_others_are_asked_for(site: Site) -> None:
+    """Another thread's heartbeat finds out while it is looked up who is dead."""
+    site.owner_of(1)
+    member = site.owner_of(0)
+
+    def is_dead(_: Owner) -> bool:
+        def lose() -> None:
+            site.overtake()
+            with pytest.raises(ClaimLost):
+                member.beat()
+
+        beating = threading.Thread(target=lose)
+        beating.start()
+        beating.join()
+        return False
+
+    with pytest.raises((ClaimLost, NotCertain)):
+        member.claim_entire_topic([0, 1, 2], is_dead=is_dead)
+
+
+# A log that was begun with a snapshot
+
+
+@pytest.fixture
+def begun(site: Site) -> tuple[Claimer, FaultyLog, int]:
+    """A claimer whose reader has begun with a snapshot, its log, and the offset from which it reads."""
+    site.owner_of(0, 1).release()
+    mark = Mark(instance="m.0", client="m", group="m", time_s=0)
+    for _ in range(30):
+        site.say(mark)
+    topic = MemorySnapshotTopic(site.partitions)
+    Snapshots(topic).write(site.world().partitions[site.home], site.broker.identity)
+    end = site.broker.bounds(site.home).end
+    site.broker.retain_from(site.home, end - 15)
+    log = site.log()
+    reader = Rationalizer(log, clock=site.clock, snapshots=Snapshots(topic))
+    claimer = Claimer(reader, Member(GROUP, "c", "run9.0"), TOPIC, SETTINGS, clock=site.clock)
+    claimer.agree_on_settings()
+    return claimer, log, end
+
+
+def test_an_acknowledgement_where_something_was_read_before_tells_of_a_truncated_log(
+    site: Site, begun: tuple[Claimer, FaultyLog, int]
+) -> None:
+    """Retention deletes from the start: what lies before the snapshot now was not deleted, it was lost."""
+    member, log, end = begun
+    assert len(member.claim([0, 1])) == 2
+    log.before_append = lambda: site.broker.truncate(site.home, end - 5)
+
+    with pytest.raises(LogChanged, match="acknowledged a record at offset"):
+        member.beat()
+
+    assert not member.claims
+
+
+def test_an_operator_hears_of_a_truncated_log_too(site: Site, begun: tuple[Claimer, FaultyLog, int]) -> None:
+    """A pause that is acknowledged where something was read before has not been read back."""
+    member, log, end = begun
+    operator = Operator(member.rationalizer, GROUP, "ops", clock=site.clock)
+
+    def truncate() -> None:
+        log.before_append = lambda: None
+        site.broker.truncate(site.home, end - 5)
+
+    log.before_append = truncate
+    with pytest.raises(LogChanged, match="acknowledged a record at offset"):
+        operator.pause(site.clock.wall_ms() // 1_000 + 500)
+
+
+def test_what_was_not_acknowledged_is_revoked_once_the_reader_is_certain_again(site: Site) -> None:
+    """A reader that only observed meanwhile has not forgotten what it asked for."""
+    topic = MemorySnapshotTopic(site.partitions)
+    log = site.log()
+    reader = Rationalizer(log, topics=[TOPIC], clock=site.clock, snapshots=Snapshots(topic))
+    member = Claimer(reader, Member(GROUP, "c", "run1.0"), TOPIC, SETTINGS, clock=site.clock)
+    member.agree_on_settings()
+    member.claim([0])
+    log.fail(Fault.LATE, of_type("ClaimingPartition", partition=1), 1)
+    member.claim([1])
+    log.arrive()
+    state = site.world().partitions[site.home]
+    log.before_append = lambda: site.broker.retain_from(site.home, state.next_offset)
+    member.release([0])
+    log.recover()
+    Snapshots(topic).write(state, site.broker.identity)
+    site.clock.advance(LOOK_AGAIN_MS + 1)
+
+    member.release()
+
+    assert [value for value in log.seen if value.startswith("RevokingClaim") and f"/{TOPIC}/1/" in value]
 
 
 # A group shared with Go consumers

@@ -354,6 +354,18 @@ class TestMemoryLog(LogPort):
 
         assert log.bounds([0]) == {0: (1, 1)}
 
+    def test_a_partition_that_is_gone_is_told(self) -> None:
+        """Who asks for, or reads, what the topic has no more since it was made anew gets an error of the library's."""
+        house = MemoryHouse()
+        log = house.open()
+        log.follow({1: 0})
+        house.make_anew(1)
+
+        with pytest.raises(TopicMissing, match="no partition 1"):
+            log.bounds([1])
+        with pytest.raises(TopicMissing, match="no partition 1"):
+            read(log, {1: 1})
+
     def test_the_clock_is_the_brokers(self) -> None:
         """A broker with a clock of its own stamps records by it."""
         clock = ManualClock(1_000)

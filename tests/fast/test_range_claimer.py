@@ -1020,3 +1020,24 @@ def test_what_is_only_observed_is_no_answer(mode: DeliveryMode) -> None:
     with pytest.raises(ClaimLost, match="can only be observed"):
         (member.commit if mode is DeliveryMode.AT_LEAST_ONCE else member.commit_before_processing)({0: 8})
     assert not member.claims
+
+
+def test_who_gives_up_a_range_of_a_log_that_is_truncated_holds_none(site: Site) -> None:
+    """A release raises nothing; what it learns ends the claims all the same."""
+    log = site.log()
+    member = site.range_claimer(log=log)
+    assert len(member.claim({0: (5, 9), 1: (5, 9)})) == 2
+    log.after_append = lambda: site.broker.truncate(site.home, 1)
+
+    member.release([0])
+
+    assert not member.claims
+
+
+def test_of_a_log_that_is_only_observed_no_range_was_seen_revoked(site: Site) -> None:
+    """There every revocation looks accepted, also one of an epoch that never was."""
+    log = site.log()
+    member = site.range_claimer(log=log)
+    log.before_append = site.overtake
+
+    assert member.revoke([(0, 9_999)]) == frozenset()

@@ -1,13 +1,14 @@
 """A log that was cut without a snapshot is made certain again (PROTOCOL.md 5)."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from marshal_dagster.coordination.claimer import Claimer, Member
-from marshal_dagster.coordination.log import LogIdentity
+from marshal_dagster.coordination.log import Bounds, LogIdentity, PositionLost
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.recovery import Confirmed, Recovery, Said, Whose
 from marshal_dagster.coordination.snapshots import Head, Snapshots
@@ -24,6 +25,7 @@ from marshal_dagster.protocol.messages import (
     Settings,
     render,
 )
+from marshal_dagster.protocol.snapshots import Record
 from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.testing import ManualClock, MemorySnapshotTopic
 from tests.faulty_log import Fault, FaultyLog
@@ -291,6 +293,78 @@ def test_retention_that_goes_on_is_told(site: Site, topic: MemorySnapshotTopic) 
     clock = Waiting(site, lambda: site.broker.retain_from(site.home, site.broker.bounds(site.home).end + 3))
     with pytest.raises(NotRecovered, match="retention"):
         recovery(site, topic, clock).recover(CONFIRMED)
+
+
+def test_a_log_truncated_meanwhile_is_told(site: Site, topic: MemorySnapshotTopic) -> None:
+    """To keep records for longer would not help there."""
+    log = site.log()
+
+    def tell() -> None:
+        raise PositionLost(site.home)
+
+    def truncate() -> None:
+        site.broker.truncate(site.home, site.broker.bounds(site.home).end - 1)
+        log.before_read = tell
+
+    begun = recovery(site, topic, Waiting(site, truncate), log)
+    with pytest.raises(LogChanged, match="ends before what was read of it"):
+        begun.recover(CONFIRMED)
+
+
+def test_the_mark_of_another_is_not_ones_own(site: Site, topic: MemorySnapshotTopic) -> None:
+    """A Mark that lies where the own one was acknowledged tells that the log has lost that."""
+    log = site.log()
+
+    def lose() -> None:
+        site.broker.truncate(site.home, site.broker.bounds(site.home).end - 1)
+        site.say(Mark(instance="i", client="c", group="g", time_s=0))
+
+    begun = recovery(site, topic, log=log)
+    log.after_append = lose
+    with pytest.raises(LogChanged, match="truncated"):
+        begun.recover(CONFIRMED)
+
+
+def test_a_log_made_anew_while_it_is_looked_at_is_told(site: Site) -> None:
+    """Also with fewer partitions."""
+
+    class Repartitioning(MemorySnapshotTopic):
+        """Makes the log anew as it is asked for snapshots."""
+
+        def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+            """Tell, and make anew."""
+            site.broker.make_anew(partitions=1)
+            return super().bounds(partitions)
+
+    with pytest.raises(LogChanged, match="made anew"):
+        recovery(site, Repartitioning(site.partitions))
+
+
+def test_what_failed_at_the_end_can_be_tried_again(topic: MemorySnapshotTopic) -> None:
+    """Looking for another's snapshot, one of a log that was truncated among them, leaves the reading where it was."""
+    site, mark = Site(), Mark(instance="m.0", client="m", group="m", time_s=0)
+    for partition in (0, 1):
+        for _ in range(6):
+            site.broker.append(partition, render(mark))
+    Snapshots(topic).write(site.world().partitions[0], site.broker.identity)
+    site.broker.truncate(0, 5)
+    for _ in range(4):
+        site.broker.append(0, render(replace(mark, client="other")))
+    for partition in (0, 1):
+        site.broker.retain_from(partition, 2)
+    begun = recovery(site, topic)
+    assert sorted(begun.observed) == [0, 1]
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(topic, "append", unavailable)
+        with pytest.raises(UnavailableError):
+            begun.recover({})
+
+    assert begun.recover({}) == [0, 1]
+
+
+def unavailable(partition: int, records: Sequence[Record]) -> None:
+    """Append nothing."""
+    raise UnavailableError(f"partition {partition} does not take {len(records)} records")
 
 
 def test_without_a_snapshot_topic_it_does_not_begin(site: Site) -> None:
