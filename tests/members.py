@@ -1,19 +1,21 @@
 """Members of a group on a coordination log in memory, with one clock that moves when a test says so."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 from marshal_dagster.coordination.base_claimer import BaseClaimer
 from marshal_dagster.coordination.claimer import Claimer, Member
+from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.protocol.messages import GroupSettings, Message, ReleaseGroup, Settings, parse, render
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Key
 from marshal_dagster.protocol.world import World
-from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
+from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog, MemorySnapshotTopic
 from tests.faulty_log import FaultyLog
 
 GROUP, TOPIC = "etl", "orders"
@@ -29,6 +31,7 @@ class Site:
 
     clock: ManualClock = field(default_factory=ManualClock)
     partitions: int = 4
+    snapshot_topic: MemorySnapshotTopic | None = None
     broker: MemoryBroker = field(init=False)
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
@@ -45,12 +48,17 @@ class Site:
         """Open a log whose faults are its own."""
         return FaultyLog(MemoryLog(self.broker))
 
+    def reader(self, log: CoordinationLog, topics: Collection[str] | None = None) -> Rationalizer:
+        """Open a reader, which begins with a snapshot where there is one."""
+        snapshots = None if self.snapshot_topic is None else Snapshots(self.snapshot_topic)
+        return Rationalizer(log, topics=topics, clock=self.clock, snapshots=snapshots)
+
     def claimer(
         self, *, settings: Settings = SETTINGS, log: FaultyLog | None = None, instance: str | None = None
     ) -> Claimer:
         """Open a claimer with a log and a rationalizer of its own, that has read the log."""
         number = next(self._numbers)
-        rationalizer = Rationalizer(log or self.log(), topics=[TOPIC], clock=self.clock)
+        rationalizer = self.reader(log or self.log(), topics=[TOPIC])
         member = Member(GROUP, f"client{number}", instance or f"run{number}.0")
         claimer = Claimer(rationalizer, member, TOPIC, settings, clock=self.clock)
         rationalizer.catch_up()
@@ -81,7 +89,7 @@ class Site:
     ) -> RangeClaimer:
         """Open a claimer of ranges with a log and a rationalizer of its own, that has agreed on the settings."""
         number = next(self._numbers)
-        rationalizer = Rationalizer(log or self.log(), topics=[TOPIC], clock=self.clock)
+        rationalizer = self.reader(log or self.log(), topics=[TOPIC])
         member = Member(GROUP, f"client{number}", instance or f"run{number}.0")
         claimer = RangeClaimer(rationalizer, member, TOPIC, settings, clock=self.clock)
         claimer.agree_on_settings()

@@ -1,0 +1,269 @@
+"""A coordination log that is cut, loses records or is made anew, at each moment of each step (PROTOCOL.md 5 and 6).
+
+Whatever happens, the errors are the library's, nothing is held of a log that is another one or can only be observed,
+and nothing is told of it as if it were certain.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+
+from marshal_dagster.coordination.claimer import Claimer
+from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, PositionLost
+from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.coordination.range_claimer import RangeClaimer
+from marshal_dagster.coordination.snapshots import Snapshots
+from marshal_dagster.errors import MarshalError, UnavailableError
+from marshal_dagster.protocol.messages import DeliveryMode, Mark, RuleSet, Settings, render
+from marshal_dagster.testing import MemoryBroker, MemoryLog, MemorySnapshotTopic
+from tests.faulty_log import FaultyLog
+from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, SETTINGS, TOPIC, TOPIC_ID, Site
+
+MOST_MOMENTS = 400
+MARK = render(Mark(instance="m.0", client="m", group="m", time_s=0))
+AT_MOST_ONCE = Settings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE)
+RANGES_AT_MOST_ONCE = Settings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE, features=("ranges",))
+GO = Settings(60_000, RuleSet.GO)
+
+Cut = Callable[[Site], None]
+Member = Claimer | RangeClaimer | Operator
+
+
+class MomentLog(MemoryLog):
+    """Lets a cut happen at one of its moments: at a question, just before or after a record, while records are read."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        super().__init__(broker)
+        self._cut: Callable[[], None] | None = None
+        self._moments_left = 0
+        self.has_told = False
+        """Whether it has acknowledged a record where it had given another before: it must have lost that."""
+
+    def cut_at(self, moment: int, cut: Callable[[], None]) -> None:
+        """Let `cut` happen after so many moments more."""
+        self._moments_left, self._cut = moment, cut
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it has happened."""
+        return self._cut is None
+
+    def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
+        """Tell the bounds."""
+        self._pass_a_moment()
+        return super().bounds(partitions)
+
+    def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:  # noqa: ARG002 - never waits
+        """Give record by record."""
+        self.identity()
+        for partition, end in ends.items():
+            while self._positions[partition] < end:
+                self._pass_a_moment()
+                position, bounds = self._positions[partition], self.broker.bounds(partition)
+                if not bounds.start <= position <= bounds.end:
+                    raise PositionLost(partition)
+                if position == bounds.end:
+                    raise UnavailableError(f"it ends at {position}")
+                self._positions[partition] = position + 1
+                yield Chunk(partition, self.broker.records(partition, position, position + 1), position + 1)
+
+    def _append(self, record: Append) -> Ack:
+        self._pass_a_moment()
+        ack = super()._append(record)
+        if ack.offset is not None and ack.offset < self._positions.get(record.partition, 0):
+            self.has_told = True
+        self._pass_a_moment()
+        return ack
+
+    def _pass_a_moment(self) -> None:
+        self._moments_left -= 1
+        if self._cut is not None and self._moments_left < 0:
+            cut, self._cut = self._cut, None
+            cut()
+
+
+def marks(site: Site, records: int) -> None:
+    """Append what says nothing."""
+    for _ in range(records):
+        site.broker.append(site.home, MARK)
+
+
+def lose(newest: int, then: int = 0) -> Cut:
+    """Lose the newest records, and let others be appended in their place."""
+
+    def cut(site: Site) -> None:
+        site.broker.truncate(site.home, max(0, site.broker.bounds(site.home).end - newest))
+        marks(site, then)
+
+    return cut
+
+
+def keep(newest: int) -> Cut:
+    """Let retention delete all but the newest records."""
+    return lambda site: site.broker.retain_from(site.home, max(0, site.broker.bounds(site.home).end - newest))
+
+
+def overtake(site: Site) -> None:
+    """Let retention overtake every reader, and the log go on."""
+    site.overtake()
+    marks(site, 3)
+
+
+def overtake_everywhere(site: Site) -> None:
+    """Let retention overtake every reader in all coordination partitions."""
+    for partition in range(site.partitions):
+        site.broker.append(partition, MARK)
+        site.broker.retain_from(partition, site.broker.bounds(partition).end)
+
+
+CUTS: dict[str, Cut] = {
+    "1 lost": lose(1),
+    "1 lost, 1 in its place": lose(1, then=1),
+    "1 lost, 2 in its place": lose(1, then=2),
+    "3 lost, 1 in their place": lose(3, then=1),
+    "2 lost, 9 in their place": lose(2, then=9),
+    "all lost": lose(99),
+    "all deleted": keep(0),
+    "all but 1 deleted": keep(1),
+    "overtaken": Site.overtake,
+    "overtaken, going on": overtake,
+    "overtaken everywhere": overtake_everywhere,
+    "made anew": lambda site: site.broker.make_anew(),
+    "gone": lambda site: site.broker.delete(),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is done in one go, `do`, by a member that `open_one` has prepared, under `settings`."""
+
+    open_one: Callable[[Site, MomentLog, "Step"], Member]
+    do: Callable[..., object]
+    settings: Settings = SETTINGS
+    plans: Mapping[int, int] = field(default_factory=dict)
+
+
+def owner(site: Site, log: MomentLog, step: Step) -> Claimer:
+    """Open who owns partitions 0 and 1; another owns 5."""
+    site.owner_of(5, settings=step.settings)
+    member = site.owner_of(0, 1, settings=step.settings, log=FaultyLog(log))
+    if step.plans:
+        member.plan(step.plans)
+    return member
+
+
+def holder(site: Site, log: MomentLog, step: Step) -> RangeClaimer:
+    """Open who holds ranges of partitions 0 and 1."""
+    site.begin(0, 1, 2, settings=step.settings)
+    member = site.range_claimer(log=FaultyLog(log), settings=step.settings)
+    assert len(member.claim({0: (0, 5), 1: (0, 5)})) == 2
+    if step.plans:
+        member.plan(step.plans)
+    return member
+
+
+def pausing_owner(site: Site, log: MomentLog, step: Step) -> Claimer:
+    """Open who has paused the group and then claimed partitions 0, 1 and 4."""
+    site.owner_of(0, 1, settings=step.settings).release()
+    member = site.member(log=FaultyLog(log), settings=step.settings)
+    site.pause(5_000, member.member.instance)
+    member.rationalizer.catch_up()
+    assert len(member.claim([0, 1, 4])) == 3
+    return member
+
+
+def operator(site: Site, log: MomentLog, step: Step) -> Operator:
+    """Open an operator of a group in which nobody is at work."""
+    site.owner_of(0, 1, settings=step.settings).release()
+    if step.settings is RANGES:
+        site.holder_of({0: (0, 5), 1: (0, 5)}, plans=True).release([1])
+    return Operator(site.reader(log), GROUP, "ops", clock=site.clock)
+
+
+ENDS = {0: 5, 1: 5}
+STEPS = {
+    "claim": Step(owner, lambda member: member.claim([2, 3])),
+    "claim the entire topic": Step(owner, lambda member: member.claim_entire_topic([0, 1, 2, 3])),
+    "beat": Step(owner, lambda member: member.beat()),
+    "beat beside Go consumers": Step(owner, lambda member: member.beat(), settings=GO),
+    "plan": Step(owner, lambda member: member.plan(ENDS)),
+    "commit": Step(owner, lambda member: member.commit(ENDS), plans=ENDS),
+    "commit first": Step(owner, lambda member: member.commit_before_processing(ENDS), AT_MOST_ONCE, ENDS),
+    "give up one": Step(owner, lambda member: member.release([0])),
+    "give up": Step(owner, lambda member: member.release()),
+    "revoke": Step(owner, lambda member: member.revoke({5: 1})),
+    "agree on settings": Step(owner, lambda member: member.agree_on_settings()),
+    "set positions": Step(pausing_owner, lambda member: member.set_positions({0: 9, 1: 9, 4: 9}, OTHER_TOPIC_ID)),
+    "confirm positions": Step(pausing_owner, lambda member: member.confirm_positions()),
+    "name the data topic": Step(pausing_owner, lambda member: member.name_data_topic(TOPIC_ID)),
+    "claim a range": Step(holder, lambda member: member.claim({2: (0, 5)}), RANGES),
+    "beat for ranges": Step(holder, lambda member: member.beat(), RANGES),
+    "plan ranges": Step(holder, lambda member: member.plan({0: 4, 1: 5}), RANGES),
+    "end ranges": Step(holder, lambda member: member.commit(ENDS), RANGES, ENDS),
+    "end ranges first": Step(holder, lambda member: member.commit_before_processing(ENDS), RANGES_AT_MOST_ONCE, ENDS),
+    "give up one range": Step(holder, lambda member: member.release([0]), RANGES),
+    "give up ranges": Step(holder, lambda member: member.release(), RANGES),
+    "revoke a range": Step(holder, lambda member: member.revoke([(2, 1)]), RANGES),
+    "pause": Step(operator, lambda ops: ops.pause(1_700_009_000)),
+    "resume": Step(operator, lambda ops: ops.resume()),
+    "set positions of a group": Step(operator, lambda ops: ops.set_positions(TOPIC, {0: 9, 1: 3}, TOPIC_ID, wait_ms=0)),
+    "set positions over ranges": Step(
+        operator, lambda ops: ops.set_positions(TOPIC, {0: 9, 1: 3}, TOPIC_ID, wait_ms=0), RANGES
+    ),
+    "switch ranges off": Step(operator, lambda ops: ops.switch_ranges_off(wait_ms=60_000), RANGES),
+}
+
+
+def from_the_start(_: Settings) -> Site:
+    """Make an empty log."""
+    return Site()
+
+
+def from_a_snapshot(settings: Settings) -> Site:
+    """Make a log of some 30 records, of which retention has left 10, and a snapshot with which every reader begins."""
+    site = Site(snapshot_topic=MemorySnapshotTopic())
+    assert site.snapshot_topic is not None
+    site.begin(0, 1, 2, 3, 5, settings=settings)
+    marks(site, 20)
+    Snapshots(site.snapshot_topic).write(site.world().partitions[site.home], site.broker.identity)
+    keep(10)(site)
+    return site
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("begin", [from_the_start, from_a_snapshot])
+def test_a_log_that_is_cut_at_any_moment_of_a_step(
+    step: str, cut: str, begin: Callable[[Settings], Site], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The step does what it says, or fails by an error of the library's; of what is not sure nothing is held or said."""
+    caplog.set_level(logging.CRITICAL)
+    for moment in count():
+        if not cut_at(moment, begin(STEPS[step].settings), STEPS[step], CUTS[cut]):
+            break
+    assert 0 < moment < MOST_MOMENTS
+
+
+def cut_at(moment: int, site: Site, step: Step, cut: Cut) -> bool:
+    """Take `step`, with `cut` at one of its moments, and look at what comes of it; tell whether it had as many."""
+    log = MomentLog(site.broker)
+    member = step.open_one(site, log, step)
+    log.cut_at(moment, lambda: cut(site))
+    told, is_done = None, False
+    with suppress(MarshalError):
+        told = step.do(member)
+        is_done = True
+    if not log.is_cut:
+        return False
+    if isinstance(member, Operator):
+        assert not (is_done and log.has_told), moment
+        return True
+    reader = member.rationalizer
+    if log.has_told or reader.changed is not None or not reader.world.partition_of(TOPIC).certain:
+        assert not member.claims, moment
+        assert not told, moment
+    return True
