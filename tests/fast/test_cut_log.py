@@ -240,7 +240,7 @@ def from_a_snapshot(settings: Settings) -> Site:
 def test_a_log_that_is_cut_at_any_moment_of_a_step(
     step: str, cut: str, begin: Callable[[Settings], Site], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The step does what it says, or fails by an error of the library's; of what is not sure nothing is held or said."""
+    """It does what it says or fails by an error of the library's; what is not sure is neither held nor told."""
     caplog.set_level(logging.CRITICAL)
     for moment in count():
         if not cut_at(moment, begin(STEPS[step].settings), STEPS[step], CUTS[cut]):
