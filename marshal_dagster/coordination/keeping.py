@@ -59,7 +59,7 @@ def _renew(rationalizer: Rationalizer, snapshots: Snapshots, clock: Clock, writt
     for number in sorted(due):
         world = rationalizer.world.partitions[number]
         if world.certain:
-            snapshots.write(world, identity)
+            snapshots.write(world, identity, rationalizer.catch_up)  # older ones stay where the log was truncated
             written.append(number)
 
 

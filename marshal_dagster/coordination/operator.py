@@ -118,8 +118,9 @@ class Operator:
             raise
         if unset:
             raise PositionNotSet(
-                f"positions of {topic!r} were not set for partitions {sorted(unset)}: others pause, resume or claim at "
-                "the same time; let them end, then try again"
+                f"positions of {topic!r} were not seen set for partitions {sorted(unset)}: others pause, resume or "
+                "claim at the same time, or records were not acknowledged. See `marshal-dagster status` for where they "
+                "stand (one may have the new offset, or none), let the others end, then try again"
             )
 
     def switch_ranges_off(self, *, wait_ms: float, is_dead: Callable[[Owner], bool] = nobody_is_dead) -> None:
@@ -274,6 +275,7 @@ class Operator:
         try:
             self._wait_for_owners(claimer, unset, setting)
             claims = claimer.claim(unset, is_dead=setting.is_over)
+            setting.in_doubt |= {one.partition for one in claims}
             done = claimer.set_positions({one.partition: unset[one.partition] for one in claims}, setting.topic_id)
         except (ClaimLost, GroupPaused) as error:
             logger.warning("setting positions of %r is tried again: %s", topic, error)
@@ -282,6 +284,7 @@ class Operator:
             claimer.release()
             setting.given_up.add(member.instance)
         setting.done |= done
+        setting.in_doubt -= done
         return {number: offset for number, offset in unset.items() if number not in done}
 
     @property
@@ -405,12 +408,15 @@ class _Setting:
     is_dead: Callable[[Owner], bool]
     given_up: set[str] = field(default_factory=set)
     done: frozenset[int] = frozenset()
+    in_doubt: frozenset[int] = frozenset()
+    """Those of which a record that sets them, or takes their offset, may be in the log."""
     before: dict[int, _Pause] = field(default_factory=dict)
 
     @property
     def what_was_set(self) -> str:
         """Which partitions have their new positions, in words."""
-        return f"partitions {sorted(self.done)} were set" if self.done else "nothing was set"
+        known = f"partitions {sorted(self.done)} were set" if self.done else "nothing was seen set"
+        return f"{known}, partitions {sorted(self.in_doubt)} may have been" if self.in_doubt else known
 
     def is_over(self, owner: Owner) -> bool:
         """Tell whether `owner` is dead, or was an earlier try."""

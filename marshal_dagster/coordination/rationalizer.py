@@ -9,7 +9,7 @@ from typing import Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLost
-from marshal_dagster.coordination.snapshots import WORTH_A_LOOK, Snapshots, Strange, newest_of_log
+from marshal_dagster.coordination.snapshots import WORTH_A_LOOK, Snapshots, Strange, newest_of_log, not_of_log
 from marshal_dagster.errors import LogChanged, MarshalError, UnavailableError
 from marshal_dagster.protocol.messages import Heartbeat, Message
 from marshal_dagster.protocol.placement import coordination_partition
@@ -282,8 +282,22 @@ class Rationalizer:
         if self._half_applied is not None:
             self._begin([self._half_applied])
             self._half_applied = None
+        self._check_last_read()
         self.log.follow({number: world.next_offset for number, world in self.world.partitions.items()})
         self._reads_on = True
+
+    def _check_last_read(self) -> None:
+        """Make sure that the log still holds what was read last: who begins to follow it anew is not told otherwise."""
+        read = {number: world for number, world in self.world.partitions.items() if world.last is not None}
+        if not read:
+            return
+        bounds = self.log.bounds(read.keys())
+        read = {number: world for number, world in read.items() if world.next_offset <= bounds[number].end}
+        for number, last in not_of_log(self.log, bounds, self._timeout_s, read):
+            raise LogChanged(
+                f"coordination partition {number} of {self.identity.topic!r} holds something else at offset "
+                f"{last.offset} than was read there: the log was truncated; {_SEE_DOCTOR}"
+            )
 
     def _read_on(
         self,

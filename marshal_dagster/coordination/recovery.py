@@ -5,14 +5,14 @@ at, offsets are confirmed, then two Marks with more than 2 heartbeat intervals o
 is at work, and the first snapshot is written.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.log import Append, Bounds, CoordinationLog, LogIdentity, PositionLost
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.snapshots import Snapshots, newest_of_log
+from marshal_dagster.coordination.snapshots import Snapshots, newest_of_log, not_of_log
 from marshal_dagster.coordination.tenure import new_instance_id
 from marshal_dagster.errors import LogChanged, MarshalError, NotRecovered, UnavailableError
 from marshal_dagster.protocol.messages import (
@@ -58,7 +58,7 @@ class Observed:
 
     world: PartitionWorld
     elsewhere: Mapping[str, Group] = field(default_factory=dict)
-    """What the certain coordination partitions have of each group's settings and pause."""
+    """What the others have of each group's settings and pause: the certain ones, and behind them those observed too."""
     by: str = ""
     """Who recovers: the instance whose Marks are its own."""
     said: dict[Whose, Said] = field(default_factory=dict)
@@ -73,15 +73,17 @@ class Observed:
 
     @property
     def longest_interval_ms(self) -> int:
-        """The longest heartbeat interval of its groups, by what can be seen."""
-        shown = [group.settings.heartbeat_interval_ms for group in self.groups.values()]
+        """The longest heartbeat interval of its groups that any record shows."""
+        groups = [*self.world.groups.values(), *self.elsewhere.values()]
+        shown = [group.settings.heartbeat_interval_ms for group in groups]
         return max(shown, default=self.world.defaults.heartbeat_interval_ms)
 
     @property
     def groups(self) -> dict[str, Group]:
-        """Give what is known of each group: where no record is left here, as it stands in the rest of the log.
+        """Give what is known of each group; what is not known here, as it stands in the rest of the log.
 
-        Settings and pauses are written to all coordination partitions.
+        Settings and pauses are written to all coordination partitions. Settings that are seen here may have been
+        refused: what can only be observed tells no difference.
         """
         names = dict.fromkeys((*self.world.groups, *self.elsewhere))
         return {name: self._group(name) for name in names}
@@ -89,7 +91,7 @@ class Observed:
     def _group(self, name: str) -> Group:
         here = self.world.groups.get(name) or Group(self.world.defaults)
         there = self.elsewhere.get(name) or Group(self.world.defaults)
-        settled = here if here.settings_accepted else there
+        settled = there if there.settings_accepted else here
         paused = there if here.paused_until_s is None else here
         return Group(
             settled.settings, settled.settings_accepted, paused.paused_until_s, paused.paused_by, dict(here.keys)
@@ -99,6 +101,7 @@ class Observed:
         """Let one record act; when it `is_quiet`, anything but a Mark is noted as a disturbance."""
         message = parse(value)
         verdict = self.world.apply(offset, timestamp_ms, value)
+        self.world.note_last((offset, timestamp_ms, value))
         if offset == self.awaited and isinstance(message, Mark) and message.instance == self.by:
             self.mark_ms, self.mark = self.world.log_time_ms, LastRecord.of(offset, timestamp_ms, value)
         what = self._disturbance(message)
@@ -150,12 +153,15 @@ class Recovery:
         cut = {number: at for number, at in cut.items() if number not in known}
         elsewhere = self._elsewhere(bounds.keys() - cut.keys()) if cut else {}
         self.observed = {
-            number: Observed(world.start(number, at.start), elsewhere, self._instance) for number, at in cut.items()
+            number: Observed(world.start(number, at.start), by=self._instance) for number, at in cut.items()
         }
         self._is_quiet = False
         self._log.follow({number: at.start for number, at in cut.items()})
         self._read({number: at.end for number, at in cut.items()})
         self._is_quiet = True
+        shown = _shown_by([each.world for each in self.observed.values()])
+        for each in self.observed.values():
+            each.elsewhere = _one_or_other(elsewhere, shown)
         return self.observed
 
     def recover(self, confirmed: Mapping[Whose, Confirmed], heartbeat_interval_ms: int | None = None) -> list[int]:
@@ -169,7 +175,7 @@ class Recovery:
             return []
         shown_ms = max(each.longest_interval_ms for each in self.observed.values())
         silence_ms = 2 * max(shown_ms, heartbeat_interval_ms or 0)
-        self._log.follow({number: each.world.next_offset for number, each in self.observed.items()})
+        self._check_last_read()
         first = self._mark()
         for _ in range(TRIES):
             self._clock.sleep_ms(silence_ms + _MORE_MS)
@@ -180,8 +186,10 @@ class Recovery:
             raise NotRecovered("log time does not move on as this machine's clock does; check the brokers' clocks")
         self._require_same(self._log.identity())
         self._require_alone()
+        self._require_quiet()
         for each in self.observed.values():
             self._snapshots.write(_recovered(each, confirmed), self.identity)
+        self._require_written()
         return sorted(self.observed)
 
     def _newest(self, bounds: Mapping[int, Bounds]) -> Mapping[int, PartitionWorld]:
@@ -194,21 +202,11 @@ class Recovery:
         )
 
     def _elsewhere(self, whole: Collection[int]) -> dict[str, Group]:
-        """Read what the rest of the log has of the groups: of several intervals and pauses the longest."""
+        """Read what the rest of the log has of the groups."""
         reader = Rationalizer(self._log, timeout_s=self._timeout_s, clock=self._clock, snapshots=self._snapshots)
         self._require_same(reader.identity)
         world = reader.catch_up()
-        found: dict[str, Group] = {}
-        for name, group in (each for number in whole for each in world.partitions[number].groups.items()):
-            known = found.setdefault(name, Group(world.defaults))
-            interval_ms = group.settings.heartbeat_interval_ms
-            if group.settings_accepted and (
-                not known.settings_accepted or interval_ms > known.settings.heartbeat_interval_ms
-            ):
-                known.settings, known.settings_accepted = group.settings, True
-            if group.paused_until_s is not None and group.paused_until_s > (known.paused_until_s or -1):
-                known.paused_until_s, known.paused_by = group.paused_until_s, group.paused_by
-        return found
+        return _shown_by([world.partitions[number] for number in whole if world.partitions[number].certain])
 
     def _require_same(self, now: LogIdentity) -> None:
         if now != self.identity:
@@ -223,6 +221,40 @@ class Recovery:
                 "faster. Nothing was written; look again"
             )
 
+    def _check_last_read(self) -> None:
+        """Follow the log where it was read to, and make sure that it has not lost what was read."""
+        seen = {number: each.world for number, each in self.observed.items()}
+        if not_of_log(self._log, self._log.bounds(seen.keys()), self._timeout_s, seen):
+            raise LogChanged(
+                f"coordination topic {self.identity.topic!r} lost records since this was shown: the log was truncated. "
+                "Nothing was written; look again"
+            )
+        self._log.follow({number: world.next_offset for number, world in seen.items()})
+
+    def _require_quiet(self) -> None:
+        """Read on once more: somebody may have begun to work since the last Mark."""
+        self._check_last_read()
+        self._read({number: at.end for number, at in self._log.bounds(self.observed.keys()).items()})
+        self._require_undisturbed()
+
+    def _require_undisturbed(self) -> None:
+        for each in self.observed.values():
+            if each.disturbed_by is not None:
+                raise NotRecovered(
+                    f"somebody is at work: {each.disturbed_by} came since this was shown. Nothing was written; stop "
+                    "all members of all groups, then recover again"
+                )
+
+    def _require_written(self) -> None:
+        """Make sure that the log still begins before what was written, and holds what that was read from."""
+        found = self._newest(self._log.bounds(self.observed.keys()))
+        unfit = sorted(self.observed.keys() - found.keys())
+        if unfit:
+            raise NotRecovered(
+                f"coordination partitions {unfit} lost records, or retention deleted more of them, while their "
+                "snapshots were written: these do not fit. Look again"
+            )
+
     def _mark(self) -> dict[int, int]:
         """Append a Mark everywhere and read it back; give its log time."""
         mark = Mark(instance=self._instance, client=NAME, group=NAME, time_s=self._clock.wall_ms() // 1_000)
@@ -235,12 +267,7 @@ class Recovery:
             if offset is not None:
                 each.awaited, each.mark_ms, ends[number] = offset, None, offset + 1
         self._read(ends)
-        for each in self.observed.values():
-            if each.disturbed_by is not None:
-                raise NotRecovered(
-                    f"somebody is at work: {each.disturbed_by} came since this was shown. Nothing was written; stop "
-                    "all members of all groups, then recover again"
-                )
+        self._require_undisturbed()
         found = {number: each.mark_ms for number, each in self.observed.items() if each.mark_ms is not None}
         if len(found) < len(self.observed):
             raise LogChanged(f"a Mark that {self.identity.topic!r} acknowledged is not in it: the log was truncated")
@@ -280,3 +307,29 @@ def _recovered(observed: Observed, confirmed: Mapping[Whose, Confirmed]) -> Part
             group = world.groups.setdefault(name, Group(seen.defaults))
             group.keys[place] = Key(offset=key.offset, generation=at, data_topic_id=key.data_topic_id)
     return world
+
+
+def _shown_by(worlds: Iterable[PartitionWorld]) -> dict[str, Group]:
+    """Give settings and pause of each group, of several the longest interval and the longest pause."""
+    found: dict[str, Group] = {}
+    for name, group in (each for world in worlds for each in world.groups.items()):
+        known = found.setdefault(name, Group(group.settings))
+        if group.settings_accepted and (
+            not known.settings_accepted or group.settings.heartbeat_interval_ms > known.settings.heartbeat_interval_ms
+        ):
+            known.settings, known.settings_accepted = group.settings, True
+        if group.paused_until_s is not None and group.paused_until_s > (known.paused_until_s or -1):
+            known.paused_until_s, known.paused_by = group.paused_until_s, group.paused_by
+    return found
+
+
+def _one_or_other(first: Mapping[str, Group], second: Mapping[str, Group]) -> dict[str, Group]:
+    """Give settings and pause of each group as `first` has them, or else as `second` does."""
+    found = {name: replace(group) for name, group in first.items()}
+    for name, group in second.items():
+        known = found.setdefault(name, group)
+        if not known.settings_accepted:
+            known.settings, known.settings_accepted = group.settings, group.settings_accepted
+        if known.paused_until_s is None:
+            known.paused_until_s, known.paused_by = group.paused_until_s, group.paused_by
+    return found

@@ -111,18 +111,24 @@ class Snapshots:
         """
         whose = (identity.topic_id, identity.partitions)
 
-        def judge(_: int, records: Read) -> Head | None:
+        def judge(_: int, records: Read) -> tuple[Head | None, bool]:
+            """Give the newest whole one, and whether a newer one may only have been read in part."""
+            is_cut = False
             for one in collect(records)[0]:
-                if (one.name.topic_id, one.name.partitions) == whose and (closing := one.closing) is not None:
-                    return Head(one.name.offset, closing.log_time_ms, one.name.version)
-            return None
+                if (one.name.topic_id, one.name.partitions) != whose:
+                    continue
+                if (closing := one.closing) is not None:
+                    return Head(one.name.offset, closing.log_time_ms, one.name.version), is_cut
+                is_cut = True
+            return None, is_cut
 
-        found = self._look(range(identity.partitions), judge, lambda head: head is not None, lambda _: False)
-        return {number: found.get(number) for number in range(identity.partitions)}
+        found = self._look(range(identity.partitions), judge, lambda told: told[0] is not None, lambda told: told[1])
+        return {number: found.get(number, (None, False))[0] for number in range(identity.partitions)}
 
-    def write(self, world: PartitionWorld, identity: LogIdentity) -> None:
+    def write(self, world: PartitionWorld, identity: LogIdentity, check: Callable[[], object] = lambda: None) -> None:
         """Write the state of a coordination partition, then clear away what that makes useless.
 
+        Nothing is cleared away where `check`, which is called between, raises.
         Raises `TopicMissing`, `RightMissing`, `UnavailableError`: then it may be there in part, which hurts nobody.
         """
         number, snapshot_id = world.number, uuid4().hex
@@ -134,6 +140,7 @@ class Snapshots:
         stored, _ = collect(read)
         own = next((one for one in stored if one.name.snapshot_id == snapshot_id), None)
         if own is not None and own.is_whole:
+            check()
             self._topic.append(number, outdated(stored, own.name))
 
     def close(self) -> None:
@@ -148,7 +155,8 @@ class Snapshots:
         is_cut: Callable[[T], bool],
     ) -> dict[int, T]:
         """Look further and further back until `judge` has found something, at least twice where it `is_cut`."""
-        due = {number: at for number, at in self._topic.bounds(numbers).items() if at.end > at.start}
+        before = self._topic.bounds(numbers)
+        due = {number: at for number, at in before.items() if at.end > at.start}
         judged: dict[int, T] = {}
         reach = _FIRST_LOOK
         while due:
@@ -159,6 +167,11 @@ class Snapshots:
                 if ranges[number].start == due[number].start or (is_found(judged[number]) and not looks_again):
                     del due[number]
             reach *= _FURTHER
+        missing = {number for number in numbers if number not in judged or not is_found(judged[number])}
+        now = self._topic.bounds(missing) if missing else {}
+        renewed = {number for number, at in now.items() if at.end != before[number].end}
+        if renewed:  # compaction may have taken the older one before it was read
+            judged |= self._look(renewed, judge, is_found, is_cut)
         return judged
 
 
@@ -181,29 +194,50 @@ def newest_of_log(
     strange: frozenset[Strange] = frozenset()
     while True:
         worlds = newest(strange)
-        found = _strange(log, bounds, timeout_s, worlds)
+        found = not_of_log(log, bounds, timeout_s, worlds)
         if not found:
             return worlds
         strange |= found
 
 
-def _strange(
+def not_of_log(
     log: CoordinationLog, bounds: Mapping[int, Bounds], timeout_s: float, worlds: Mapping[int, PartitionWorld]
 ) -> frozenset[Strange]:
-    said = {number: world.last for number, world in worlds.items() if world.last is not None}
-    due = {number: last for number, last in said.items() if last.offset >= bounds[number].start}
-    there: dict[int, LastRecord] = {}
-    while due.keys() - there.keys():
+    """Give the last records of those `worlds` that were not read from this log, which holds `bounds`, up to its ends.
+
+    Between its last record and where such a state stands there must be none, either. What retention has deleted is not
+    looked at. Afterwards the log follows something else. Raises `UnavailableError`.
+    """
+    due: dict[int, tuple[LastRecord, int]] = {
+        number: (world.last, world.next_offset)
+        for number, world in worlds.items()
+        if world.last is not None and world.last.offset >= bounds[number].start
+    }
+    strange: set[Strange] = set()
+    while due:
         try:
-            log.follow({number: last.offset for number, last in due.items()})
-            for chunk in log.read_until({number: last.offset + 1 for number, last in due.items()}, timeout_s):
-                if chunk.records:
-                    there.setdefault(chunk.partition, LastRecord.of(*chunk.records[0]))
-        except PositionLost as lost:  # retention goes on: what it deletes cannot be looked at
-            due.pop(lost.partition, None)
+            there = _records(log, due, timeout_s)
+        except PositionLost as lost:
+            last, _ = due.pop(lost.partition)
+            if log.bounds([lost.partition])[lost.partition].start <= last.offset:
+                strange.add((lost.partition, last))  # truncated meanwhile: retention would have moved the start
         else:
+            strange |= {(number, last) for number, (last, _) in due.items() if there[number] != [last]}
             break
-    return frozenset((number, last) for number, last in due.items() if there.get(number) != last)
+    return frozenset(strange)
+
+
+def _records(
+    log: CoordinationLog, ranges: Mapping[int, tuple[LastRecord, int]], timeout_s: float
+) -> Mapping[int, Sequence[LastRecord]]:
+    """Read what the log holds from the offset of each record up to an end."""
+    found: dict[int, list[LastRecord]] = {number: [] for number in ranges}
+    ends = {number: end for number, (_, end) in ranges.items()}
+    log.follow({number: first.offset for number, (first, _) in ranges.items()})
+    for chunk in log.read_until(ends, timeout_s):
+        within = [record for record in chunk.records if record[0] < ends[chunk.partition]]
+        found[chunk.partition] += [LastRecord.of(*record) for record in within]
+    return found
 
 
 def _is_cut(choice: Choice) -> bool:

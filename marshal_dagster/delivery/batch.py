@@ -16,7 +16,7 @@ from marshal_dagster.delivery.ground import Ground
 from marshal_dagster.delivery.ranged import RangeClaims
 from marshal_dagster.delivery.requests import Advice, Idle, IdleReason, PartitionReport, Phases
 from marshal_dagster.delivery.whole import WholeClaims
-from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError, MarshalError, PlanRejected
+from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError, LogChanged, MarshalError, PlanRejected
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
 from marshal_dagster.spark import jobs, reading
@@ -188,6 +188,9 @@ class ClaimedBatch:
                     self._leave()
             self.phases.committing_s += time.monotonic() - self._left_s
             self._tell_left()
+        changed = self._claimer.rationalizer.changed
+        if error is None and changed is not None and self.committed:
+            raise LogChanged(f"what this batch has committed may be lost: {changed}")
         lost = self._lost
         if lost is not None and isinstance(error, Exception) and not isinstance(error, ClaimLost | BatchAborted):
             raise self._told_anew(lost) from error

@@ -137,6 +137,8 @@ class Candidacy:
             return []
         self._ends_ms = max(self._ends_ms, ends_ms)
         self._sent_ms = {number: at for number, at in self._sent_ms.items() if number > beat.number}
+        if self.term is not None and offset <= self.term.fence:
+            return self.give_up(now_ms, "the leader topic was made anew or truncated: a beat lies before its term")
         if self.term is not None:
             return []
         self.term = Term(offset, beat.leader_id)

@@ -166,7 +166,7 @@ class Repositioning:
 
     def keys(self, partitions: Collection[int]) -> Mapping[int, Key]:
         """Read on, and give the state of `partitions`. Raises `UnavailableError`, `LogChanged`."""
-        self._read()
+        require_certain(self._read(), self.topic)
         return self._keys(partitions)
 
     def settings(self) -> Settings:

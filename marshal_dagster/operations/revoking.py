@@ -8,9 +8,12 @@ from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.tenure import Member, new_instance_id
+from marshal_dagster.errors import LogChanged
 from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval, require_certain
 from marshal_dagster.operations.pausing import require_known
+from marshal_dagster.protocol.messages import Settings
 from marshal_dagster.protocol.state import Freshness, Group, Key, Owner, freshness
+from marshal_dagster.protocol.world import World
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,36 +61,54 @@ class Revoking:
             world = reader.follow_all()
             require_known(world, self.group, "There is nothing to revoke")
             require_certain(world, self.topic)
-            partition = world.partition_of(self.topic)
-            group, at_ms = world.group_of(self.group, self.topic), max(partition.log_time_ms or 0, self.clock.wall_ms())
-            keys = sorted((number, key) for (topic, number), key in group.keys.items() if topic == self.topic)
-            return [held for number, key in keys for held in _held(group, number, key, at_ms)]
+            return self._held(world)
 
     def carry_out(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
         """Revoke `claims`, and give those of which the log shows it; the others changed hands meanwhile.
 
-        Raises `UnavailableError`, `LogChanged`.
+        Raises `NotCertain` where the log can only be observed now; `UnavailableError`, `LogChanged`.
         """
         reader = self._open()
         with reader.lock:
             settings = reader.world.group_of(self.group, self.topic).settings
         rationalizer = self.open_log(settings.heartbeat_interval_ms)
-        member = Member(self.group, self.client, new_instance_id("revoking"))
-        whole = {each.partition: each.owner.epoch for each in claims if not each.is_range}
-        parts = [(each.partition, each.owner.epoch) for each in claims if each.is_range]
         try:
-            rationalizer.follow_all()
-            taken = set()
-            if whole:
-                claimer = Claimer(rationalizer, member, self.topic, settings, clock=self.clock)
-                epochs = {number: epoch for number, epoch in whole.items() if epoch is not None}
-                taken |= {(number, whole[number]) for number in claimer.revoke(epochs)}
-            if parts:
-                ranges = RangeClaimer(rationalizer, member.anew(), self.topic, settings, clock=self.clock)
-                taken |= ranges.revoke([(number, epoch) for number, epoch in parts if epoch is not None])
+            world = rationalizer.follow_all()
+            if rationalizer.identity != reader.identity:
+                raise LogChanged(
+                    f"coordination topic {reader.identity.topic!r} was made anew since the claims were looked at. "
+                    "Nothing was revoked; look again"
+                )
+            require_certain(world, self.topic)
+            held = {(each.partition, each.owner) for each in self._held(world)}
+            still_held = [each for each in claims if (each.partition, each.owner) in held]
+            taken = self._revoke(still_held, rationalizer, settings)
         finally:
             rationalizer.close()
-        return [each for each in claims if (each.partition, each.owner.epoch) in taken]
+        return [each for each in still_held if (each.partition, each.owner.epoch) in taken]
+
+    def _revoke(
+        self, claims: Sequence[HeldClaim], rationalizer: Rationalizer, settings: Settings
+    ) -> set[tuple[int, int | None]]:
+        """Give partition and epoch of those seen taken."""
+        member = Member(self.group, self.client, new_instance_id("revoking"))
+        numbered = [(each.partition, each.owner.epoch, each.is_range) for each in claims]
+        whole = {number: epoch for number, epoch, is_range in numbered if epoch is not None and not is_range}
+        parts = [(number, epoch) for number, epoch, is_range in numbered if epoch is not None and is_range]
+        taken: set[tuple[int, int | None]] = set()
+        if whole:
+            claimer = Claimer(rationalizer, member, self.topic, settings, clock=self.clock)
+            taken |= {(number, whole[number]) for number in claimer.revoke(whole)}
+        if parts:
+            ranges = RangeClaimer(rationalizer, member.anew(), self.topic, settings, clock=self.clock)
+            taken |= ranges.revoke(parts)
+        return taken
+
+    def _held(self, world: World) -> list[HeldClaim]:
+        partition = world.partition_of(self.topic)
+        group, at_ms = world.group_of(self.group, self.topic), max(partition.log_time_ms or 0, self.clock.wall_ms())
+        keys = sorted((number, key) for (topic, number), key in group.keys.items() if topic == self.topic)
+        return [held for number, key in keys for held in _held(group, number, key, at_ms)]
 
     def close(self) -> None:
         """Let go of the coordination log."""

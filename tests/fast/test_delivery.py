@@ -15,6 +15,7 @@ from marshal_dagster.errors import (
     BatchAborted,
     ClaimLost,
     ConfigurationError,
+    LogChanged,
     MarshalError,
     PlanRejected,
     SettingsDiffer,
@@ -28,6 +29,7 @@ from marshal_dagster.protocol.messages import (
     RuleSet,
     Settings,
 )
+from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Owner
 from tests.delivering import GROUP, HI_MS, TOPIC, Scene
 from tests.faulty_log import Fault, FaultyLog, of_type
@@ -899,3 +901,23 @@ def test_what_a_batch_came_to(scene: Scene) -> None:
 def test_errors_are_of_one_tree() -> None:
     """Whatever a batch raises by itself can be caught as `MarshalError`."""
     assert all(issubclass(kind, MarshalError) for kind in (ClaimLost, BatchAborted, PlanRejected, SettingsDiffer))
+
+
+@pytest.mark.parametrize("mode", ALL_MODES)
+def test_a_batch_whose_release_finds_the_log_truncated_says_so(scene: Scene, mode: DeliveryMode) -> None:
+    """Its commit was seen in the log, and may be lost since: whoever relies on it must hear of that."""
+    log = FaultyLog(scene.log())
+    home = coordination_partition(TOPIC, scene.broker.identity.partitions)
+
+    def lose_the_commits() -> None:
+        if log.types()[-1] == "ReleasingPartition":
+            log.before_append = lambda: None
+            scene.broker.truncate(home, scene.broker.bounds(home).end - 3)
+
+    log.before_append = lose_the_commits
+    batch = scene.batch(scene.delivery(mode, log=log))
+
+    with pytest.raises(LogChanged, match="what this batch has committed may be lost"), batch:
+        scene.process(batch)
+
+    assert scene.key().offset == 0

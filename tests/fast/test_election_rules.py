@@ -48,6 +48,14 @@ def test_the_first_beat_of_its_own_that_it_hears_begins_a_term() -> None:
     assert candidacy.leads(5)
 
 
+def test_a_beat_before_its_own_term_ends_it() -> None:
+    """The leader topic is another one then: a later term would have a smaller fence."""
+    candidacy = leader(fence=100)
+    events = candidacy.hear(due(candidacy, 200), 3, 210)
+    assert [type(event) for event in events] == [Resigned]
+    assert not candidacy.leads(220)
+
+
 def test_a_member_without_the_partition_sends_nothing_and_leads_nothing() -> None:
     """Whatever it hears."""
     candidacy = Candidacy(TIMING, ids())

@@ -253,7 +253,7 @@ def test_a_position_is_not_set_by_a_release_that_was_never_acknowledged(site: Si
     site.owner_of(0, at=50).release()
     log = site.log()
     log.fail(Fault.FAILED, of_type("ReleasingPartition"))
-    with pytest.raises(PositionNotSet, match=r"were not set for partitions \[0\]"):
+    with pytest.raises(PositionNotSet, match=r"were not seen set for partitions \[0\]"):
         operator_on(site, log).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
     assert log.types().count("ReleasingPartition") == log.types().count("ClaimingPartition") == TRIES
     assert site.key(0).offset == 50

@@ -162,9 +162,11 @@ def test_what_another_has_recovered_since_is_not_written_over(site: Site, topic:
     later: list[Recovery] = []
 
     class Slow(Snapshots):
-        def write(self, world: PartitionWorld, identity: LogIdentity) -> None:
+        def write(
+            self, world: PartitionWorld, identity: LogIdentity, check: Callable[[], object] = lambda: None
+        ) -> None:
             later.append(recovery(site, topic))
-            super().write(world, identity)
+            super().write(world, identity, check)
 
     first = Recovery(site.log(), Slow(topic), clock=Waiting(site))
     first.look()
@@ -365,6 +367,92 @@ def test_what_failed_at_the_end_can_be_tried_again(topic: MemorySnapshotTopic) -
 def unavailable(partition: int, records: Sequence[Record]) -> None:
     """Append nothing."""
     raise UnavailableError(f"partition {partition} does not take {len(records)} records")
+
+
+def test_a_log_that_grew_again_since_it_was_shown_is_told(site: Site, topic: MemorySnapshotTopic) -> None:
+    """What was shown is gone, and something else was written in its place: offsets were confirmed for the former."""
+    begun = recovery(site, topic)
+    site.broker.truncate(site.home, site.broker.bounds(site.home).end - 1)
+    site.say(about(Heartbeat, "run1.0", offset=30))
+    with pytest.raises(LogChanged, match="lost records since this was shown"):
+        begun.recover(CONFIRMED)
+
+
+def test_somebody_who_begins_after_the_last_mark_is_noticed(site: Site, topic: MemorySnapshotTopic) -> None:
+    """As long as nothing is written."""
+    begun = recovery(site, topic)
+    looked_up = topic.bounds
+
+    def begin(partitions: Collection[int]) -> Mapping[int, Bounds]:
+        site.say(about(ClaimingPartition, "alive.1"))
+        return looked_up(partitions)
+
+    with pytest.MonkeyPatch.context() as late:
+        late.setattr(topic, "bounds", begin)
+        with pytest.raises(NotRecovered, match="somebody is at work"):
+            begun.recover(CONFIRMED)
+    assert Snapshots(topic).heads(site.broker.identity)[site.home] is None
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_snapshot_that_does_not_fit_any_more_is_told(site: Site, topic: MemorySnapshotTopic, lost: int) -> None:
+    """The log lost its last record while it was written, or retention deleted more."""
+    begun = recovery(site, topic)
+    append = topic.append
+
+    def cut(partition: int, records: Sequence[Record]) -> None:
+        if lost:
+            site.broker.truncate(site.home, site.broker.bounds(site.home).end - lost)
+        else:
+            site.overtake()
+        append(partition, records)
+
+    with pytest.MonkeyPatch.context() as meanwhile:
+        meanwhile.setattr(topic, "append", cut)
+        with pytest.raises(NotRecovered, match="do not fit"):
+            begun.recover(CONFIRMED)
+
+
+AT_MOST_ONCE = Settings(30 * HI_MS, delivery=DeliveryMode.AT_MOST_ONCE)
+
+
+def test_settings_and_pause_are_known_where_every_coordination_partition_was_cut() -> None:
+    """One of those that are only observed shows what another has no record of any more."""
+    site = Site()
+    site.say(about(ClaimingPartition, "cut.0"))
+    for number in range(site.partitions):
+        if number != site.home:
+            site.broker.append(number, b"cut")
+        site.broker.append(number, render(settings_record(AT_MOST_ONCE)))
+    site.pause(10_000, "ops.1")
+    site.say(about(Heartbeat, "run1.0", offset=9))
+    for number in range(site.partitions):
+        site.broker.retain_from(number, 3 if number == site.home else 1)
+    topic, clock = MemorySnapshotTopic(site.partitions), Waiting(site)
+    begun = recovery(site, topic, clock)
+    assert len(begun.observed) == site.partitions
+
+    begun.recover(CONFIRMED)
+
+    group = started(site, topic).world.group_of(GROUP, TOPIC)
+    assert (group.settings, group.paused_by) == (AT_MOST_ONCE, "ops.1")
+    assert clock.slept_ms[0] > 2 * AT_MOST_ONCE.heartbeat_interval_ms
+
+
+def test_settings_that_were_refused_do_not_count_over_those_that_are_certain() -> None:
+    """What can only be observed shows both, and not which of them was refused."""
+    site = Site()
+    for settings in (AT_MOST_ONCE, SETTINGS):
+        for number in range(site.partitions):
+            site.broker.append(number, render(settings_record(settings)))
+    site.say(about(Heartbeat, "run1.0", offset=9))
+    site.broker.retain_from(site.home, 1)
+    topic, clock = MemorySnapshotTopic(site.partitions), Waiting(site)
+
+    recovery(site, topic, clock).recover(CONFIRMED)
+
+    assert started(site, topic).world.group_of(GROUP, TOPIC).settings == AT_MOST_ONCE
+    assert clock.slept_ms[0] > 2 * AT_MOST_ONCE.heartbeat_interval_ms
 
 
 def test_without_a_snapshot_topic_it_does_not_begin(site: Site) -> None:

@@ -1,0 +1,200 @@
+"""What people are told, and what is done, when the log is cut while they look at what was shown.
+
+Between what is shown and what is done lies a question to a person: by then the log may be another one.
+"""
+
+import logging
+from functools import partial
+from typing import Any
+
+import pytest
+
+from marshal_dagster.cli import opening, revoke
+from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import LogChanged, MarshalError, NotCertain, PositionNotSet
+from marshal_dagster.operations.positions import Repositioning
+from marshal_dagster.operations.reprocessing import Reprocessing
+from marshal_dagster.operations.revoking import Revoking
+from marshal_dagster.operations.targets import Offsets
+from marshal_dagster.protocol.messages import Heartbeat
+from tests.faulty_log import Fault, FaultyLog, of_type
+from tests.members import GROUP, OTHER_TOPIC_ID, TOPIC, TOPIC_ID, Site, about
+from tests.operating import FakeTopics, act, at_work_on, site_now
+
+
+@pytest.fixture
+def site() -> Site:
+    """A coordination topic of its own."""
+    return Site()
+
+
+def operator(site: Site, log: FaultyLog | None = None) -> Operator:
+    """Open an operator."""
+    return Operator(Rationalizer(log or site.log(), clock=site.clock), GROUP, "ops", clock=site.clock)
+
+
+def repositioning(site: Site) -> Repositioning:
+    """Open what sets positions for people."""
+    topics: Any = FakeTopics()
+    return Repositioning(lambda _: Rationalizer(site.log(), clock=site.clock), topics, GROUP, TOPIC, "ops", site.clock)
+
+
+# Revoking
+
+
+def revoking(site: Site) -> Revoking:
+    """Open what revokes for people."""
+    return Revoking(lambda _: Rationalizer(site.log(), clock=site.clock), GROUP, TOPIC, "ops", site.clock)
+
+
+def test_who_revokes_takes_nothing_in_a_log_made_anew(site: Site) -> None:
+    """Another owner has the epoch that was shown."""
+    site.owner_of(0, 1)
+    work = revoking(site)
+    shown = work.look()
+    site.broker.make_anew()
+    alive = site.owner_of(0, 1)
+
+    with pytest.raises(LogChanged, match="Nothing was revoked"):
+        work.carry_out(shown)
+
+    assert site.owner(0) == site.owner(1) == alive.member.instance
+
+
+def test_who_revokes_takes_nothing_from_an_owner_that_was_not_shown(site: Site) -> None:
+    """The log has lost what was shown, and another has claimed: the offset of its record is the same number."""
+    dead = site.owner_of(0, 1)
+    work = revoking(site)
+    shown = work.look()
+    assert {each.owner.instance for each in shown} == {dead.member.instance}
+    for partition in range(site.partitions):
+        site.broker.truncate(partition, 0)
+    alive = site.owner_of(0, 1)
+
+    assert work.carry_out(shown) == []
+
+    assert site.owner(0) == site.owner(1) == alive.member.instance
+
+
+def test_who_revokes_hears_that_the_log_can_only_be_observed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Retention has deleted it while the person was asked."""
+    site = site_now()
+    monkeypatch.setattr(revoke, "Revoking", partial(Revoking, clock=site.clock))
+    at_work_on(site, monkeypatch, revoke)
+    dead = site.owner_of(0)
+
+    def agree(*_: object, **__: object) -> bool:
+        site.overtake()
+        return True
+
+    monkeypatch.setattr("marshal_dagster.cli.revoke.typer.confirm", agree)
+    answer = act(capsys, "revoke", GROUP, TOPIC, "--instance", dead.member.instance)
+
+    assert answer.code != 0
+    assert "recover`" in answer.err
+
+
+# Positions
+
+
+def test_position_set_does_not_say_that_it_set_what_it_did_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Keys that are only observed have generation 0: that is no new generation."""
+    site = site_now()
+    at_work_on(site, monkeypatch, opening, topics=FakeTopics())
+    monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
+    site.owner_of(0, at=40).release()
+    assert act(capsys, "position", "set", GROUP, TOPIC, "--offsets", "0=50", "--yes").code == 0
+    owner = site.owner_of(0, at=50)
+
+    def agree(*_: object, **__: object) -> bool:
+        site.overtake()
+        site.say(about(Heartbeat, owner.member.instance, 0, offset=50))
+        return True
+
+    monkeypatch.setattr("marshal_dagster.cli.moving.typer.confirm", agree)
+    answer = act(capsys, "position", "set", GROUP, TOPIC, "--offsets", "0=30")
+
+    assert answer.code != 0
+    assert "set: partitions 0;" not in answer.err
+
+
+def test_what_was_set_in_a_log_that_is_only_observed_is_not_known(site: Site) -> None:
+    """Nobody says that it was."""
+    site.owner_of(0, at=10).release()
+    operator(site).set_positions(TOPIC, {0: 50}, TOPIC_ID, wait_ms=0)
+    owner = site.owner_of(0, at=50)
+    work = repositioning(site)
+    moves = work.look(Offsets(by_partition=((0, 30),)))
+    site.overtake()
+    site.say(about(Heartbeat, owner.member.instance, offset=50))
+
+    with pytest.raises(NotCertain):
+        work.done(moves)
+
+
+def test_who_reprocesses_blames_nobody_for_what_retention_did(site: Site) -> None:
+    """The log can only be observed since the position was set back: that is no position that another has set."""
+    site.owner_of(0, at=50).release()
+    reprocessing = Reprocessing(repositioning(site))
+    redo = reprocessing.look(0, 30, 40)
+
+    def overtake(text: str) -> None:
+        if "does it again" in text:
+            site.overtake()
+
+    with pytest.raises(NotCertain):
+        reprocessing.carry_out(redo, wait_s=10, within_s=10, tell=overtake)
+
+
+@pytest.mark.parametrize("moment", range(30))
+def test_positions_that_were_set_are_not_told_as_not_set(
+    site: Site, moment: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log does not answer from some call on: what is set by then is not known, and not said to be nothing."""
+    caplog.set_level(logging.WARNING)
+    site.owner_of(0, 1).release()
+    log = site.log()
+    ops = operator(site, log)
+    passed = 0
+
+    def pass_a_moment() -> None:
+        nonlocal passed
+        passed += 1
+        log.is_down = passed > moment
+
+    log.before_append = log.after_append = log.before_read = pass_a_moment
+    try:
+        ops.set_positions(TOPIC, {0: 9, 1: 3}, TOPIC_ID, wait_ms=0)
+    except MarshalError as error:
+        told = f"{error} {caplog.text}"
+        is_set = any(site.key(number).generation for number in (0, 1))
+        assert not is_set or "nothing was seen set" not in told or "may have been" in told
+
+
+def test_an_offset_that_is_gone_is_told_of(site: Site) -> None:
+    """Another data topic was named, which takes the offset; the position behind it was not written."""
+    site.owner_of(0, at=50).release()
+    log = site.log()
+    log.fail(Fault.FAILED, of_type("ReleasingPartition"))
+
+    with pytest.raises(PositionNotSet, match="may have the new offset, or none"):
+        operator(site, log).set_positions(TOPIC, {0: 9}, OTHER_TOPIC_ID, wait_ms=0)
+
+    assert site.key().offset is None
+
+
+def test_a_position_whose_release_was_not_acknowledged_may_be_set(site: Site) -> None:
+    """It is in the log each time."""
+    site.owner_of(0, at=50).release()
+    log = site.log()
+    log.fail(Fault.LOST_ACK, of_type("ReleasingPartition"))
+
+    with pytest.raises(PositionNotSet, match="may have the new offset, or none"):
+        operator(site, log).set_positions(TOPIC, {0: 9}, TOPIC_ID, wait_ms=0)
+
+    assert site.key().offset == 9
