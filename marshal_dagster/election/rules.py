@@ -137,12 +137,12 @@ class Candidacy:
             return []
         self._ends_ms = max(self._ends_ms, ends_ms)
         self._sent_ms = {number: at for number, at in self._sent_ms.items() if number > beat.number}
-        if self.term is not None and offset <= self.term.fence:
+        if self.term is None:
+            self.term = Term(offset, beat.leader_id)
+            return [Elected(self.term)]
+        if offset <= self.term.fence:
             return self.give_up(now_ms, "the leader topic was made anew or truncated: a beat lies before its term")
-        if self.term is not None:
-            return []
-        self.term = Term(offset, beat.leader_id)
-        return [Elected(self.term)]
+        return []
 
     def leads(self, now_ms: float) -> bool:
         """Tell whether the term holds at this moment, be the deadline looked at yet or not."""

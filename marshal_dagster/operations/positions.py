@@ -165,7 +165,7 @@ class Repositioning:
         return {number: key.offset for number, key in self.keys(partitions).items() if key.offset is not None}
 
     def keys(self, partitions: Collection[int]) -> Mapping[int, Key]:
-        """Read on, and give the state of `partitions`. Raises `UnavailableError`, `LogChanged`."""
+        """Read on, and give the state of `partitions`. Raises `NotCertain`, `UnavailableError`, `LogChanged`."""
         require_certain(self._read(), self.topic)
         return self._keys(partitions)
 

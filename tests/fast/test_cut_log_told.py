@@ -176,25 +176,20 @@ def test_positions_that_were_set_are_not_told_as_not_set(
         assert not is_set or "nothing was seen set" not in told or "may have been" in told
 
 
-def test_an_offset_that_is_gone_is_told_of(site: Site) -> None:
-    """Another data topic was named, which takes the offset; the position behind it was not written."""
+@pytest.mark.parametrize(
+    ("fault", "topic_id", "stands_at"),
+    [(Fault.FAILED, OTHER_TOPIC_ID, None), (Fault.LOST_ACK, TOPIC_ID, 9)],
+    ids=["another data topic was named, which takes the offset, and no more was written", "it is in the log each time"],
+)
+def test_what_may_have_become_of_a_position_is_told(
+    site: Site, fault: Fault, topic_id: str, stands_at: int | None
+) -> None:
+    """The release that sets it was not acknowledged: the offset may be gone, or the new one."""
     site.owner_of(0, at=50).release()
     log = site.log()
-    log.fail(Fault.FAILED, of_type("ReleasingPartition"))
+    log.fail(fault, of_type("ReleasingPartition"))
 
     with pytest.raises(PositionNotSet, match="may have the new offset, or none"):
-        operator(site, log).set_positions(TOPIC, {0: 9}, OTHER_TOPIC_ID, wait_ms=0)
+        operator(site, log).set_positions(TOPIC, {0: 9}, topic_id, wait_ms=0)
 
-    assert site.key().offset is None
-
-
-def test_a_position_whose_release_was_not_acknowledged_may_be_set(site: Site) -> None:
-    """It is in the log each time."""
-    site.owner_of(0, at=50).release()
-    log = site.log()
-    log.fail(Fault.LOST_ACK, of_type("ReleasingPartition"))
-
-    with pytest.raises(PositionNotSet, match="may have the new offset, or none"):
-        operator(site, log).set_positions(TOPIC, {0: 9}, TOPIC_ID, wait_ms=0)
-
-    assert site.key().offset == 9
+    assert site.key().offset == stands_at
