@@ -118,7 +118,9 @@ class SimulatedLog:
         self._read: dict[int, int] = {}
         """Up to where it has given records, by partition."""
         self.told_truncated_ms: float | None = None
-        """When it told its reader that the log ends before what it has given of it."""
+        """When it told its reader that the log ends before what it has given; None if that reads anew from there on."""
+        self._ended: dict[int, int] = {}
+        """Where it ended as it told so, by partition."""
 
     def identity(self) -> LogIdentity:
         """Ask which log it is."""
@@ -129,14 +131,16 @@ class SimulatedLog:
         """Ask for the bounds."""
         bounds = self._log.bounds(partitions)
         self._wait()
-        if any(at.end < self._read.get(partition, 0) for partition, at in bounds.items()):
-            self.told_truncated_ms = self._cluster.scheduler.now_ms
+        self._tell_ends({partition: at.end for partition, at in bounds.items()})
         return bounds
 
     def follow(self, positions: Mapping[int, int]) -> None:
-        """Read from there."""
+        """Read from there: who has looked further for a moment, and counts on none of that, has lost nothing."""
         self._log.follow(positions)
         self._read = dict(positions)
+        if all(position <= self._ended.get(partition, position) for partition, position in positions.items()):
+            self.told_truncated_ms = None
+            self._ended.clear()
 
     def read_until(self, ends: Mapping[int, int], timeout_s: float) -> Iterator[Chunk]:
         """Read what is there after a while."""
@@ -215,8 +219,15 @@ class SimulatedLog:
     def _see_truncated(self, records: Sequence[Append], acks: Sequence[Ack]) -> None:
         """Note that the sender is told by an acknowledgement that the log had ended before what was read of it."""
         for record, ack in zip(records, acks, strict=True):
-            if ack.offset is not None and ack.offset < self._read.get(record.partition, 0):
+            if ack.offset is not None:
+                self._tell_ends({record.partition: ack.offset})
+
+    def _tell_ends(self, ends: Mapping[int, int]) -> None:
+        """Note what the reader is told of where the log ends, or did a moment ago, if it has read further."""
+        for partition, end in ends.items():
+            if end < self._read.get(partition, 0):
                 self.told_truncated_ms = self._cluster.scheduler.now_ms
+                self._ended[partition] = end
 
     def _go_out(self) -> None:
         """Let nothing get through for a while, and then all of it: from the network, or from the sender's own queue.

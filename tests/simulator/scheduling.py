@@ -252,6 +252,11 @@ class SimulatedRLock:
         self._depth = 0
         self._waiters: deque[Task] = deque()
 
+    @property
+    def is_held(self) -> bool:
+        """Tell whether a task has it."""
+        return self._depth > 0
+
     def __enter__(self) -> bool:
         task = self._scheduler.current
         if self._depth and self._owner is not task:

@@ -53,7 +53,7 @@ from tests.simulator.data import Attempt, Output, ProcessTopics, SimulatedSink
 from tests.simulator.go_members import GoMember
 from tests.simulator.nature import Nature
 from tests.simulator.scenario import GROUP, HI_MS, LOOK_LEAST_MS, LOOK_MOST_MS, TOPIC, EventKind, Member, Scenario
-from tests.simulator.scheduling import Process, Scheduler, SimulatedThreading
+from tests.simulator.scheduling import Process, Scheduler, SimulatedRLock, SimulatedThreading
 from tests.simulator.snapshots import SimulatedSnapshotTopic, SnapshotFault, render_in_parts
 
 if TYPE_CHECKING:
@@ -499,12 +499,11 @@ class Simulation:
         claims = run.batch._claimer._tenure.claims
         if not claims and not run.leases:
             return
+        self._check_certain(run.batch)
         leases = [claim.lease for claim in claims.values()]
         if leases == run.leases:
             return
         run.leases = leases
-        if leases and not run.batch._claimer.rationalizer.world.partition_of(TOPIC).certain:
-            self._fail("an observing reader never claims", f"{run.batch.batch_id} holds {len(leases)} partitions")
         self._busy_ms[run.number] = self.scheduler.now_ms
         self._check_beliefs()
 
@@ -517,6 +516,13 @@ class Simulation:
     def _check_beliefs(self) -> None:
         if self.scenario.rule_set is RuleSet.NATIVE and self.scheduler.now_ms >= self.unsure_until_ms:
             check_beliefs(self.judge, self.home, self._beliefs(), self.cluster.broker.now_ms(), self.hi_ms)
+
+    def _check_certain(self, batch: ClaimedBatch) -> None:
+        """Between steps of its claimer, which has the lock within them, who only observes the log holds nothing."""
+        rationalizer, held = batch._claimer.rationalizer, len(batch._claimer._tenure.claims)
+        is_within_a_step = cast("SimulatedRLock", rationalizer.lock).is_held
+        if held and not is_within_a_step and not rationalizer.world.partition_of(TOPIC).certain:
+            self._fail("an observing reader never claims", f"{batch.batch_id} holds {held} partitions")
 
     def _check_truncation_noticed(self, batch: ClaimedBatch) -> None:
         """Who was told that the log ends before what was read of it holds nothing any more."""
