@@ -14,10 +14,12 @@ from marshal_dagster.protocol.state import Group, Key
 from marshal_dagster.protocol.world import PartitionWorld
 from tests.simulator import __main__ as command_line
 from tests.simulator import running
+from tests.simulator.broker import Cluster
 from tests.simulator.checkers import LogJudge, check_attempts, check_nothing_twice
 from tests.simulator.data import Attempt, Output
 from tests.simulator.mutants import LIBRARY, MUTANTS, TOP, Mutant
 from tests.simulator.scenario import scenario
+from tests.simulator.scheduling import Process, Scheduler
 from tests.simulator.snapshots import render_in_parts
 from tests.simulator.world import simulate
 
@@ -72,6 +74,36 @@ def test_what_was_committed_is_not_done_again(epoch: int, sender: str, began_at:
     output = Output(attempts=[Attempt(done, what[0], sender, began_at, [4, 5])])
     check_attempts(judge, output, at_most_once=False)
     assert broken == ["what is committed is not done again"] * is_broken
+
+
+@pytest.mark.parametrize(("reads_on_from", "is_told"), [(1, False), (3, False), (4, True), (5, True)])
+def test_a_reader_is_told_of_what_it_counts_on(reads_on_from: int, is_told: bool) -> None:
+    """A look at one record may show more, which a truncated log may lose before the reader goes on from there."""
+    scheduler = Scheduler(seed=0)
+    cluster = Cluster(scheduler, 1, 1_000, {}, seed=0)
+    process = Process(scheduler, "a reader")
+    log = cluster.open(process)
+    for _ in range(5):
+        cluster.put(0, b"a record")
+
+    def read() -> None:
+        log.follow({0: 0})
+        assert [chunk.position for chunk in log.read_until({0: 1}, 1)] == [5]
+        cluster.broker.truncate(0, 3)
+        log.bounds([0])
+        assert log.told_truncated_ms is not None
+        log.follow({0: reads_on_from})
+
+    process.spawn(read)
+    scheduler.run(1_000)
+    assert not scheduler.failures
+    assert (log.told_truncated_ms is not None) == is_told
+
+
+@pytest.mark.parametrize("seed", [132_454, 162_658])
+def test_an_alarm_that_was_false_is_none(seed: int) -> None:
+    """Records that were only looked at; claims in the midst of the step that lets go of them."""
+    assert simulate(scenario(seed)).violations == ()
 
 
 def test_nothing_is_in_the_output_twice() -> None:
