@@ -226,7 +226,12 @@ def admin(connection: KafkaConnection, *, client_id: str) -> tuple[AdminClient, 
         ConfigurationError: the client library refuses the settings.
     """
     log = ClientLog(client_id, connection.bootstrap_servers, connection)
-    settings: dict[str, Any] = {**connection.librdkafka(), "client.id": client_id, **log.callbacks()}
+    settings: dict[str, Any] = {
+        **connection.librdkafka(),
+        "client.id": client_id,
+        "allow.auto.create.topics": False,
+        **log.callbacks(),
+    }
     with checked_settings():
         return AdminClient(settings), log
 

@@ -42,6 +42,8 @@ _PER_PARTITION_S: Final = 0.05
 _SHOWN: Final = 10
 _MANY: Final = 500
 """From so many partitions on another client is worth its start."""
+_LEADERS_KNOWN_S: Final = 300.0
+"""The client forgets leaders after 900 s in which it heard nothing of a topic."""
 _CLOSED: Final = "these Topics are closed"
 _API: Final[Any] = confluent_kafka.admin
 """For the names that the client library's type hints do not export."""
@@ -87,7 +89,11 @@ class Topics:
         self._log: ClientLog
         self._client: AdminClient | None
         self._client, self._log = admin(connection, client_id=client_id)
+        self._client_lock = threading.Lock()
+        self._borrowers = 0
+        """How many threads have the client at present."""
         self._reached = False
+        self._leaders: dict[str, tuple[float, int]] = {}
         self._connection = connection
         self._group_lock = threading.Lock()
         self._held: GroupOffsets | None = None
@@ -105,10 +111,12 @@ class Topics:
         self.close()
 
     def close(self) -> None:
-        """Let go of the connections; any further question is an error."""
-        if self._client is not None:
-            let_go(self._client, self._log)
-        self._client = None
+        """Let go of the connections, once who asks at present has an answer; any further question is an error."""
+        with self._client_lock:
+            client, self._client = self._client, None
+            is_in_use = self._borrowers > 0
+        if client is not None and not is_in_use:
+            let_go(client, self._log)
         with self._group_lock:
             if self._held is not None:
                 self._held.close()
@@ -216,7 +224,8 @@ class Topics:
     def _asking(
         self, client: AdminClient, topic: str, level: IsolationLevel, left_s: float, wanted: Sequence[int]
     ) -> "_Asking":
-        return _Asking(client, topic, level, time.monotonic() + left_s, self._many_offsets(level, wanted))
+        deadline, many = time.monotonic() + left_s, self._many_offsets(level, wanted)
+        return _Asking(client, topic, level, deadline, self._leaders, many)
 
     def _many_offsets(self, level: IsolationLevel, wanted: Sequence[int]) -> ManyOffsets | None:
         """Give the client for so many partitions, where it is worth one more."""
@@ -276,7 +285,8 @@ class Topics:
     @contextlib.contextmanager
     def _group(self, group: str) -> Iterator[GroupOffsets]:
         """Lend the client of a group; the last one that was good is kept for the next time."""
-        self._reach()
+        with self._lent() as client:
+            self._reach(client)
         with self._group_lock:
             held, self._held = self._held, None
             if held is not None and held.group != group:
@@ -391,9 +401,10 @@ class Topics:
 
     def _await_usable(self, topic: str, partitions: int) -> None:
         request = Request(f"look whether topic {topic!r} can be used", on_topic(topic, Right.DESCRIBE), topic)
-        client, wanted = self._reach(), range(partitions)
+        wanted = range(partitions)
 
-        def is_usable() -> bool:
+        def is_usable(client: AdminClient) -> bool:
+            self._leaders.pop(topic, None)
             try:
                 _bounds(self._asking(client, topic, IsolationLevel.READ_UNCOMMITTED, self._timeout_s, wanted), wanted)
             except KafkaException as raised:
@@ -406,7 +417,9 @@ class Topics:
             return True
 
         within_s = self._timeout_s + partitions * _PER_PARTITION_S
-        _await(is_usable, f"topic {topic!r} exists, but not all its partitions have a leader", within_s)
+        with self._lent() as client:
+            otherwise = f"topic {topic!r} exists, but not all its partitions have a leader"
+            _await(lambda: is_usable(client), otherwise, within_s)
 
     def _is_missing(self, topic: str) -> bool:
         try:
@@ -418,31 +431,50 @@ class Topics:
     def _ask(self, request: Request, question: Callable[[AdminClient, float], T]) -> T:
         """Put a question with the seconds that are left, again while the trouble passes by itself."""
         deadline = time.monotonic() + self._timeout_s
-        client = self._reach()
-        while True:
-            try:
-                answer = question(client, max(0.1, deadline - time.monotonic()))
-            except KafkaException as raised:
-                error = error_in(raised)
-                if error.code() not in PASSING or time.monotonic() + _PAUSE_S >= deadline:
-                    raise self._failure(request, error) from None
-            except TimeoutError:
-                raise self._failure(request, KafkaError(KafkaError._TIMED_OUT)) from None  # noqa: SLF001
-            else:
-                client.poll(0)
-                self._log.clear()
-                return answer
-            time.sleep(_PAUSE_S)
+        with self._lent() as client:
+            self._reach(client)
+            while True:
+                try:
+                    answer = question(client, max(0.1, deadline - time.monotonic()))
+                except KafkaException as raised:
+                    error = error_in(raised)
+                    if error.code() not in PASSING or time.monotonic() + _PAUSE_S >= deadline:
+                        raise self._failure(request, error) from None
+                except TimeoutError:
+                    raise self._failure(request, KafkaError(KafkaError._TIMED_OUT)) from None  # noqa: SLF001
+                else:
+                    client.poll(0)
+                    self._log.clear()
+                    return answer
+                time.sleep(_PAUSE_S)
+                self._require_open()
 
-    def _reach(self) -> AdminClient:
-        """Give the client once it has had a connection."""
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[AdminClient]:
+        """Lend the client: closed meanwhile, it is let go of by the last who has it, as its memory is freed then."""
+        with self._client_lock:
+            client = self._require_open()
+            self._borrowers += 1
+        try:
+            yield client
+        finally:
+            with self._client_lock:
+                self._borrowers -= 1
+                is_last = self._client is None and self._borrowers == 0
+            if is_last:
+                let_go(client, self._log)
+
+    def _require_open(self) -> AdminClient:
         client = self._client
         if client is None:
             raise RuntimeError(_CLOSED)
+        return client
+
+    def _reach(self, client: AdminClient) -> None:
+        """Wait for the first connection."""
         if not self._reached:
             reach(client, self._log, timeout_s=self._timeout_s)
             self._reached = True
-        return client
 
     def _failure(self, request: Request, error: KafkaError) -> MarshalError:
         if self._client is not None:
@@ -491,7 +523,9 @@ class _Asking:
     topic: str
     level: IsolationLevel
     deadline: float
-    many: ManyOffsets | None = None
+    leaders: dict[str, tuple[float, int]]
+    """When the client heard of a topic's leaders (monotonic seconds), and of how many."""
+    many: ManyOffsets | None
 
     @property
     def left_s(self) -> float:
@@ -507,6 +541,7 @@ class _Asking:
             with contextlib.suppress(KafkaException):
                 until_s, ask = time.monotonic() + self.left_s / 2, self.many.ask
                 return [ask(self.topic, partitions, at, least=least, until_s=until_s) for at in places]
+        self._know_leaders(partitions)
         answers = [self._ask(partitions, at) for at in places]
         try:
             return [
@@ -515,7 +550,7 @@ class _Asking:
             ]
         except KafkaException as raised:
             if error_in(raised).code() in LEADER_MOVED | MISSING:
-                _look_up_leaders(self.client, self.topic, partitions, self.left_s)
+                self._look_up_leaders(partitions)
             raise
 
     def _ask(self, partitions: Sequence[int], at: int) -> "dict[TopicPartition, Future[Any]]":
@@ -525,6 +560,35 @@ class _Asking:
             wanted = {TopicPartition(self.topic, each): spec for each in partitions[first : first + AT_ONCE]}
             asked |= self.client.list_offsets(wanted, isolation_level=self.level, request_timeout=self.left_s)
         return asked
+
+    def _know_leaders(self, partitions: Sequence[int]) -> None:
+        """Have the client know the leaders: when it looks for them itself and hears of others meanwhile, it may crash.
+
+        (As of librdkafka 2.16 who asks goes on with memory that the thread which hears the answer may have freed.)
+        """
+        heard_s, count = self.leaders.get(self.topic, (-_LEADERS_KNOWN_S, 0))
+        if time.monotonic() - heard_s >= _LEADERS_KNOWN_S or max(partitions) >= count:
+            self._look_up_leaders(partitions)
+
+    def _look_up_leaders(self, partitions: Sequence[int]) -> None:
+        """Have the client learn the leaders anew, which it does not do by itself for a question about offsets.
+
+        Raises:
+            TopicMissing: there is no such partition.
+            KafkaException: there is no such topic, it may not be seen, or a partition has no leader at present.
+        """
+        now_s = time.monotonic()
+        found = self.client.list_topics(self.topic, timeout=self.left_s).topics[self.topic]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        if missing := sorted(set(partitions) - set(found.partitions)):
+            raise TopicMissing(
+                f"topic {self.topic!r} has {len(found.partitions)} partitions, and none with the number "
+                f"{_numbers(missing)}"
+            )
+        if any(found.partitions[each].leader < 0 for each in partitions):
+            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+        self.leaders[self.topic] = now_s, len(found.partitions)
 
 
 _SPECS: Final = {OFFSET_BEGINNING: _API.OffsetSpec.earliest(), OFFSET_END: _API.OffsetSpec.latest()}
@@ -539,22 +603,6 @@ def only(futures: Mapping[Any, "Future[Any]"], left_s: float) -> Any:  # noqa: A
     """Wait for the answer to the only thing that was asked for."""
     (future,) = futures.values()
     return result(future, left_s)
-
-
-def _look_up_leaders(client: AdminClient, topic: str, partitions: Iterable[int], left_s: float) -> None:
-    """Have the client learn the partitions' leaders anew, which it does not do by itself for a question about offsets.
-
-    Raises:
-        TopicMissing: there is no such partition.
-        KafkaException: there is no such topic, or it may not be seen.
-    """
-    found = client.list_topics(topic, timeout=left_s).topics[topic]
-    if found.error is not None:
-        raise KafkaException(found.error)
-    if missing := sorted(set(partitions) - set(found.partitions)):
-        raise TopicMissing(
-            f"topic {topic!r} has {len(found.partitions)} partitions, and none with the number {_numbers(missing)}"
-        )
 
 
 def _offset(future: "Future[Any]", left_s: float, least: int) -> int:

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from confluent_kafka import TopicPartition
 
-from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.errors import ConfigurationError, TopicMissing, UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.clients import ClientLog
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -167,6 +167,8 @@ def test_topics_that_cannot_be_asked_tell_why(free_port: int) -> None:
 class ElectingAdmin:
     """An admin client that answers with these bounds of partition 0, one after another; the last ones from then on."""
 
+    partitions = 1
+
     def __init__(self, *bounds: tuple[int, int]) -> None:
         self.bounds = list(bounds)
         self.asked = 0
@@ -180,8 +182,9 @@ class ElectingAdmin:
         return dict.fromkeys(wanted, answer)
 
     def list_topics(self, topic: str, **_: object) -> SimpleNamespace:
-        """Tell of the topic that it has its partition."""
-        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=[0])})
+        """Tell of the topic that each of its partitions has a leader."""
+        leaders = {number: SimpleNamespace(leader=1) for number in range(self.partitions)}
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=leaders)})
 
     def poll(self, _: float) -> None:
         """Nothing has come."""
@@ -224,6 +227,8 @@ def test_that_no_record_is_so_young_is_asked_twice(
 
 class Counting(ElectingAdmin):
     """One that notes for how many partitions it is asked at once, and answers with their numbers."""
+
+    partitions = 10_000
 
     def __init__(self) -> None:
         super().__init__()
@@ -273,6 +278,82 @@ def test_offsets_that_are_never_known_are_told(monkeypatch: pytest.MonkeyPatch) 
         pytest.raises(UnavailableError, match="cannot look up the offsets of topic 'orders'"),
     ):
         asked.offsets("orders", [0])
+
+
+class Noting(ElectingAdmin):
+    """One that notes what it is asked; its partitions have no leader for the first few times that it is looked."""
+
+    partitions = 2
+
+    def __init__(self, without_leader: int = 0) -> None:
+        super().__init__((3, 68))
+        self.calls: list[str] = []
+        self.without_leader = without_leader
+
+    def list_offsets(self, wanted: Iterable[TopicPartition], **further: object) -> dict[TopicPartition, Future[object]]:
+        """Answer."""
+        self.calls.append("offsets")
+        return super().list_offsets(wanted, **further)
+
+    def list_topics(self, topic: str, **_: object) -> SimpleNamespace:
+        """Tell of the leaders."""
+        self.calls.append("leaders")
+        leader = -1 if self.calls.count("leaders") <= self.without_leader else 1
+        leaders = {number: SimpleNamespace(leader=leader) for number in range(self.partitions)}
+        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=leaders)})
+
+
+def test_leaders_are_known_before_offsets_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client library can crash where it looks for leaders while it is asked; it forgets them, and topics grow."""
+    client = Noting(without_leader=2)
+    with topics_of(client, monkeypatch) as asked:
+        asked.offsets("orders", [0, 1])
+        assert client.calls == ["leaders"] * 3 + ["offsets"] * 2
+        asked.offsets("orders", [0])
+        assert client.calls[5:] == ["offsets"] * 2
+        with pytest.raises(TopicMissing, match="none with the number 2"):
+            asked.offsets("orders", [2])
+        assert client.calls[7:] == ["leaders"]
+        monkeypatch.setattr("marshal_dagster.kafka.topics._LEADERS_KNOWN_S", 0.0)
+        asked.offsets("orders", [0])
+        assert client.calls[8:] == ["leaders", "offsets", "offsets"]
+
+
+class Held(ElectingAdmin):
+    """One that answers when it may, and notes whether it was closed by then."""
+
+    def __init__(self) -> None:
+        super().__init__((3, 68))
+        self.may_answer, self.is_asked, self.is_closed = threading.Event(), threading.Event(), threading.Event()
+
+    def list_topics(self, topic: str, **further: object) -> SimpleNamespace:
+        """Wait."""
+        self.is_asked.set()
+        assert self.may_answer.wait(10)
+        assert not self.is_closed.is_set()
+        return super().list_topics(topic, **further)
+
+    def __exit__(self, *_: object) -> None:
+        self.is_closed.set()
+
+
+def test_a_client_is_closed_by_the_last_who_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its memory is freed by closing: whoever asks meanwhile would crash the process."""
+    client, found = Held(), []
+    topics = topics_of(client, monkeypatch)
+    asking = [threading.Thread(target=lambda: found.append(topics.offsets("orders", [0]))) for _ in range(2)]
+    for thread in asking:
+        thread.start()
+    assert client.is_asked.wait(10)
+    topics.close()
+    assert not client.is_closed.is_set()
+    with pytest.raises(RuntimeError, match="closed"):
+        topics.offsets("orders", [0])
+    client.may_answer.set()
+    for thread in asking:
+        thread.join(10)
+    assert found == [{0: OffsetBounds(3, 68)}] * 2
+    assert client.is_closed.wait(10)
 
 
 def test_topics_that_were_closed_say_so(free_port: int) -> None:

@@ -2,13 +2,15 @@
 
 import base64
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from marshal_dagster.devkafka import running_kafka
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import OffsetBounds, Topics
@@ -98,6 +100,26 @@ def test_a_partition_that_is_missing_is_told(asked_of: Topics, topic: MakeTopic)
     for wanted in ([2, 7], [0, 1, 2, 7]):
         with pytest.raises(TopicMissing, match=r"has 2 partitions, and none with the number (2, )?7"):
             asked_of.offsets(name, wanted)
+
+
+def test_nothing_is_made_by_asking_for_it(tmp_path: Path) -> None:
+    """Brokers make topics that are asked for, unless they are told not to, and with settings of their own."""
+    with (
+        running_kafka(tmp_path, settings={"auto.create.topics.enable": "true"}) as cluster,
+        Topics(KafkaConnection(bootstrap_servers=cluster.bootstrap_servers)) as topics,
+    ):
+        asks: list[Callable[[str], object]] = [
+            topics.describe,
+            topics.settings,
+            lambda name: topics.offsets(name, [0]),
+            lambda name: topics.offsets_at(name, [0], 1),
+            lambda name: topics.offsets(name, range(1_000)),
+        ]
+        for number, ask in enumerate(asks):
+            with pytest.raises(TopicMissing):
+                ask(f"typo-{number}")
+        time.sleep(1)  # one that is made is told of a moment later
+        assert topics.partition_counts() == {}
 
 
 def test_offsets_are_the_first_and_the_next(kafka: str, asked_of: Topics, topic: MakeTopic) -> None:
