@@ -168,6 +168,7 @@ class ElectingAdmin:
     """An admin client that answers with these bounds of partition 0, one after another; the last ones from then on."""
 
     partitions = 1
+    leader = 1
 
     def __init__(self, *bounds: tuple[int, int]) -> None:
         self.bounds = list(bounds)
@@ -183,7 +184,7 @@ class ElectingAdmin:
 
     def list_topics(self, topic: str, **_: object) -> SimpleNamespace:
         """Tell of the topic that each of its partitions has a leader."""
-        leaders = {number: SimpleNamespace(leader=1) for number in range(self.partitions)}
+        leaders = {number: SimpleNamespace(leader=self.leader) for number in range(self.partitions)}
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=leaders)})
 
     def poll(self, _: float) -> None:
@@ -295,12 +296,11 @@ class Noting(ElectingAdmin):
         self.calls.append("offsets")
         return super().list_offsets(wanted, **further)
 
-    def list_topics(self, topic: str, **_: object) -> SimpleNamespace:
+    def list_topics(self, topic: str, **further: object) -> SimpleNamespace:
         """Tell of the leaders."""
         self.calls.append("leaders")
-        leader = -1 if self.calls.count("leaders") <= self.without_leader else 1
-        leaders = {number: SimpleNamespace(leader=leader) for number in range(self.partitions)}
-        return SimpleNamespace(topics={topic: SimpleNamespace(error=None, partitions=leaders)})
+        self.leader = -1 if self.calls.count("leaders") <= self.without_leader else 1
+        return super().list_topics(topic, **further)
 
 
 def test_leaders_are_known_before_offsets_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,11 +324,12 @@ class Held(ElectingAdmin):
 
     def __init__(self) -> None:
         super().__init__((3, 68))
-        self.may_answer, self.is_asked, self.is_closed = threading.Event(), threading.Event(), threading.Event()
+        self.may_answer, self.is_closed = threading.Event(), threading.Event()
+        self.asked_by = threading.Semaphore(0)
 
     def list_topics(self, topic: str, **further: object) -> SimpleNamespace:
         """Wait."""
-        self.is_asked.set()
+        self.asked_by.release()
         assert self.may_answer.wait(10)
         assert not self.is_closed.is_set()
         return super().list_topics(topic, **further)
@@ -344,7 +345,7 @@ def test_a_client_is_closed_by_the_last_who_asks(monkeypatch: pytest.MonkeyPatch
     asking = [threading.Thread(target=lambda: found.append(topics.offsets("orders", [0]))) for _ in range(2)]
     for thread in asking:
         thread.start()
-    assert client.is_asked.wait(10)
+    assert all(client.asked_by.acquire(timeout=10) for _ in asking)
     topics.close()
     assert not client.is_closed.is_set()
     with pytest.raises(RuntimeError, match="closed"):
