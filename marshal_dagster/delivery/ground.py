@@ -5,13 +5,14 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS, Claim
+from marshal_dagster.coordination.claimer import Claim
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.range_claimer import RangeClaim
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.delivery.requests import BatchRequest, Idle, IdleReason
 from marshal_dagster.errors import ConfigurationError, DataTopicChanged
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.leases import stale_after_ms
+from marshal_dagster.protocol.messages import DeliveryMode, Settings
 from marshal_dagster.protocol.positions import Extent, Position, check_incarnation, position, reach
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.protocol.state import Key, Owner, enables_ranges
@@ -176,12 +177,11 @@ class Ground:
 
     def live_for_ms(self, last_beats_ms: Iterable[int]) -> float:
         """Give for how long the youngest of owners last heard of then is not stale; negative once all of them are."""
+        world, topic = self.rationalizer.world, self.request.topic
         with self.rationalizer.lock:
-            log_time_ms = self.rationalizer.world.partition_of(self.request.topic).log_time_ms or 0
-            settings = self.rationalizer.world.group_of(self.group, self.request.topic).settings
-        patience_ms = GO_EXTRA_PATIENCE_MS if settings.rule_set is RuleSet.GO else 0
-        now_ms = max(log_time_ms, self.clock.wall_ms()) - patience_ms
-        return max(last_beats_ms) + 2 * settings.heartbeat_interval_ms - now_ms
+            now_ms = world.advice_time_ms(self.group, topic, self.clock.wall_ms())
+            interval_ms = world.group_of(self.group, topic).settings.heartbeat_interval_ms
+        return max(last_beats_ms) + stale_after_ms(interval_ms) - now_ms
 
 
 def _run_of(owner: Owner) -> str:

@@ -4,8 +4,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
-from marshal_dagster.protocol.messages import RuleSet
 from marshal_dagster.protocol.state import Key, Phase, Range, Ranges
 from marshal_dagster.protocol.world import World
 from marshal_dagster.runs import run_of
@@ -80,8 +78,7 @@ class Lag:
 def positions_of(world: World, group: str, topic: str, *, max_attempts: int, wall_ms: int) -> Positions:
     """Copy the positions of `group`; live is judged as `partitions_left` does."""
     state = world.group_of(group, topic)
-    patience_ms = GO_EXTRA_PATIENCE_MS if state.settings.rule_set is RuleSet.GO else 0
-    now_ms = max(world.partition_of(topic).log_time_ms or 0, wall_ms) - patience_ms
+    now_ms = world.advice_time_ms(group, topic, wall_ms)
     found: dict[int, Position] = {}
     working: set[str] = set()
     for (of_topic, partition), key in state.keys.items():
