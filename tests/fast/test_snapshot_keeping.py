@@ -102,7 +102,7 @@ def test_what_is_old(head: Head | None, end: int, is_old: bool) -> None:
     assert old_ones({3: head}, {3: Bounds(0, end)}, OLD_MS + 1) == ({3} if is_old else set())
 
 
-@pytest.mark.parametrize(("version", "had_ranges", "counts"), [(1, False, True), (1, True, False), (2, True, True)])
+@pytest.mark.parametrize(("version", "had_ranges", "counts"), [(3, False, True), (3, True, False), (4, True, True)])
 def test_a_snapshot_that_lacks_ranges_does_not_count(version: int, had_ranges: bool, counts: bool) -> None:
     """A member that does not know ranges keeps nobody from writing what it would have left out."""
     world, head = World(1).start(0, 0), Head(5, 1, version)
