@@ -60,8 +60,14 @@ def check_settings(settings: Settings, log_delivery_timeout_ms: int) -> None:
 
 def require_settings(name: str, group: Group, settings: Settings) -> None:
     """Raise `SettingsDiffer` unless group `name` works under `settings`."""
-    if group.settings != settings:
+    if group.settings == settings:
+        return
+    if group.settings_accepted:
         raise SettingsDiffer(_difference(name, settings, group.settings))
+    raise SettingsDiffer(
+        f"group {name!r} has no settings yet and could not be given any: it has live owners or open plans from before. "
+        f"Let them end, or give it settings with `marshal-dagster settings set {name}`"
+    )
 
 
 def give_settings(rationalizer: Rationalizer, sender: Sender, member: Member, settings: Settings) -> None:
@@ -139,5 +145,5 @@ def _difference(name: str, ours: Settings, theirs: Settings) -> str:
     differing = ", ".join(f"{what} {here!r} here, {there!r} in force" for what, here, there in pairs if here != there)
     return (
         f"group {name!r} works under other settings than this member is configured with: {differing}. Configure it "
-        "alike, or change the group's settings while it is paused"
+        f"alike, or change the group's settings with `marshal-dagster settings set {name}`"
     )

@@ -157,7 +157,8 @@ class Claimer(BaseClaimer[Claim]):
         """Commit `offsets` (next to read) and see them in the log, trying for as long as the leases last.
 
         One without acknowledgement is settled by reading: the offset there while one is the owner counts as committed.
-        Raises `ClaimLost` naming who holds a lost key now, `NotCommitted` otherwise; what was seen stays committed.
+        Raises `PlanRejected` where no plan is open; `ClaimLost` naming the owner of a lost key, `NotCommitted`
+        otherwise; what was seen stays committed.
         Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
         """
         self._require_commit_after()
@@ -372,12 +373,15 @@ class Claimer(BaseClaimer[Claim]):
 
     def _require_forward(self, offsets: Mapping[int, int]) -> None:
         for number, offset in offsets.items():
-            beaten = self._tenure.claims[number].beat_offset
+            claim = self._tenure.claims[number]
+            beaten = claim.beat_offset
             if beaten is not None and offset < beaten:
                 raise NotCommitted(
                     f"{self.topic}/{number} cannot be committed at {offset}: this instance's heartbeats stand at "
                     f"{beaten}; nothing was sent. To go back, set the position"
                 )
+            if claim.plan_end is None and offset != claim.offset and not self.is_go:
+                raise PlanRejected(f"{self.topic}/{number} has no open plan; plan before a commit. Nothing was sent")
 
     # What it believes
 

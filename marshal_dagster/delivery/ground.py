@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from marshal_dagster.coordination.claimer import Claim
@@ -12,7 +12,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.delivery.requests import BatchRequest, Idle, IdleReason
 from marshal_dagster.errors import ConfigurationError, DataTopicChanged
 from marshal_dagster.protocol.leases import stale_after_ms
-from marshal_dagster.protocol.messages import DeliveryMode, Settings
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.positions import Extent, Position, check_incarnation, position, reach
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.protocol.state import Key, Owner, enables_ranges
@@ -48,6 +48,11 @@ class Ground:
         if self.request.accept_data_loss is not None:
             return self.request.accept_data_loss
         return self.settings.delivery is DeliveryMode.AT_LEAST_ONCE
+
+    @property
+    def is_go(self) -> bool:
+        """Whether the group is shared with Go consumers."""
+        return self.settings.rule_set is RuleSet.GO
 
     # The data topic
 
@@ -100,11 +105,13 @@ class Ground:
     def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, Extent]) -> None:
         """Raise `DataTopicChanged` unless all keys, and ranges that are batches already, are of this very topic.
 
-        `extents` end where open transactions begin; a position may lie beyond that, not beyond the last message.
+        In a Go group only an offset beyond the topic's end shows another one: ids are not looked at there. `extents`
+        end where open transactions begin; a position may lie beyond that, not beyond the last message.
         """
         extents = self._whole_extents({n for n, key in keys.items() if reach(key) > extents[n].end}, extents)
         for number, key in keys.items():
-            check_incarnation(self.name(number), key, self.topic_id, extents[number])
+            known = replace(key, data_topic_id=None) if self.is_go else key
+            check_incarnation(self.name(number), known, self.topic_id, extents[number])
 
     def _whole_extents(self, beyond: Collection[int], extents: Mapping[int, Extent]) -> Mapping[int, Extent]:
         if not beyond:

@@ -1,7 +1,7 @@
 """What a group has not read of a topic: the positions of the world state beside the topic's own offsets."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.protocol.state import Key, Phase, Range, Ranges
@@ -89,7 +89,8 @@ def positions_of(world: World, group: str, topic: str, *, max_attempts: int, wal
         interval_ms = state.settings.heartbeat_interval_ms
         owners += [each.owner for each in key.ranges if each.is_live(now_ms, interval_ms)]
         working |= {run_of(owner.instance) for owner in owners if owner is not None}
-        found[partition] = _position(key, is_claimed=bool(owners), max_attempts=max_attempts)
+        known = replace(key, data_topic_id=None) if state.is_go else key  # Go consumers name no data topic
+        found[partition] = _position(known, is_claimed=bool(owners), max_attempts=max_attempts)
     return Positions(found, working)
 
 

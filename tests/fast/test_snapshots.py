@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -410,6 +411,48 @@ def test_rows_of_ranges_are_read() -> None:
 def test_rows_of_ranges_that_are_wrong_are_malformed(ranges: object) -> None:
     """Ranges that no log leads to are passed over and raise nothing."""
     assert reasons(read_rows([HEAD, WITH_RANGES, TOPIC, [*RANGES_KEY[:7], ranges]], version=4)) == {Misfit.MALFORMED}
+
+
+# Snapshots that were written before a group without settings became a Go group
+
+FORMER = json.loads(Path("tests/data/snapshots_before_go_rules.json").read_text(encoding="utf-8"))
+"""What the version before wrote, by what it holds: the keys and values of its records."""
+
+
+def former(name: str) -> list[Record]:
+    """Return the records of a snapshot that the version before wrote."""
+    return [Record(key.encode(), value.encode()) for key, value in FORMER[name]]
+
+
+@pytest.mark.parametrize(("name", "ranges"), [("version_1", 0), ("version_2", 1)])
+def test_a_former_snapshot_is_read_when_every_group_with_keys_has_settings(name: str, ranges: int) -> None:
+    """What held without settings then does not matter in it; a group that is only paused has no keys."""
+    world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
+
+    restored = read(former(name), world).world
+
+    assert restored is not None
+    key = restored.key("etl", "orders", 0)
+    assert (key.offset, len(key.ranges), key.data_topic_id) == (200 if ranges else 100, ranges, OTHER_TOPIC_ID)
+    assert restored.group("etl").settings.delivery == "effectively_once"
+    assert (restored.group("paused").paused_by, restored.group("paused").settings) == ("ops.1", WITHOUT_SETTINGS)
+    assert {record.key[:1] for record in render(restored, TOPIC_ID, "s")} == {b"4" if ranges else b"3"}
+
+
+def test_a_former_snapshot_with_a_group_without_settings_is_passed_over() -> None:
+    """Its keys were judged by the rule set `native`, which holds for no group without settings any more."""
+    world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
+
+    assert reasons(read(former("version_1_with_a_group_without_settings"), world)) == {Misfit.OTHER_DEFAULTS}
+
+
+def test_a_former_snapshot_is_not_deleted() -> None:
+    """Members of the version before may still read it."""
+    stored, _ = collect([*former("version_1"), *former("version_2")])
+    name = SnapshotName(TOPIC_ID, 1, 0, 2**40, "new")
+
+    assert len(stored) == 2
+    assert [outdated(stored, name._replace(version=version)) for version in (3, 4)] == [[], []]
 
 
 # Several writers
