@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing, UnsafeTopic
 from marshal_dagster.kafka.topics import TopicDescription, Topics
 
-DEFAULT_TOPIC: Final = "__marshal"
 DEFAULT_PARTITIONS: Final = 8
 MOST_REPLICAS: Final = 3
 LEAST_INSYNC: Final = 2
@@ -134,7 +134,7 @@ def settings_for(replication: int) -> dict[str, str]:
 
 def create_coordination_topic(
     topics: Topics,
-    name: str = DEFAULT_TOPIC,
+    name: str = DEFAULT_COORDINATION_TOPIC,
     partitions: int = DEFAULT_PARTITIONS,
     replication: int | None = None,
 ) -> bool:
@@ -162,7 +162,7 @@ def create_coordination_topic(
     return False
 
 
-def create_snapshot_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> bool:
+def create_snapshot_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC) -> bool:
     """Create the compacted topic for the snapshots of the coordination topic `name`; True if it was created now.
 
     It has as many partitions and replicas as that. One that exists stays as it is. Raises `TopicMissing`,
@@ -173,7 +173,7 @@ def create_snapshot_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> bool:
     return topics.create(snapshot_topic_of(name), len(beside.partitions), beside.replication, settings)
 
 
-def check_coordination_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> list[Problem]:
+def check_coordination_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC) -> list[Problem]:
     """List what is wrong with the coordination topic's settings.
 
     Raises `TopicMissing`, `RightMissing` (DESCRIBE_CONFIGS), `UnavailableError`.
@@ -185,7 +185,9 @@ def check_coordination_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> list[
     return [*wrong, *_replica_problems(topics, topics.describe(name), settings)]
 
 
-def require_safe(topics: Topics, name: str = DEFAULT_TOPIC, *, accept_unsafe: bool = False) -> list[Problem]:
+def require_safe(
+    topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC, *, accept_unsafe: bool = False
+) -> list[Problem]:
     """Give the problems that one can live with; raise `UnsafeTopic` for dangerous ones unless told to accept them."""
     problems = check_coordination_topic(topics, name)
     dangers = [problem for problem in problems if problem.severity is Severity.DANGER]

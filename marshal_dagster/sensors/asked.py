@@ -175,11 +175,9 @@ def growing_wait_s(first_wait_s: float, times: int) -> float:
     return min(LONGEST_WAIT_S, first_wait_s * 2.0 ** min(times - 1, 16))
 
 
-def asked_before(
-    instance: DagsterInstance, group: str, *, job: str, op_name: str, found: Sequence[Left], now_s: float | None = None
-) -> Asked:
+def asked_before(instance: DagsterInstance, group: str, *, job: str, op_name: str, found: Sequence[Left]) -> Asked:
     """Look up what runs of `job` were asked for: the newest 200, and all that were asked for one of `found` alone."""
-    asked = Asked(instance, time.time() if now_s is None else now_s)
+    asked = Asked(instance, time.time())
     if not found:
         return asked
     tags = {GROUP_TAG: group, TOPIC_TAG: found[0].topic, REASON_TAG: STALE_CLAIM}

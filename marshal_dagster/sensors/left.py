@@ -6,7 +6,6 @@ from operator import itemgetter
 from typing import Final
 
 from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
-from marshal_dagster.ops import SeenKey
 from marshal_dagster.protocol.messages import RuleSet
 from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.protocol.world import World
@@ -45,19 +44,6 @@ class Left:
     def run_id(self) -> str:
         """The run in front of the stale owner's instance id."""
         return run_of(self.instance or "")
-
-    @property
-    def seen(self) -> SeenKey:
-        """The same as run config."""
-        return SeenKey(
-            partition=self.partition,
-            generation=self.generation,
-            offset=self.offset,
-            plan_end=self.plan_end,
-            plan_attempts=self.plan_attempts,
-            epoch=self.epoch,
-            instance=self.instance,
-        )
 
 
 def partitions_left(world: World, group: str, topic: str, wall_ms: int) -> list[Left]:

@@ -432,5 +432,5 @@ class _Tick:
 
 
 def _seen(one: Left) -> dict[str, object]:
-    """Give `one.seen` as run config, of thousands without the cost of making each."""
+    """Give the fields of `SeenKey` as run config, of thousands without the cost of making each."""
     return {name: value for name in SeenKey.model_fields if (value := getattr(one, name)) is not None}
