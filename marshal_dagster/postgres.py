@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
+DEFAULT_SCHEMA: Final = "public"
 LONGEST_NAME_BYTES: Final = 63
 _ANSWER_TIMEOUT_S: Final = 60.0
 

@@ -20,7 +20,7 @@ from pydantic.functional_validators import ModelWrapValidatorHandler
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.errors import ConfigurationError, LogChanged, RightMissing, UnavailableError
-from marshal_dagster.kafka.connection import LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
+from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
 from marshal_dagster.protocol.messages import (
     GO_HEARTBEAT_INTERVAL_MS,
     DeliveryMode,
@@ -88,7 +88,7 @@ class KafkaConnectionConfig(Config):
         default=None, repr=False, description="The key's password; given as `password` is."
     )
     timeout_s: float = Field(
-        default=10.0,
+        default=DEFAULT_TIMEOUT_S,
         gt=0,
         le=LONGEST_TIMEOUT_S,
         description="Seconds that the first connection and each request may take.",

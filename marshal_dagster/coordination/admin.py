@@ -5,12 +5,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS, DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing, UnsafeTopic
 from marshal_dagster.kafka.topics import TopicDescription, Topics
 
-DEFAULT_PARTITIONS: Final = 8
 MOST_REPLICAS: Final = 3
 LEAST_INSYNC: Final = 2
 """On how many replicas a record must be before it counts, where there are several."""
@@ -135,7 +134,7 @@ def settings_for(replication: int) -> dict[str, str]:
 def create_coordination_topic(
     topics: Topics,
     name: str = DEFAULT_COORDINATION_TOPIC,
-    partitions: int = DEFAULT_PARTITIONS,
+    partitions: int = DEFAULT_COORDINATION_PARTITIONS,
     replication: int | None = None,
 ) -> bool:
     """Create the coordination topic; an existing one with as many partitions and safe settings is left as it is.

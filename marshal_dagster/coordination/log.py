@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
 DEFAULT_COORDINATION_TOPIC: Final = "__marshal"
+DEFAULT_COORDINATION_PARTITIONS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)

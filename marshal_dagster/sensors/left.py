@@ -11,7 +11,6 @@ from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.protocol.world import World
 from marshal_dagster.runs import run_of
 
-DEFAULT_INTERVAL_S: Final = 30
 MOST_TOLD: Final = 10
 
 

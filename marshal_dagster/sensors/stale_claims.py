@@ -54,8 +54,8 @@ from marshal_dagster.sensors.given_up import (
     given_up_check_key,
     named,
 )
-from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, MOST_TOLD, Left, listed, partitions_left
-from marshal_dagster.sensors.names import sensor_name
+from marshal_dagster.sensors.left import MOST_TOLD, Left, listed, partitions_left
+from marshal_dagster.sensors.names import DEFAULT_INTERVAL_S, sensor_name
 
 if TYPE_CHECKING:
     from marshal_dagster.assets.claimed import MarshalTranslator
