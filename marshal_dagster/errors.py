@@ -70,10 +70,6 @@ class GroupPaused(MarshalError):
     """The group is paused; nothing is claimed or planned until it is resumed."""
 
 
-class NothingToClaim(MarshalError):
-    """Every wanted partition is held by a live owner, or there is none."""
-
-
 class ClaimLost(MarshalError):
     """A claim is no longer this instance's; the message names who holds it now."""
 
@@ -88,10 +84,6 @@ class PlanRejected(MarshalError):
 
 class PositionNotSet(MarshalError):
     """A position was not set: members did not leave in time, or others paused and resumed in between."""
-
-
-class TooManyAttempts(MarshalError):
-    """A plan has failed more often than configured and waits for a person."""
 
 
 class DataTopicChanged(MarshalError):

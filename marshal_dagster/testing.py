@@ -10,7 +10,16 @@ import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, LogIdentity, PositionLost
+from marshal_dagster.coordination.log import (
+    DEFAULT_COORDINATION_PARTITIONS,
+    DEFAULT_COORDINATION_TOPIC,
+    Ack,
+    Append,
+    Bounds,
+    Chunk,
+    LogIdentity,
+    PositionLost,
+)
 from marshal_dagster.errors import TopicMissing, UnavailableError
 from marshal_dagster.protocol.snapshots import Record
 
@@ -50,7 +59,11 @@ class MemoryBroker:
     """One coordination topic, in this process. `now_ms` gives the broker's time for each appended record."""
 
     def __init__(
-        self, partitions: int = 8, *, topic: str = "__marshal", now_ms: Callable[[], int] | None = None
+        self,
+        partitions: int = DEFAULT_COORDINATION_PARTITIONS,
+        *,
+        topic: str = DEFAULT_COORDINATION_TOPIC,
+        now_ms: Callable[[], int] | None = None,
     ) -> None:
         """Make an empty topic with `partitions` coordination partitions."""
         self.lock = threading.Lock()

@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS, DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing, UnsafeTopic
 from marshal_dagster.kafka.topics import TopicDescription, Topics
 
-DEFAULT_TOPIC: Final = "__marshal"
-DEFAULT_PARTITIONS: Final = 8
 MOST_REPLICAS: Final = 3
 LEAST_INSYNC: Final = 2
 """On how many replicas a record must be before it counts, where there are several."""
@@ -156,8 +155,8 @@ def settings_for(replication: int) -> dict[str, str]:
 
 def create_coordination_topic(
     topics: Topics,
-    name: str = DEFAULT_TOPIC,
-    partitions: int = DEFAULT_PARTITIONS,
+    name: str = DEFAULT_COORDINATION_TOPIC,
+    partitions: int = DEFAULT_COORDINATION_PARTITIONS,
     replication: int | None = None,
 ) -> bool:
     """Create the coordination topic; an existing one with as many partitions and safe settings is left as it is.
@@ -184,7 +183,7 @@ def create_coordination_topic(
     return False
 
 
-def create_snapshot_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> bool:
+def create_snapshot_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC) -> bool:
     """Create the compacted topic for the snapshots of the coordination topic `name`; True if it was created now.
 
     It has as many partitions and replicas as that. One that exists stays as it is. Raises `TopicMissing`,
@@ -195,7 +194,7 @@ def create_snapshot_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> bool:
     return topics.create(snapshot_topic_of(name), len(beside.partitions), beside.replication, settings)
 
 
-def check_coordination_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> list[Problem]:
+def check_coordination_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC) -> list[Problem]:
     """List what is wrong with the coordination topic's settings.
 
     Raises `TopicMissing`, `RightMissing` (DESCRIBE_CONFIGS), `UnavailableError`.
@@ -224,7 +223,9 @@ def require_usable(topics: Topics, described: TopicDescription) -> None:
         raise UnsafeTopic(described.name, [str(problem) for problem in problems], can_be_accepted=False)
 
 
-def require_safe(topics: Topics, name: str = DEFAULT_TOPIC, *, accept_unsafe: bool = False) -> list[Problem]:
+def require_safe(
+    topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC, *, accept_unsafe: bool = False
+) -> list[Problem]:
     """Return the problems that are left; raise `UnsafeTopic` for dangers, unless these are accepted.
 
     What makes the topic unusable cannot be accepted.

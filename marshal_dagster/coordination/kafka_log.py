@@ -18,12 +18,21 @@ from confluent_kafka import (
 )
 
 from marshal_dagster.coordination.admin import require_usable
-from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, LogIdentity, PositionLost
+from marshal_dagster.coordination.log import (
+    DEFAULT_COORDINATION_TOPIC,
+    Ack,
+    Append,
+    Bounds,
+    Chunk,
+    LogIdentity,
+    PositionLost,
+)
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.leases import delivery_timeout_ms
+from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS
 
 READ_BATCH: Final = 2_000
 """Messages taken at once: more of them alive together cost the garbage collector more than fewer calls save."""
@@ -50,7 +59,10 @@ class KafkaLog:
     """
 
     def __init__(
-        self, connection: KafkaConnection, topic: str = "__marshal", heartbeat_interval_ms: int = 60_000
+        self,
+        connection: KafkaConnection,
+        topic: str = DEFAULT_COORDINATION_TOPIC,
+        heartbeat_interval_ms: int = GO_HEARTBEAT_INTERVAL_MS,
     ) -> None:
         """Say where the log is and for members of which interval it is opened."""
         self.topic = topic

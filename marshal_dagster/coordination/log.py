@@ -5,7 +5,10 @@ Two implementations pass the same tests: `kafka_log.KafkaLog` and `marshal_dagst
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+DEFAULT_COORDINATION_TOPIC: Final = "__marshal"
+DEFAULT_COORDINATION_PARTITIONS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)

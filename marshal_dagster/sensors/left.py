@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-from marshal_dagster.ops import SeenKey
 from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.protocol.world import World
 from marshal_dagster.runs import run_of
 
-DEFAULT_INTERVAL_S: Final = 30
 MOST_TOLD: Final = 10
 
 
@@ -43,19 +41,6 @@ class Left:
     def run_id(self) -> str:
         """The run in front of the stale owner's instance id."""
         return run_of(self.instance or "")
-
-    @property
-    def seen(self) -> SeenKey:
-        """The same as run config."""
-        return SeenKey(
-            partition=self.partition,
-            generation=self.generation,
-            offset=self.offset,
-            plan_end=self.plan_end,
-            plan_attempts=self.plan_attempts,
-            epoch=self.epoch,
-            instance=self.instance,
-        )
 
 
 def partitions_left(world: World, group: str, topic: str, wall_ms: int) -> list[Left]:
