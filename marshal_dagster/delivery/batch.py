@@ -3,14 +3,15 @@
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from enum import StrEnum
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Final, Self
 
-from marshal_dagster.coordination.claimer import Claim, Claimer
-from marshal_dagster.coordination.heartbeats import Heartbeats
-from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
+from marshal_dagster.coordination.claimer import Claimer
+from marshal_dagster.coordination.range_claimer import RangeClaimer
+from marshal_dagster.delivery.claim_guard import ClaimGuard
+from marshal_dagster.delivery.early_commit import EarlyCommit
 from marshal_dagster.delivery.ground import Ground
 from marshal_dagster.delivery.ranged import RangeClaims
 from marshal_dagster.delivery.requests import Advice, Idle, IdleReason, PartitionReport, Phases
@@ -18,7 +19,7 @@ from marshal_dagster.delivery.whole import WholeClaims
 from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError, LogChanged, MarshalError, PlanRejected
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
-from marshal_dagster.spark import jobs, reading
+from marshal_dagster.spark import reading
 from marshal_dagster.spark.session import check_session, check_single_execution
 from marshal_dagster.spark.sinks import Sink, WriteOutcome
 
@@ -28,6 +29,62 @@ if TYPE_CHECKING:
     from marshal_dagster.delivery.delivery import Delivery
 
 logger = logging.getLogger(__name__)
+
+
+class BatchState(StrEnum):
+    """How far a batch has got."""
+
+    PREPARED = "prepared"
+    """Nothing is claimed yet."""
+    CLAIMED = "claimed"
+    """The block was entered: the batch has its ranges, or is idle."""
+    PERMITTED = "permitted"
+    """This process may process the ranges; at most once has committed them."""
+    READ = "read"
+    """The block has been given what it needs to process the ranges."""
+    LEFT_UNREAD = "left_unread"
+    """The block was left, and nothing can have been processed."""
+    LEFT_READ = "left_read"
+    """The block was left after it was read; what it did is not committed, or not complete."""
+    COMPLETED = "completed"
+    """The block was left cleanly after it was read, and what it did is committed."""
+
+    @property
+    def was_read(self) -> bool:
+        """Whether messages may have been processed."""
+        return self in {BatchState.READ, BatchState.LEFT_READ, BatchState.COMPLETED}
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether the block was left with its work not done, or not wholly."""
+        return self in {BatchState.LEFT_UNREAD, BatchState.LEFT_READ}
+
+
+class BatchEvent(StrEnum):
+    """What moves a batch from one state to the next."""
+
+    ENTER = "enter"
+    PERMIT = "permit"
+    READ = "read"
+    LEAVE = "leave"
+    COMPLETE = "complete"
+
+
+BATCH_TRANSITIONS: Final[Mapping[tuple[BatchState, BatchEvent], BatchState]] = MappingProxyType(
+    {
+        (BatchState.PREPARED, BatchEvent.ENTER): BatchState.CLAIMED,
+        (BatchState.CLAIMED, BatchEvent.PERMIT): BatchState.PERMITTED,
+        (BatchState.CLAIMED, BatchEvent.READ): BatchState.READ,  # of nothing: there are no ranges to permit
+        (BatchState.PERMITTED, BatchEvent.READ): BatchState.READ,
+        (BatchState.READ, BatchEvent.READ): BatchState.READ,
+        (BatchState.CLAIMED, BatchEvent.LEAVE): BatchState.LEFT_UNREAD,
+        (BatchState.PERMITTED, BatchEvent.LEAVE): BatchState.LEFT_UNREAD,
+        (BatchState.READ, BatchEvent.LEAVE): BatchState.LEFT_READ,
+        (BatchState.LEFT_UNREAD, BatchEvent.COMPLETE): BatchState.LEFT_UNREAD,
+        (BatchState.LEFT_READ, BatchEvent.COMPLETE): BatchState.COMPLETED,
+    }
+)
+"""Every move that a batch can make; any other is a mistake of the caller (`ConfigurationError`)."""
 
 
 class ClaimedBatch:
@@ -61,31 +118,21 @@ class ClaimedBatch:
         self.phases = Phases()
         self.outcome: WriteOutcome | None = None
         self.committed = False
+        """Whether this batch has committed anything."""
         self._delivery = delivery
         self._ground = ground
-        self._whole = WholeClaims(ground, claimer, self._keep_alive)
+        self._guard = ClaimGuard(range_claimer or claimer, delivery.reasons_to_stop)
+        start_heartbeats = self._guard.start_heartbeats
+        self._whole = WholeClaims(ground, claimer, start_heartbeats)
         self._ranged: RangeClaims | None = None
         if range_claimer is not None:
-            self._ranged = RangeClaims(ground, range_claimer, self._keep_alive, self._check_heartbeats)
+            self._ranged = RangeClaims(ground, range_claimer, start_heartbeats, self._check_heartbeats)
         self._claims: WholeClaims | RangeClaims = self._ranged or self._whole
         self._sink = sink
         self._only_positions = only_positions
-        self._stack = ExitStack()
-        self._heartbeats: Heartbeats | None = None
-        self._spark: SparkSession | None = None
+        self._state = BatchState.PREPARED
+        self._early = EarlyCommit()
         self._to_do: tuple[ClaimedRange, ...] = ()
-        self._may_process = False
-        self._is_read = False
-        """Whether the block has been given what it needs to process the ranges."""
-        self._committing: Mapping[int, Claim] | Mapping[int, RangeClaim] = {}
-        """At most once: the claims of which a commit was tried; each knows what was sent for it."""
-        self._permitted: frozenset[int] = frozenset()
-        """At most once: the partitions that this process may process."""
-        self._told: set[ClaimedRange] = set()
-        self._is_left = False
-        self._is_done = False
-        self._is_leaving = False
-        self._has_left = False
         self._entered_s = self._left_s = 0.0
 
     # What it is
@@ -107,7 +154,7 @@ class ClaimedBatch:
     @property
     def ranges(self) -> tuple[ClaimedRange, ...]:
         """The ranges to process, by partition."""
-        return tuple(one for one in self._to_do if not self._is_dropped(one) and not self._is_refused(one))
+        return tuple(one for one in self._to_do if not self._is_dropped(one) and not self._early.is_refused(one))
 
     @property
     def dropped(self) -> tuple[ClaimedRange, ...]:
@@ -133,8 +180,10 @@ class ClaimedBatch:
 
     def report(self) -> list[PartitionReport]:
         """Tell what each partition's part came to, by partition."""
-        states = dict.fromkeys(self.skipped, "skipped") | {one: self._how_dropped(one) for one in self.dropped}
-        states |= dict.fromkeys(filter(self._is_refused, set(self._to_do) - states.keys()), "not committed")
+        was_read, early = self._state.was_read, self._early
+        states = dict.fromkeys(self.skipped, "skipped")
+        states |= {one: early.how_dropped(one, was_read=was_read) for one in self.dropped}
+        states |= dict.fromkeys(filter(early.is_refused, set(self._to_do) - states.keys()), "not committed")
         done = "committed" if self.committed else "not committed"
         topic_ends = {number: at.end for number, at in self._claims.positions.items()}
         return [
@@ -155,13 +204,14 @@ class ClaimedBatch:
         began_s = time.monotonic()
         try:
             self._begin()
+            self._move(BatchEvent.ENTER)
             self._entered_s = time.monotonic()
             self.phases.waiting_s = self._entered_s - began_s
         except BaseException:
             try:
-                self._leave()
+                self._guard.release()
             finally:  # once more: the first time may have been interrupted
-                self._leave()
+                self._guard.release()
             raise
         return self
 
@@ -173,18 +223,18 @@ class ClaimedBatch:
         Raises `BatchAborted` where a block that was left cleanly has not read, or not written, what it would commit.
         """
         try:
-            self._is_left = True
+            self._move(BatchEvent.LEAVE)
             self._left_s = time.monotonic()
             self.phases.processing_s += self._left_s - self._entered_s - self.phases.reading_s
             self._end_block(error)
         finally:
             try:
-                self._tell_dropped()
+                self._log_dropped()
             finally:
                 try:
-                    self._leave()
+                    self._guard.release()
                 finally:  # once more: the first time may have been interrupted
-                    self._leave()
+                    self._guard.release()
             self.phases.committing_s += time.monotonic() - self._left_s
             self._tell_left()
         changed = self._claimer.rationalizer.changed
@@ -192,7 +242,7 @@ class ClaimedBatch:
             raise LogChanged(f"what this batch has committed may be lost: {changed}")
         lost = self._lost
         if lost is not None and isinstance(error, Exception) and not isinstance(error, ClaimLost | BatchAborted):
-            raise self._told_anew(lost) from error
+            raise self._guard.with_present_owner(lost, self._numbers) from error
 
     # In the block
 
@@ -204,7 +254,7 @@ class ClaimedBatch:
         self._check_heartbeats()
         if self.idle is not None:
             return
-        self._check_claims()
+        self._guard.check_claims(self._numbers)
         self._ground.check_topic()
 
     def begin_processing(self) -> None:
@@ -214,7 +264,7 @@ class ClaimedBatch:
         Raises `PlanRejected`, `ClaimLost`, `BatchAborted`, `UnavailableError`, `LogChanged`.
         """
         self._take_permission()
-        self._is_read = True
+        self._move(BatchEvent.READ)
 
     def read(self, spark: "SparkSession", *, min_partitions: int | None = None) -> "DataFrame":
         """Give a frame over exactly the ranges: key, value, topic, partition, offset, timestamp, headers.
@@ -229,14 +279,11 @@ class ClaimedBatch:
         if self.mode is DeliveryMode.AT_MOST_ONCE:
             check_single_execution(spark)
         self._take_permission()
-        if self._spark is None:
-            self._spark = spark
-            self._stack.enter_context(jobs.batch_jobs(spark, self.batch_id))
-            self._stack.enter_context(jobs.interruptible_calls(spark))
+        if self._guard.run_jobs_in(spark):
             self._check_heartbeats()
         frame = self._read_ranges(spark, min_partitions)
         self.phases.reading_s += time.monotonic() - began_s
-        self._is_read = True
+        self._move(BatchEvent.READ)
         return frame
 
     def write(self, frame: "DataFrame") -> WriteOutcome:
@@ -300,15 +347,8 @@ class ClaimedBatch:
         if not planned:
             return wanted
         self._claims = self._whole
+        self._guard.claimer = self._whole.claimer
         return planned
-
-    def _keep_alive(self) -> None:
-        """Start the heartbeats; a key with an offset must have its data topic's id before (PROTOCOL.md 6)."""
-        if self._heartbeats is not None:
-            return
-        self._heartbeats = Heartbeats(self._claimer, self._stop_work, reasons_to_stop=self._delivery.reasons_to_stop)
-        self._stack.push(self._heartbeats)  # before they start: an interrupt may come in between
-        self._heartbeats.__enter__()
 
     def _plan(self) -> None:
         """Write down the plans; at most once does so just before it processes."""
@@ -332,14 +372,24 @@ class ClaimedBatch:
 
     # Processing and leaving
 
+    def _move(self, event: BatchEvent) -> None:
+        """Move to the next state. Raises `ConfigurationError` for what a batch cannot do in its present one."""
+        moved = BATCH_TRANSITIONS.get((self._state, event))
+        if moved is None:
+            raise ConfigurationError(
+                f"a batch that is {self._state} cannot {event}: enter it once with a `with` statement, and read it in "
+                "the block"
+            )
+        self._state = moved
+
     def _take_permission(self) -> None:
         self._check_heartbeats()
-        if self._may_process or not self.ranges:
+        if self._state is not BatchState.CLAIMED or not self.ranges:
             return
-        self._check_claims()
+        self._guard.check_claims(self._numbers)
         if self.mode is DeliveryMode.AT_MOST_ONCE:
             self._commit_before_processing()
-        self._may_process = True
+        self._move(BatchEvent.PERMIT)
 
     def _commit_before_processing(self) -> None:
         """Commit; however this ends, `dropped` has what may be in the log and may not be processed here."""
@@ -347,43 +397,24 @@ class ClaimedBatch:
         self.check()
         self._claimer.plan(ends)
         self._delivery.announce(self._to_do)
-        self._committing = self._claimer.claims
-        self._permitted = self._claimer.commit_before_processing(ends)
-        self.committed = bool(self._permitted)
-        self._tell_dropped()
-
-    def _is_refused(self, one: ClaimedRange) -> bool:
-        """At most once: tell whether commits were tried and this one gave no permission; another may have it by now."""
-        return self._may_process and bool(self._committing) and one.partition not in self._permitted
+        self._early.claims = self._claimer.claims
+        self._early.permitted = self._claimer.commit_before_processing(ends)
+        self.committed = bool(self._early.permitted)
+        self._log_dropped()
 
     def _is_dropped(self, one: ClaimedRange) -> bool:
-        claim = self._committing.get(one.partition)
-        if claim is None or not claim.may_be_at(one.end):
-            return False
-        return one.partition not in self._permitted or (self._is_left and not self._is_done)
+        return self._early.is_dropped(one, is_aborted=self._state.is_aborted)
 
-    def _how_dropped(self, one: ClaimedRange) -> str:
-        """Say whether a dropped range is committed for sure and untouched for sure."""
-        if one.partition in self._permitted:
-            return "possibly dropped" if self._is_read else "dropped"
-        return "dropped" if self._committing[one.partition].is_at(one.end) else "possibly dropped"
-
-    def _tell_dropped(self) -> None:
-        """Log what was dropped, each range once."""
-        untold = [one for one in self.dropped if one not in self._told]
-        self._told.update(untold)
-        for how in ("dropped", "possibly dropped"):
-            ranges = ", ".join(str(one) for one in untold if self._how_dropped(one) == how)
-            if ranges:
-                logger.error("%s, as at most once must: %s", how, ranges)
+    def _log_dropped(self) -> None:
+        self._early.log_dropped(self.dropped, was_read=self._state.was_read)
 
     def _end_block(self, error: BaseException | None) -> None:
         """Commit what a clean block has done, or end the work of another; tell Kafka, while this is still the owner."""
         if error is None:
             self._finish()
-            self._is_done = self._is_read
-        elif self._spark is not None:
-            jobs.cancel(self._spark, self.batch_id, f"the batch was left: {type(error).__name__}")
+            self._move(BatchEvent.COMPLETE)
+        else:
+            self._guard.cancel_jobs(f"the batch was left: {type(error).__name__}")
         if self.committed and (error is None or isinstance(error, Exception)):  # an interrupt waits for no broker
             self._tell_kafka()
 
@@ -392,7 +423,7 @@ class ClaimedBatch:
             return
         self._check_heartbeats()
         if self.mode is DeliveryMode.AT_MOST_ONCE:
-            if not self._committing:
+            if not self._early.was_tried:
                 logger.warning("the batch was left without being read: nothing was processed, nothing was committed")
             return
         self._require_work()
@@ -405,53 +436,32 @@ class ClaimedBatch:
         """Refuse to commit what nobody has processed."""
         if self._sink is not None and self._to_do and self.outcome is None:
             raise BatchAborted("the block ended without batch.write(...): nothing was written, so nothing is committed")
-        if self._sink is None and not self._is_read:
+        if self._sink is None and not self._state.was_read:
             raise BatchAborted(
                 "the block ended without batch.read(...): nothing was read, so nothing is committed. Read the batch, "
                 "or call batch.begin_processing() before you read its ranges with a reader of your own"
             )
-
-    def _leave(self) -> None:
-        """Stop heartbeats and release; what fails here goes stale by itself, and undoes nothing that was committed.
-
-        To be called again after an interrupt, which may come anywhere in here; otherwise the second call does nothing.
-        """
-        if self._has_left:
-            return
-        if self._is_leaving and self._heartbeats is not None:
-            self._stack.push(self._heartbeats)  # the stack may have been about to end them when it was interrupted
-        self._is_leaving = True
-        try:
-            self._stack.close()
-        except Exception:
-            logger.warning("batch %s did not end cleanly", self.batch_id, exc_info=True)
-        finally:
-            self._claimer.release()
-        self._has_left = True
-
-    def _stop_work(self, error: MarshalError) -> None:
-        """End the Spark jobs of a batch whose claim is no longer sure; called from the heartbeat thread."""
-        spark = self._spark
-        if spark is None:
-            return
-        logger.error("cancelling the Spark jobs of batch %s: %s", self.batch_id, error)
-        jobs.cancel(spark, self.batch_id)
 
     def _tell_kafka(self) -> None:
         """Let lag tools see the offsets that are surely in the log; best effort.
 
         Before the release, while heartbeats go on: afterwards a successor's may be there, and would be set back.
         """
-        is_sure = self._permitted if self.mode is DeliveryMode.AT_MOST_ONCE else frozenset(self._numbers)
-        offsets = self._claims.offsets_to_tell([one for one in self.all_ranges if one.partition in is_sure])
+        sure = [
+            one
+            for one in self.all_ranges
+            if self.mode is not DeliveryMode.AT_MOST_ONCE or self._early.is_permitted(one)
+        ]
+        offsets = self._claims.offsets_to_tell(sure)
         problem = self._delivery.data.commit_group_offsets(self._delivery.group, self.request.topic, offsets)
         if problem is not None:
             logger.warning("the group's offsets in Kafka were not updated (only lag tools read them): %s", problem)
 
     def _offsets_read(self) -> Mapping[int, Sequence[tuple[int, int]]]:
-        if self._spark is None:
+        spark = self._guard.spark
+        if spark is None:
             return {one.partition: [(one.first_readable, one.end)] for one in self.ranges}
-        return reading.offsets_read(self._read_ranges(self._spark))
+        return reading.offsets_read(self._read_ranges(spark))
 
     def _read_ranges(self, spark: "SparkSession", min_partitions: int | None = None) -> "DataFrame":
         return reading.read_ranges(
@@ -472,36 +482,15 @@ class ClaimedBatch:
         except Exception:
             logger.exception("an observer of batches failed")
 
-    # Words
+    # What it holds
 
     @property
     def _lost(self) -> MarshalError | None:
-        """Why the heartbeats have ended by themselves, if they have."""
-        return None if self._heartbeats is None else self._heartbeats.error
+        """Why the heartbeats have ended by themselves, None while they have not."""
+        return self._guard.lost
 
     def _check_heartbeats(self) -> None:
-        lost = self._lost
-        if lost is not None:
-            raise self._told_anew(lost)
-
-    def _check_claims(self) -> None:
-        try:
-            self._claimer.check(self._numbers)
-        except ClaimLost as lost:
-            raise self._told_anew(lost) from None
-
-    def _told_anew(self, lost: MarshalError) -> MarshalError:
-        """Give the loss of a claim with who holds it by now, if the log can be asked."""
-        if not isinstance(lost, ClaimLost):
-            return lost
-        try:
-            self._claimer.rationalizer.catch_up()
-            self._claimer.check(self._numbers)
-        except ClaimLost as told:
-            return told
-        except MarshalError as error:
-            logger.warning("who holds the partitions of %r now could not be read: %s", self.request.topic, error)
-        return lost
+        self._guard.check_heartbeats(self._numbers)
 
     @property
     def _numbers(self) -> list[int]:

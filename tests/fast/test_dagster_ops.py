@@ -438,7 +438,7 @@ def _die_in_the_run_of_the_next(stand: Stand) -> None:
     dead.run_id = f"run{stand.scene._members + 1}"
     batch = stand.scene.batch(dead)
     batch.__enter__()
-    batch._stack.close()
+    batch._guard.stack.close()
 
 
 def test_what_a_dead_process_of_the_same_run_held_is_waited_for(stand: Stand) -> None:

@@ -112,7 +112,7 @@ class Watch:
 
     def silence(self, batch: ClaimedBatch) -> None:
         """End the heartbeats of a batch and nothing else."""
-        batch._stack.close()
+        batch._guard.stack.close()
 
     def was_asked(
         self, request: dg.RunRequest, status: dg.DagsterRunStatus, outcome: str | None = None, *, ago_s: int = 0

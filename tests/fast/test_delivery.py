@@ -521,13 +521,14 @@ def test_an_error_on_the_way_in_releases_at_once(scene: Scene, step: str, error:
         pytest.fail("entered")
 
     assert [scene.key(n).owner for n in range(3)] == [None, None, None]
-    assert batch._heartbeats is not None
+    assert batch._guard.heartbeats is not None
     assert heartbeat_threads(batch) == []
 
 
 def heartbeat_threads(batch: ClaimedBatch) -> list[str]:
     """Name the threads that keep the batch's claims alive."""
-    return [each.name for each in batch._heartbeats._threads if each.is_alive()] if batch._heartbeats else []
+    heartbeats = batch._guard.heartbeats
+    return [thread.name for thread in heartbeats._threads if thread.is_alive()] if heartbeats else []
 
 
 def _interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, *, after: bool = False) -> None:
@@ -543,7 +544,7 @@ def _interrupt_once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, *
     monkeypatch.setattr(owner, name, interrupted)
 
 
-@pytest.mark.parametrize("place", ["_leave", "_stack.close", "heartbeats"])
+@pytest.mark.parametrize("place", ["release", "stack.close", "heartbeats"])
 def test_an_interrupt_on_the_way_out_leaves_nothing_running(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -552,14 +553,14 @@ def test_an_interrupt_on_the_way_out_leaves_nothing_running(
     with pytest.raises(KeyboardInterrupt), batch:
         assert len(heartbeat_threads(batch)) == 2
         batch.begin_processing()
-        if place == "_leave":
-            _interrupt_once(monkeypatch, batch, "_leave")
-        elif place == "_stack.close":
-            _interrupt_once(monkeypatch, batch._stack, "close")
+        if place == "release":
+            _interrupt_once(monkeypatch, batch._guard, "release")
+        elif place == "stack.close":
+            _interrupt_once(monkeypatch, batch._guard.stack, "close")
         else:  # the stack has forgotten them by then
-            assert batch._heartbeats is not None
-            batch._stack.pop_all()
-            batch._stack.callback(_raise_interrupt)
+            assert batch._guard.heartbeats is not None
+            batch._guard.stack.pop_all()
+            batch._guard.stack.callback(_raise_interrupt)
 
     assert heartbeat_threads(batch) == []
     assert [scene.key(n).owner for n in range(3)] == [None, None, None]
@@ -570,7 +571,7 @@ def _raise_interrupt() -> None:
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("place", ["heartbeats", "_leave"])
+@pytest.mark.parametrize("place", ["heartbeats", "release"])
 def test_an_interrupt_on_the_way_in_leaves_nothing_running(
     scene: Scene, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -579,7 +580,7 @@ def test_an_interrupt_on_the_way_in_leaves_nothing_running(
     if place == "heartbeats":
         _interrupt_once(monkeypatch, Heartbeats, "__enter__", after=True)
     else:
-        _interrupt_once(monkeypatch, batch, "_leave")
+        _interrupt_once(monkeypatch, batch._guard, "release")
         monkeypatch.setattr(batch, "_plan", lambda: 1 / 0)
     with pytest.raises(KeyboardInterrupt), batch:
         pytest.fail("entered")

@@ -319,8 +319,8 @@ def test_at_most_once_whose_claim_was_lost_meanwhile_is_possibly_dropped(scene: 
     batch = scene.batch(scene.delivery(AT_MOST_ONCE))
     with pytest.raises(BatchAborted), batch:
         scene.process(batch)
-        assert batch._heartbeats is not None
-        batch._heartbeats.error = BatchAborted("told")
+        assert batch._guard.heartbeats is not None
+        batch._guard.heartbeats.error = BatchAborted("told")
 
     assert states(batch) == {"possibly dropped"}
 

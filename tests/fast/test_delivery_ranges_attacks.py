@@ -9,7 +9,17 @@ import pytest
 
 from marshal_dagster.coordination import base_claimer, claimer, range_claimer, sending, tenure
 from marshal_dagster.coordination.log import CoordinationLog
-from marshal_dagster.delivery import ClaimedBatch, Idle, IdleReason, RangeOptions, batch, ranged, whole
+from marshal_dagster.delivery import (
+    ClaimedBatch,
+    Idle,
+    IdleReason,
+    RangeOptions,
+    batch,
+    claim_guard,
+    early_commit,
+    ranged,
+    whole,
+)
 from marshal_dagster.errors import ClaimLost, DataTopicChanged
 from marshal_dagster.protocol.messages import ClaimingMessages, ClaimingPartition, DeliveryMode, RevokingRange
 from marshal_dagster.testing import ManualClock
@@ -63,7 +73,7 @@ def after_looks(scene: Scene, count: int, act: Callable[[], object]) -> None:
 
 # Interrupts
 
-CODE = (base_claimer, batch, claimer, range_claimer, ranged, sending, tenure, whole)
+CODE = (base_claimer, batch, claim_guard, claimer, early_commit, range_claimer, ranged, sending, tenure, whole)
 UNINTERRUPTED = ("with ", "try:", "pass\n", "return self\n")
 """Before these lines no signal is handled, while a trace is: they call nothing and jump nowhere."""
 
@@ -133,7 +143,7 @@ def test_an_interrupt_at_any_line_leaves_nothing_held(
 
 def assert_left(scene: Scene, it: ClaimedBatch, mode: DeliveryMode, place: tuple[str, int]) -> None:
     """Make sure that nothing of a batch is held, and that it is as each mode promises."""
-    threads = it._heartbeats._threads if it._heartbeats else []
+    threads = it._guard.heartbeats._threads if it._guard.heartbeats else []
     assert [thread.name for thread in threads if thread.is_alive()] == [], place
     for key in map(scene.key, (0, 1)):
         owners = [each.owner.instance for each in (key, *key.ranges) if each.owner is not None]  # type: ignore[attr-defined]

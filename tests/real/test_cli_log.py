@@ -88,7 +88,7 @@ def test_a_stored_tail_is_what_status_shows(call: Call, kafka: str, topics: Topi
     assert (status["invalid"], status["refused"]) == (replayed["invalid"], replayed["refused"])
     assert replayed["invalid"] == 3
     owner = next(row for row in replayed["groups"]["groupG"]["partitions"] if row["partition"] == 1)
-    assert (owner["owner_instance"], owner["last_beat_ms"] is None) == ("i", False)
+    assert (owner["owner_instance"], owner["last_beat_ms"] is None) == ("nobody", False)
 
 
 def test_status_shows_owner_plan_and_lag(

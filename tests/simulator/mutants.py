@@ -251,9 +251,9 @@ MUTANTS: Final = (
     Mutant(
         "at most once processes before the commit",
         BATCH,
-        "            self._commit_before_processing()\n        self._may_process = True",
+        "            self._commit_before_processing()\n        self._move(BatchEvent.PERMIT)",
         "            self._claimer.plan({one.partition: one.end for one in self.ranges})\n"
-        "        self._may_process = True",
+        "        self._move(BatchEvent.PERMIT)",
     ),
     Mutant(
         "at most once processes whatever it owns at the plan's end",
@@ -393,7 +393,7 @@ MUTANTS: Final = (
     Mutant(
         "at most once processes a range whose end was refused",
         BATCH,
-        " and not self._is_refused(one)",
+        " and not self._early.is_refused(one)",
         "",
     ),
     Mutant(

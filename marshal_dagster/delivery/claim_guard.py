@@ -1,0 +1,127 @@
+"""Keeps the claims of one batch alive, ends its Spark jobs when they are lost, and releases them."""
+
+import logging
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from marshal_dagster.coordination.claimer import Claimer
+from marshal_dagster.coordination.heartbeats import Heartbeats, ReasonToStop
+from marshal_dagster.coordination.range_claimer import RangeClaimer
+from marshal_dagster.errors import ClaimLost, MarshalError
+from marshal_dagster.spark import jobs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
+
+AnyClaimer = Claimer | RangeClaimer
+
+
+class ReleaseState(StrEnum):
+    """How far the release of a batch's claims has got; an interrupt may come in between."""
+
+    HELD = "held"
+    RELEASING = "releasing"
+    RELEASED = "released"
+
+
+class ClaimGuard:
+    """The heartbeats and Spark jobs of one batch, from its claims to their release.
+
+    `claimer` is the one that holds the batch's claims; it is set before the heartbeats start.
+    """
+
+    def __init__(self, claimer: AnyClaimer, reasons_to_stop: Sequence[ReasonToStop]) -> None:
+        self.claimer = claimer
+        self.heartbeats: Heartbeats | None = None
+        self.spark: SparkSession | None = None
+        """The session in which the batch was read."""
+        self.stack: Final = ExitStack()
+        self._reasons_to_stop = reasons_to_stop
+        self._state = ReleaseState.HELD
+
+    @property
+    def batch_id(self) -> str:
+        """The instance id under which the claims are held."""
+        return self.claimer.member.instance
+
+    @property
+    def lost(self) -> MarshalError | None:
+        """Why the heartbeats have ended by themselves, None while they have not."""
+        return None if self.heartbeats is None else self.heartbeats.error
+
+    def start_heartbeats(self) -> None:
+        """Start the heartbeats, once; a key with an offset must have its data topic's id before (PROTOCOL.md 6)."""
+        if self.heartbeats is not None:
+            return
+        self.heartbeats = Heartbeats(self.claimer, self._cancel_lost_jobs, reasons_to_stop=self._reasons_to_stop)
+        self.stack.push(self.heartbeats)  # before they start: an interrupt may come in between
+        self.heartbeats.__enter__()
+
+    def run_jobs_in(self, spark: "SparkSession") -> bool:
+        """Tag the Spark jobs that follow as the batch's own, so that they can be cancelled; return False if done."""
+        if self.spark is not None:
+            return False
+        self.spark = spark
+        self.stack.enter_context(jobs.batch_jobs(spark, self.batch_id))
+        self.stack.enter_context(jobs.interruptible_calls(spark))
+        return True
+
+    def cancel_jobs(self, why: str) -> None:
+        """Cancel the Spark jobs of the batch, if it has any."""
+        if self.spark is not None:
+            jobs.cancel(self.spark, self.batch_id, why)
+
+    def check_heartbeats(self, partitions: Collection[int]) -> None:
+        """Raise why the heartbeats have ended, if they have; `partitions` are those of the batch."""
+        lost = self.lost
+        if lost is not None:
+            raise self.with_present_owner(lost, partitions)
+
+    def check_claims(self, partitions: Collection[int]) -> None:
+        """Raise `ClaimLost`, with who holds them now, unless `partitions` are held under a lease."""
+        try:
+            self.claimer.check(partitions)
+        except ClaimLost as lost:
+            raise self.with_present_owner(lost, partitions) from None
+
+    def with_present_owner(self, lost: MarshalError, partitions: Collection[int]) -> MarshalError:
+        """Return the loss of a claim with who holds it now, if the log can be read."""
+        if not isinstance(lost, ClaimLost):
+            return lost
+        try:
+            self.claimer.rationalizer.catch_up()
+            self.claimer.check(partitions)
+        except ClaimLost as newer:
+            return newer
+        except MarshalError as error:
+            logger.warning("who holds the partitions of %r now could not be read: %s", self.claimer.topic, error)
+        return lost
+
+    def release(self) -> None:
+        """Stop heartbeats and release; what fails here goes stale by itself, and undoes nothing that was committed.
+
+        Call it again after an interrupt, which may come anywhere in here; otherwise the second call does nothing.
+        """
+        if self._state is ReleaseState.RELEASED:
+            return
+        if self._state is ReleaseState.RELEASING and self.heartbeats is not None:
+            self.stack.push(self.heartbeats)  # the stack may have been about to end them when it was interrupted
+        self._state = ReleaseState.RELEASING
+        try:
+            self.stack.close()
+        except Exception:
+            logger.warning("batch %s did not end cleanly", self.batch_id, exc_info=True)
+        finally:
+            self.claimer.release()
+        self._state = ReleaseState.RELEASED
+
+    def _cancel_lost_jobs(self, error: MarshalError) -> None:
+        """End the Spark jobs of a batch whose claim is no longer sure; called from the heartbeat thread."""
+        if self.spark is None:
+            return
+        logger.error("cancelling the Spark jobs of batch %s: %s", self.batch_id, error)
+        jobs.cancel(self.spark, self.batch_id)
