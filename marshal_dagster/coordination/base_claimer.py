@@ -10,8 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
-from marshal_dagster.coordination.agreement import check_settings, give_settings, require_settings
+from marshal_dagster.coordination.agreement import check_settings, give_settings
 from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.group_reader import GroupReader
 from marshal_dagster.coordination.observing import Observer, Told
 from marshal_dagster.coordination.rationalizer import Outcome, Rationalizer
 from marshal_dagster.coordination.sending import Sender, Sent
@@ -19,7 +20,6 @@ from marshal_dagster.coordination.tenure import H, Member, Tenure
 from marshal_dagster.errors import (
     ClaimLost,
     ConfigurationError,
-    GroupPaused,
     NotCertain,
     NotCommitted,
     PlanRejected,
@@ -31,14 +31,10 @@ from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (
     DeliveryMode,
     Message,
-    RevokingClaim,
-    RevokingRange,
-    RuleSet,
     Settings,
     is_topic,
 )
-from marshal_dagster.protocol.state import Group, Key, Owner, Range
-from marshal_dagster.protocol.world import PartitionWorld
+from marshal_dagster.protocol.state import Group, Key, Owner
 
 logger = logging.getLogger(__name__)
 
@@ -48,16 +44,6 @@ RETRY_PART: Final = 0.02
 _MOST_NAMED: Final = 3
 N = TypeVar("N")
 _OBSERVED: Final = "retention has overtaken this reader of the coordination log, which can only be observed now"
-
-
-def is_go_instance(owner: Owner) -> bool:
-    """Tell whether a Go consumer made this instance id: members of this library put a random suffix after a dot."""
-    return "." not in owner.instance
-
-
-def nobody_is_dead(_: Owner) -> bool:
-    """Know of no owner that it is dead."""
-    return False
 
 
 class BaseClaimer(ABC, Generic[H]):
@@ -99,10 +85,12 @@ class BaseClaimer(ABC, Generic[H]):
         self._began_at = 0
         """The log offset from which records of the group concern this tenure."""
         self._sender = Sender(rationalizer, topic, self.clock, told.sent if told else None)
-        if self._sender.coordination_partition not in rationalizer.world.partitions:
+        number = self._sender.coordination_partition
+        if number not in rationalizer.world.partitions:
             raise ConfigurationError(
                 f"the rationalizer does not follow topic {topic!r}: open it with topics=[{topic!r}]"
             )
+        self._reader = GroupReader(rationalizer, member, topic, settings, self.clock, number)
 
     # What it knows
 
@@ -114,21 +102,16 @@ class BaseClaimer(ABC, Generic[H]):
     @property
     def group(self) -> Group:
         """The group as the topic's coordination partition knows it; live state, under `rationalizer.lock`."""
-        return self._home.group(self.member.group)
+        return self._reader.group
 
     def key(self, partition: int) -> Key:
-        """Give the key's live state, under `rationalizer.lock`."""
-        return self._home.key(self.member.group, self.topic, partition)
+        """Return the key's live state, under `rationalizer.lock`."""
+        return self._reader.key(partition)
 
     @property
     def is_go(self) -> bool:
         """Whether this member shares its group with Go consumers (PROTOCOL.md 7)."""
-        return self.settings.rule_set is RuleSet.GO
-
-    @property
-    def _home(self) -> PartitionWorld:
-        """The state of the topic's coordination partition."""
-        return self.rationalizer.world.partitions[self._sender.coordination_partition]
+        return self._reader.is_go
 
     def check(self, partitions: Collection[int] | None = None) -> None:
         """Raise `ClaimLost` unless all of `partitions` (or all not released by itself) are held under a lease.
@@ -172,19 +155,15 @@ class BaseClaimer(ABC, Generic[H]):
         """
         with self.rationalizer.lock, self._step:
             self.rationalizer.catch_up()
-            self._require_certain()
+            self._reader.require_certain()
             if not self.group.settings_accepted:
                 give_settings(self.rationalizer, self._sender, self.member, self.settings)
-                self._require_certain()
-            self._require_settings()
+                self._reader.require_certain()
+            self._reader.require_settings()
 
     def paused_until_s(self) -> int | None:
         """Give the time (unix seconds) until which the group is paused by another instance, or None."""
-        with self.rationalizer.lock:
-            group = self.group
-            if not group.is_paused(self._advised_time_ms()) or group.paused_by == self.member.instance:
-                return None
-            return group.paused_until_s
+        return self._reader.paused_until_s()
 
     # Leaving
 
@@ -237,17 +216,14 @@ class BaseClaimer(ABC, Generic[H]):
 
     def _require_certain_still(self, partitions: Sequence[int]) -> None:
         """Lose all where retention has overtaken the reader: to one that only observes everything looks accepted."""
-        if not self._is_certain():
+        if not self._reader.is_certain:
             self._fence_what_changed()
             raise ClaimLost(self._why_lost(sorted(partitions)))
-
-    def _is_certain(self) -> bool:
-        return self._home.certain
 
     def _begin_tenure(self) -> None:
         """Note from where on the log concerns this tenure, when it first asks for something."""
         if not self._tenure.asked:
-            self._began_at = self._home.next_offset
+            self._began_at = self._reader.home.next_offset
 
     def _settle(self) -> None:
         """Read what became of records whose acknowledgement is missing: nothing else is sent before."""
@@ -363,7 +339,7 @@ class BaseClaimer(ABC, Generic[H]):
     def _seen_taken(self, named: Iterable[N], revocations: Sent) -> list[N]:
         """Give those of `named` whose revocation was seen accepted: of what is only observed, none."""
         taken = zip(named, revocations.outcomes, strict=True)
-        return [one for one, outcome in taken if outcome is not None and outcome.accepted and self._is_certain()]
+        return [one for one, outcome in taken if outcome is not None and outcome.accepted and self._reader.is_certain]
 
     def _leave(self, partitions: Collection[int] | None) -> None:
         now_ms, tenure = self.clock.lease_ms(), self._tenure
@@ -378,97 +354,14 @@ class BaseClaimer(ABC, Generic[H]):
         if leaving and not tenure.claims:
             self.rationalizer.log.purge()
 
-    # What must hold
-
-    def _require_ready(self) -> None:
-        """Refuse to claim from what is only observed, under other settings, or in a paused group."""
-        self._require_certain()
-        self._require_own_client()
-        self._require_settings()
-        self._require_running()
-
-    def _require_certain(self) -> None:
-        if not self._is_certain():
-            raise NotCertain(
-                f"the coordination partition of topic {self.topic!r} no longer begins at offset 0 and has no snapshot: "
-                "its state can only be observed. Stop all members of the group, then see `marshal-dagster recover`"
-            )
-
-    def _require_own_client(self) -> None:
-        """Refuse a client id that a Go consumer uses: it takes any claim with its own client id for its own."""
-        if not self.is_go:
-            return
-        clients = {key.owner.client for key in self.group.keys.values() if key.owner and is_go_instance(key.owner)}
-        if self.member.client in clients:
-            raise ConfigurationError(
-                f"a Go consumer of group {self.member.group!r} has client id {self.member.client!r} too: it would take "
-                "this member's claims for its own. Give this member another client_id"
-            )
-
-    def _require_settings(self) -> None:
-        require_settings(self.member.group, self.group, self.settings)
-
-    def _require_running(self) -> None:
-        until_s = self.paused_until_s()
-        if until_s is not None:
-            raise GroupPaused(
-                f"group {self.member.group!r} is paused until {until_s} (unix seconds) by {self.group.paused_by!r}; "
-                "resume it with `marshal-dagster resume`, or wait"
-            )
-
     def _require_unchanged(self, won: Collection[H]) -> None:
         """Settings that changed, or a log that retention cut, while the claim was under way: release it unused."""
         try:
-            self._require_certain()
-            self._require_settings()
+            self._reader.require_certain()
+            self._reader.require_settings()
         except (NotCertain, SettingsDiffer):
             self.release([claim.partition for claim in won])
             raise
-
-    # What it believes
-
-    def _advised_time_ms(self) -> int:
-        return max(self._home.log_time_ms or 0, self.clock.wall_ms())
-
-    def _dead_owners(self, partitions: Iterable[int], is_dead: Callable[[Owner], bool]) -> frozenset[Owner]:
-        """Give the owners of `partitions` that `is_dead` knows to be dead; it is asked once an instance, unlocked."""
-        if is_dead is nobody_is_dead or self.is_go:  # in a Go group a dead owner is waited for
-            return frozenset()
-        with self.rationalizer.lock:
-            owners = {owner for number in partitions for owner in self._owners(number)}
-        if not owners:
-            return frozenset()
-        instances = {owner.instance: owner for owner in owners}
-        dead = {instance for instance, owner in instances.items() if is_dead(owner)}
-        return frozenset(owner for owner in owners if owner.instance in dead)
-
-    def _owners(self, partition: int) -> list[Owner]:
-        """Give who holds the key whole, and who holds ranges of it."""
-        key = self.key(partition)
-        return [owner for owner in (key.owner, *[each.owner for each in key.ranges]) if owner is not None]
-
-    def _revocations(
-        self, partitions: Iterable[int], dead: Collection[Owner], ranges_of: Callable[[int], Iterable[Range]]
-    ) -> list[Message]:
-        """Make the records that take keys, and those of their ranges that `ranges_of` gives, from owners that are dead.
-
-        Nothing is looked at where nobody is: a claim of a thousand partitions is the faster for it.
-        """
-        if not dead:
-            return []
-        return [each for number in partitions for each in self._revocations_of(number, dead, ranges_of(number))]
-
-    def _revocations_of(self, partition: int, dead: Collection[Owner], ranges: Iterable[Range]) -> list[Message]:
-        signed, whole = self._sender.signed(self.member), self.key(partition).owner
-        parts = [each.owner for each in ranges if each.owner is not None and each.owner in dead]
-        revocations: list[Message] = [
-            RevokingRange(partition=partition, epoch=owner.epoch, **signed)
-            for owner in parts
-            if owner.epoch is not None
-        ]
-        if whole is not None and whole.epoch is not None and whole in dead:
-            revocations.append(RevokingClaim(partition=partition, epoch=whole.epoch, **signed))
-        return revocations
 
     def _refresh(self) -> None:
         """Take over from the state what it says of each claim, and lose those that are another's now."""
@@ -486,9 +379,11 @@ class BaseClaimer(ABC, Generic[H]):
         if changed is not None:
             self._tenure.lose_all(str(changed))
             self._tenure.unseen.clear()
-        elif not self._is_certain():
+        elif not self._reader.is_certain:
             self._tenure.lose_all(_OBSERVED)
-        elif (seen := self._home.unplanned.get(self.member.group)) is not None and seen.log_offset >= self._began_at:
+        elif (
+            seen := self._reader.home.unplanned.get(self.member.group)
+        ) is not None and seen.log_offset >= self._began_at:
             self._tenure.lose_all(
                 f"instance {seen.message.instance!r} moved the offset of {seen.message.topic}/{seen.message.partition} "
                 "without a plan, as Go consumers do: the group's rule set is not 'go', so no promise holds while one "
@@ -568,7 +463,7 @@ class BaseClaimer(ABC, Generic[H]):
 
     def _owners_beside(self, partition: int) -> list[Owner]:
         """Give who holds what was lost of `partition`."""
-        return self._owners(partition)
+        return self._reader.owners(partition)
 
     def _named(self, partitions: Iterable[int]) -> str:
         numbers = sorted(partitions)

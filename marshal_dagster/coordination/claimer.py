@@ -3,7 +3,8 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from marshal_dagster.coordination.base_claimer import BaseClaimer, nobody_is_dead
+from marshal_dagster.coordination.base_claimer import BaseClaimer
+from marshal_dagster.coordination.group_reader import nobody_is_dead
 from marshal_dagster.coordination.sending import Sent
 from marshal_dagster.coordination.tenure import Claim, Member, is_held, new_instance_id
 from marshal_dagster.errors import GoGroupError, NotCommitted, PlanRejected
@@ -43,7 +44,7 @@ class Claimer(BaseClaimer[Claim]):
         `max_attempts` attempts is left alone.
         """
         wanted = list(partitions)
-        dead = self._dead_owners(wanted, is_dead)
+        dead = self._reader.dead_owners(wanted, is_dead)
         with self.rationalizer.lock:
             return [number for number in wanted if self._looks_free(number, dead, max_attempts)]
 
@@ -64,15 +65,15 @@ class Claimer(BaseClaimer[Claim]):
         Raises `NotCertain`, `GroupPaused`, `SettingsDiffer`, `UnavailableError`, `LogChanged`.
         """
         wanted = list(dict.fromkeys(partitions))
-        dead = self._dead_owners(wanted, is_dead)
+        dead = self._reader.dead_owners(wanted, is_dead)
         with self.rationalizer.lock, self._step:
-            self._require_ready()
+            self._reader.require_ready()
             wanted = self._to_ask_for(wanted, dead, max_claims)
             if not wanted:
                 return []
             signed = self._sender.signed(self.member)
             claims = [ClaimingPartition(partition=number, **signed) for number in wanted]
-            revocations = self._revocations(wanted, dead, lambda number: self.key(number).ranges)
+            revocations = self._reader.revocations(signed, wanted, dead, lambda number: self.key(number).ranges)
             self._begin_tenure()
             self._tenure.ask(wanted)
             won = self._note_wins(self._sender.send([*revocations, *claims]), ClaimingPartition)
@@ -350,7 +351,7 @@ class Claimer(BaseClaimer[Claim]):
             [ReleasingPartition(partition=n, offset=at, **signed) for n, at in held.items() if at is not None]
         )
         accepted = [m.partition for m, outcome in sent if outcome is not None and outcome.accepted]
-        return frozenset(accepted) if self._is_certain() else frozenset()
+        return frozenset(accepted) if self._reader.is_certain else frozenset()
 
     def _note_sending(self, messages: Sequence[Message]) -> None:
         for message in messages:
@@ -396,14 +397,14 @@ class Claimer(BaseClaimer[Claim]):
         key, group = self.key(partition), self.group
         if max_attempts is not None and key.plan_end is not None and key.plan_attempts >= max_attempts:
             return False
-        now_ms = group.advice_time_ms(self._home.log_time_ms, self.clock.wall_ms())
+        now_ms = group.advice_time_ms(self._reader.home.log_time_ms, self.clock.wall_ms())
         if group.is_live(key, now_ms) and key.owner not in dead:
             return False
         return not key.ranges or self._is_left_by_ranges(key, dead)
 
     def _is_left_by_ranges(self, key: Key, dead: Collection[Owner]) -> bool:
         """Tell whether nobody alive holds a range; who has not paused the group may not claim beside others either."""
-        group, now_ms = self.group, self._advised_time_ms()
+        group, now_ms = self.group, self._reader.advised_time_ms()
         interval_ms = group.settings.heartbeat_interval_ms
         if any(each.is_live(now_ms, interval_ms) and each.owner not in dead for each in key.ranges):
             return False

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from marshal_dagster.coordination.base_claimer import BaseClaimer, nobody_is_dead, reason
+from marshal_dagster.coordination.base_claimer import BaseClaimer, reason
 from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.group_reader import nobody_is_dead
 from marshal_dagster.coordination.observing import Observer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.sending import Sent
@@ -79,9 +80,9 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         one that has had `max_attempts` attempts is left alone. `is_dead` is asked once for each owner, and may take
         its time.
         """
-        dead = self._dead_owners(ends, is_dead)
+        dead = self._reader.dead_owners(ends, is_dead)
         with self.rationalizer.lock:
-            look = Look(self._advised_time_ms(), dead)
+            look = Look(self._reader.advised_time_ms(), dead)
             chosen = {
                 number: choose_range(
                     self.group,
@@ -107,15 +108,17 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         `release`.
         Raises `NotCertain`, `GroupPaused`, `SettingsDiffer`, `UnavailableError`, `LogChanged`.
         """
-        dead = self._dead_owners(wanted, is_dead)
+        dead = self._reader.dead_owners(wanted, is_dead)
         with self.rationalizer.lock, self._step:
-            self._require_ready()
+            self._reader.require_ready()
             asked = {number: bounds for number, bounds in wanted.items() if number not in self._tenure.asked}
             if not asked:
                 return []
             signed = self._sender.signed(self.member)
             claims = [ClaimingRange(partition=n, start=start, end=end, **signed) for n, (start, end) in asked.items()]
-            revocations = self._revocations(asked, dead, lambda n: in_the_way(self.key(n).ranges, *asked[n], dead))
+            revocations = self._reader.revocations(
+                signed, asked, dead, lambda n: in_the_way(self.key(n).ranges, *asked[n], dead)
+            )
             self._begin_tenure()
             self._tenure.ask(asked)
             self._wanted.update(asked)
@@ -266,7 +269,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
         held = [
             (number, owner.epoch)
             for number in partitions
-            for owner in self._owners(number)
+            for owner in self._reader.owners(number)
             if owner.epoch is not None and owner.instance == self.member.instance
         ]
         return frozenset(number for number, _ in self.revoke(held))

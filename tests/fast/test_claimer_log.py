@@ -249,7 +249,9 @@ def test_a_claim_under_settings_that_changed_in_a_truncated_log_ends_those_befor
 
     def change_and_truncate() -> None:
         log.after_append = lambda: site.broker.truncate(site.home, 1)
-        member.settings = Settings(2 * HI_MS)  # in place of the group's, which none but an operator can change
+        member._reader = replace(
+            member._reader, settings=Settings(2 * HI_MS)
+        )  # in place of the group's, which none but an operator can change
 
     log.after_append = change_and_truncate
     with pytest.raises(SettingsDiffer):
@@ -568,8 +570,9 @@ def test_a_member_that_shares_the_group_needs_no_settings(site: Site) -> None:
 def test_a_client_id_that_a_go_consumer_uses_is_refused(site: Site) -> None:
     """Go takes any claim with its own client id for its own."""
     go_consumer_at(site)
-    member = site.claimer(settings=GO)
-    member.member = replace(member.member, client="other")
+    rationalizer = site.reader(site.log(), topics=[TOPIC])
+    member = Claimer(rationalizer, Member(GROUP, "other", "run1.0"), TOPIC, GO, clock=site.clock)
+    rationalizer.catch_up()
 
     with pytest.raises(ConfigurationError, match="another client_id"):
         member.claim([1])

@@ -8,6 +8,7 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from marshal_dagster.coordination.claimer import Claimer
+from marshal_dagster.coordination.group_reader import GroupReader
 from marshal_dagster.coordination.tenure import Tenure
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.leases import Lease
@@ -36,7 +37,7 @@ def test_any_steps_leave_every_claim_with_one_holder() -> None:
 # The machine can fail
 
 
-def forgetful(_: Claimer) -> None:
+def forgetful(_: object) -> None:
     """Look at no lease."""
 
 
@@ -55,7 +56,7 @@ def greedy(self: Tenure[Any], partition: int, _: str) -> None:
         (Tenure, "ask", lambda *_: None),
         (Tenure, "give_up", lambda *_: []),
         (Claimer, "revoke", lambda _, epochs: frozenset(epochs)),
-        (Claimer, "_require_running", forgetful),
+        (GroupReader, "require_running", forgetful),
     ],
     ids=["endless-lease", "no-fencing", "nothing-lost", "asks-twice", "stays", "revokes-nothing", "ignores-pauses"],
 )

@@ -1,0 +1,166 @@
+"""What the log shows of one group and data topic, and whether a member may claim by it (PROTOCOL.md 6)."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from marshal_dagster.coordination.agreement import require_settings
+from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.tenure import Member
+from marshal_dagster.errors import ConfigurationError, GroupPaused, NotCertain
+from marshal_dagster.protocol.messages import Message, RevokingClaim, RevokingRange, RuleSet, Settings
+from marshal_dagster.protocol.state import Group, Key, Owner, Range
+from marshal_dagster.protocol.world import PartitionWorld, Unplanned
+
+
+def is_go_instance(owner: Owner) -> bool:
+    """Tell whether a Go consumer made this instance id: members of this library put a random suffix after a dot."""
+    return "." not in owner.instance
+
+
+def nobody_is_dead(_: Owner) -> bool:
+    """Know of no owner that it is dead."""
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupReader:
+    """Shows the state of a group and of the keys of one data topic to one of its members.
+
+    What it returns is the live state: use it under the rationalizer's lock.
+    """
+
+    rationalizer: Rationalizer
+    member: Member
+    topic: str
+    settings: Settings
+    """What the member is configured with."""
+    clock: Clock
+    coordination_partition: int
+
+    @property
+    def home(self) -> PartitionWorld:
+        """The state of the topic's coordination partition."""
+        return self.rationalizer.world.partitions[self.coordination_partition]
+
+    @property
+    def group(self) -> Group:
+        """The group as the topic's coordination partition has it."""
+        return self.home.group(self.member.group)
+
+    def key(self, partition: int) -> Key:
+        """Return the state of one partition of the data topic."""
+        return self.home.key(self.member.group, self.topic, partition)
+
+    @property
+    def unplanned(self) -> Unplanned | None:
+        """The last heartbeat that moved an offset of the group without a plan, as only a Go consumer's does."""
+        return self.home.unplanned.get(self.member.group)
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the state was read from the log's start or a snapshot."""
+        return self.home.certain
+
+    @property
+    def is_go(self) -> bool:
+        """Whether the member shares its group with Go consumers."""
+        return self.settings.rule_set is RuleSet.GO
+
+    def paused_until_s(self) -> int | None:
+        """Return the time (unix seconds) until which the group is paused by another instance, or None."""
+        with self.rationalizer.lock:
+            group = self.group
+            if not group.is_paused(self.advised_time_ms()) or group.paused_by == self.member.instance:
+                return None
+            return group.paused_until_s
+
+    def require_ready(self) -> None:
+        """Refuse to claim from what is only observed, under other settings, or in a paused group."""
+        self.require_certain()
+        self.require_own_client()
+        self.require_settings()
+        self.require_running()
+
+    def require_certain(self) -> None:
+        """Raise `NotCertain` where the coordination partition can only be observed."""
+        if not self.is_certain:
+            raise NotCertain(
+                f"the coordination partition of topic {self.topic!r} no longer begins at offset 0 and has no snapshot: "
+                "its state can only be observed. Stop all members of the group, then see `marshal-dagster recover`"
+            )
+
+    def require_own_client(self) -> None:
+        """Refuse a client id that a Go consumer uses: it takes any claim with its own client id for its own."""
+        if not self.is_go:
+            return
+        clients = {key.owner.client for key in self.group.keys.values() if key.owner and is_go_instance(key.owner)}
+        if self.member.client in clients:
+            raise ConfigurationError(
+                f"a Go consumer of group {self.member.group!r} has client id {self.member.client!r} too: it would take "
+                "this member's claims for its own. Give this member another client_id"
+            )
+
+    def require_settings(self) -> None:
+        """Raise `SettingsDiffer` unless the settings in force are the member's."""
+        require_settings(self.member.group, self.group, self.settings)
+
+    def require_running(self) -> None:
+        """Raise `GroupPaused` while another instance's pause is in force."""
+        until_s = self.paused_until_s()
+        if until_s is not None:
+            raise GroupPaused(
+                f"group {self.member.group!r} is paused until {until_s} (unix seconds) by {self.group.paused_by!r}; "
+                "resume it with `marshal-dagster resume`, or wait"
+            )
+
+    def advised_time_ms(self) -> int:
+        """Return the later of log time and the member's clock: the time of a silent log stands still."""
+        return max(self.home.log_time_ms or 0, self.clock.wall_ms())
+
+    def dead_owners(self, partitions: Iterable[int], is_dead: Callable[[Owner], bool]) -> frozenset[Owner]:
+        """Give the owners of `partitions` that `is_dead` knows to be dead; it is asked once an instance, unlocked."""
+        if is_dead is nobody_is_dead or self.is_go:  # in a Go group a dead owner is waited for
+            return frozenset()
+        with self.rationalizer.lock:
+            owners = {owner for number in partitions for owner in self.owners(number)}
+        if not owners:
+            return frozenset()
+        instances = {owner.instance: owner for owner in owners}
+        dead = {instance for instance, owner in instances.items() if is_dead(owner)}
+        return frozenset(owner for owner in owners if owner.instance in dead)
+
+    def owners(self, partition: int) -> list[Owner]:
+        """Give who holds the key whole, and who holds ranges of it."""
+        key = self.key(partition)
+        return [owner for owner in (key.owner, *[each.owner for each in key.ranges]) if owner is not None]
+
+    def revocations(
+        self,
+        signed: Mapping[str, Any],
+        partitions: Iterable[int],
+        dead: Collection[Owner],
+        ranges_of: Callable[[int], Iterable[Range]],
+    ) -> list[Message]:
+        """Return the records that take keys, and the ranges of them that `ranges_of` gives, from `dead` owners.
+
+        Without dead owners no key is looked at, because a claim may be of a thousand partitions.
+        """
+        if not dead:
+            return []
+        return [each for number in partitions for each in self._revocations_of(signed, number, dead, ranges_of(number))]
+
+    def _revocations_of(
+        self, signed: Mapping[str, Any], partition: int, dead: Collection[Owner], ranges: Iterable[Range]
+    ) -> list[Message]:
+        whole = self.key(partition).owner
+        parts = [each.owner for each in ranges if each.owner is not None and each.owner in dead]
+        revocations: list[Message] = [
+            RevokingRange(partition=partition, epoch=owner.epoch, **signed)
+            for owner in parts
+            if owner.epoch is not None
+        ]
+        if whole is not None and whole.epoch is not None and whole in dead:
+            revocations.append(RevokingClaim(partition=partition, epoch=whole.epoch, **signed))
+        return revocations
