@@ -20,14 +20,16 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class AssignedPartitions:
     """Which partitions of a topic a member is to claim, and that in a sentence."""
 
     partitions: frozenset[int]
     text: str
 
 
-def portion_of(view: GroupView, member: str, topic: str, session_ms: float, now_ms: float) -> Portion | None:
+def assigned_partitions(
+    view: GroupView, member: str, topic: str, session_ms: float, now_ms: float
+) -> AssignedPartitions | None:
     """Give what `member` is to claim of `topic`; None when it may claim all that is free.
 
     That is so while the coordinator is silent, and when it leads nobody; also when it was heard in the future, as
@@ -51,7 +53,7 @@ def portion_of(view: GroupView, member: str, topic: str, session_ms: float, now_
     if share is None:
         others = ", ".join(sorted(view.shares))
         told = f"the coordinator knows no member {member!r}, only {others}: is its sensor on?"
-    return Portion(numbers, told + _moved(share, topic))
+    return AssignedPartitions(numbers, told + _moved(share, topic))
 
 
 def _moved(share: Share | None, topic: str) -> str:
@@ -79,7 +81,7 @@ class Adviser:
     _view: GroupView | None = field(default=None, init=False)
     _read_at_s: float = field(default=0.0, init=False)
 
-    def portion(self, topic: str) -> Portion | None:
+    def portion(self, topic: str) -> AssignedPartitions | None:
         """Give what to claim of `topic` now; None when it may be all that is free."""
         if self._view is None or time.monotonic() - self._read_at_s >= _OLD_S:
             try:
@@ -89,4 +91,4 @@ class Adviser:
                 logger.warning("what is assigned to member %r cannot be read now: %s", self.member, error)
         if self._view is None:
             return None
-        return portion_of(self._view, self.member, topic, self.session_ms, time.time() * 1_000)
+        return assigned_partitions(self._view, self.member, topic, self.session_ms, time.time() * 1_000)

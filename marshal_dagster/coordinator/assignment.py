@@ -35,7 +35,7 @@ class Subscriber:
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
+class AssignmentInput:
     """What there is to assign: partitions with their weight, members, and who had which before."""
 
     places: Mapping[Place, float]
@@ -58,10 +58,10 @@ class Board:
         return found
 
 
-Strategy = Callable[[Board], Assignment]
+Strategy = Callable[[AssignmentInput], Assignment]
 
 
-def range_assignment(board: Board) -> Assignment:
+def range_assignment(board: AssignmentInput) -> Assignment:
     """Give each member of a topic neighbouring partitions; of every topic the first members have one more."""
     numbers: dict[str, list[int]] = defaultdict(list)
     for topic, number in sorted(board.places):
@@ -73,7 +73,7 @@ def range_assignment(board: Board) -> Assignment:
     return found
 
 
-def round_robin_assignment(board: Board) -> Assignment:
+def round_robin_assignment(board: AssignmentInput) -> Assignment:
     """Deal the partitions of all topics out in turn; who does not take a topic is passed over."""
     members = sorted(board.members, key=lambda member: member.id)
     found: Assignment = {}
@@ -88,14 +88,14 @@ def round_robin_assignment(board: Board) -> Assignment:
     return found
 
 
-def sticky_assignment(board: Board) -> Assignment:
+def sticky_assignment(board: AssignmentInput) -> Assignment:
     """Move as few partitions as will do for an even spread by number, each member's share by its capacity."""
-    return _Balancing(board, dict.fromkeys(board.places, 1)).run()
+    return _Balancer(board, dict.fromkeys(board.places, 1)).run()
 
 
-def weighted_assignment(board: Board) -> Assignment:
+def weighted_assignment(board: AssignmentInput) -> Assignment:
     """Spread the weights, such as lag, by capacity; the heaviest first, and where it was if that is as good."""
-    return _Balancing(board, {place: round(weight) + 1 for place, weight in board.places.items()}).run()
+    return _Balancer(board, {place: round(weight) + 1 for place, weight in board.places.items()}).run()
 
 
 STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
@@ -117,10 +117,10 @@ def moves(before: Mapping[Place, str], after: Mapping[Place, str]) -> dict[Place
     }
 
 
-class _Balancing:
+class _Balancer:
     """Loads of members, levelled by moving one partition at a time from the fullest to the emptiest that takes it."""
 
-    def __init__(self, board: Board, weights: Mapping[Place, int]) -> None:
+    def __init__(self, board: AssignmentInput, weights: Mapping[Place, int]) -> None:
         self._board = board
         self._weights = weights
         self._subscribers = board.subscribers()

@@ -9,15 +9,15 @@ from typing import Any, Final, Self
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import Place
-from marshal_dagster.coordinator.member import Membership, Offsets, Standing, Told
+from marshal_dagster.coordinator.member import MemberActions, Membership, MemberState, Offsets
 from marshal_dagster.coordinator.messages import (
     LONGEST_SESSION_MS,
     NUMBERS_BELOW,
+    CoordinatorMessage,
     Leave,
-    Order,
     Ping,
     Register,
-    parse_order,
+    parse_coordinator_message,
 )
 from marshal_dagster.coordinator.wire import CLIENT_FAILURES, CoordinatorTopics, Reader, Writer, end_of, partition_of
 from marshal_dagster.errors import ConfigurationError
@@ -91,9 +91,9 @@ class CoordinatedMember:
         return frozenset() if self._membership is None else self._membership.places
 
     @property
-    def standing(self) -> Standing:
+    def state(self) -> MemberState:
         """How it stands with its coordinator."""
-        return Standing.LOOKING if self._membership is None else self._membership.standing
+        return MemberState.LOOKING if self._membership is None else self._membership.state
 
     @property
     def error(self) -> str | None:
@@ -141,7 +141,7 @@ class CoordinatedMember:
                 membership = self._membership = Membership(register, self._clock.lease_ms())
         finally:
             if self.places:
-                self._hands.do(Told(stop=self.places))
+                self._hands.do(MemberActions(stop=self.places))
             self._hands.end()
 
     def _be(self, membership: Membership, partitions: int, at: int) -> int:
@@ -152,7 +152,7 @@ class CoordinatedMember:
             writer = Writer(self._connection, self._topics, partitions)
             try:
                 reader.follow({partition: at})
-                while membership.standing is not Standing.GONE:
+                while membership.state is not MemberState.GONE:
                     at = self._turn(membership, reader, writer, at)
                 self._hands.wait()
                 self._say_what_is_done(membership, writer)
@@ -170,18 +170,18 @@ class CoordinatedMember:
     def _turn(self, membership: Membership, reader: Reader, writer: Writer, at: int) -> int:
         for came in reader.read(_BUSY_TICK_S if self._hands.are_busy else _TICK_S):
             at = came.offset + 1
-            order = parse_order(came.value)
+            order = parse_coordinator_message(came.value)
             if order is not None:
-                self._do(membership.hear(order, self._clock.lease_ms(), self._where(order)), writer)
+                self._do(membership.receive(order, self._clock.lease_ms(), self._where(order)), writer)
         self._do(membership.tick(self._clock.lease_ms()), writer)
         self._say_what_is_done(membership, writer)
         is_to_go = self._is_over.is_set() or self._hands.take_failure()
-        if is_to_go and membership.standing not in {Standing.LEAVING, Standing.GONE}:
+        if is_to_go and membership.state not in {MemberState.LEAVING, MemberState.GONE}:
             self._do(membership.leave(), writer)
         writer.poll()
         return at
 
-    def _where(self, order: Order) -> Offsets:
+    def _where(self, order: CoordinatorMessage) -> Offsets:
         if not isinstance(order, Ping) or not self._register.auto_commit:
             return {}
         try:
@@ -190,18 +190,18 @@ class CoordinatedMember:
             logger.exception("%s: how far it got is not known", self._hands.name)
             return {}
 
-    def _do(self, told: Told, writer: Writer) -> None:
+    def _do(self, told: MemberActions, writer: Writer) -> None:
         """Have work stopped and begun with, and say so once that is done; what needs no work is said at once."""
-        is_last = any(isinstance(word, Leave) for word in told.words)
+        is_last = any(isinstance(word, Leave) for word in told.messages)
         if told.stop or told.start or is_last:
             self._hands.do(told)
             return
-        for word in told.words:
+        for word in told.messages:
             writer.say(word)
 
     def _say_what_is_done(self, membership: Membership, writer: Writer) -> None:
         for told in self._hands.done():
-            for word in (*told.words, *(membership.stopped(told.stop).words if told.stop else ())):
+            for word in (*told.messages, *(membership.stopped(told.stop).messages if told.stop else ())):
                 writer.say(word)
 
 
@@ -211,8 +211,8 @@ class _Hands:
     def __init__(self, name: str, start: Work, stop: Work) -> None:
         self.name = name
         self._start, self._stop = start, stop
-        self._due: queue.SimpleQueue[Told | None] = queue.SimpleQueue()
-        self._done: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        self._due: queue.SimpleQueue[MemberActions | None] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[MemberActions] = queue.SimpleQueue()
         self._failed = threading.Event()
         self._changed = threading.Condition()
         self._open = 0
@@ -228,12 +228,12 @@ class _Hands:
     def end(self) -> None:
         self._due.put(None)
 
-    def do(self, told: Told) -> None:
+    def do(self, told: MemberActions) -> None:
         with self._changed:
             self._open += 1
         self._due.put(told)
 
-    def done(self) -> list[Told]:
+    def done(self) -> list[MemberActions]:
         """Give what has been done since this was asked."""
         return [self._done.get() for _ in range(self._done.qsize())]
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from marshal_dagster.coordinator.assignment import Place
-from marshal_dagster.coordinator.messages import Order, Ping, StartFetcher, places_of
-from marshal_dagster.coordinator.wire import CoordinatorTopics, partition_of, read_orders
+from marshal_dagster.coordinator.messages import CoordinatorMessage, Ping, StartFetcher, places_of
+from marshal_dagster.coordinator.wire import CoordinatorTopics, partition_of, read_coordinator_messages
 from marshal_dagster.kafka.connection import KafkaConnection
 
 _USUAL_SESSION_MS: Final = 30_000
@@ -48,7 +48,7 @@ class GroupView:
         return float("inf") if self.heard_at_ms is None else now_ms - self.heard_at_ms
 
 
-def view_of(group: str, orders: Iterable[tuple[Order, int]]) -> GroupView:
+def view_of(group: str, orders: Iterable[tuple[CoordinatorMessage, int]]) -> GroupView:
     """Give what orders of one group say, each with its time in unix milliseconds; of a member the last one counts."""
     epoch, heard_at_ms = 0, None
     shares: dict[str, Share] = {}
@@ -91,9 +91,9 @@ def read_groups(
 
 def _read(
     connection: KafkaConnection, topics: CoordinatorTopics, numbers: Iterable[int]
-) -> dict[str, list[tuple[Order, int]]]:
+) -> dict[str, list[tuple[CoordinatorMessage, int]]]:
     """Read the orders in partitions that are not replaced by later ones, by group."""
-    found: dict[str, list[tuple[Order, int]]] = {}
-    for order, came in read_orders(connection, topics.orders, numbers):
+    found: dict[str, list[tuple[CoordinatorMessage, int]]] = {}
+    for order, came in read_coordinator_messages(connection, topics.orders, numbers):
         found.setdefault(order.group, []).append((order, came.at_ms))
     return found

@@ -14,7 +14,7 @@ _OUTCOMES: Final = {
 }
 
 
-class Measuring:
+class GroupMetrics:
     """Counts what happens in groups, and notes how they stand; for one thread. Never raises by itself."""
 
     def __init__(self) -> None:

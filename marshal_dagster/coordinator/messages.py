@@ -136,30 +136,30 @@ class StartFetcher(Record):
     gained: Places = {}
 
 
-Word = Register | Pong | Stopped | Started | Leave
+MemberMessage = Register | Pong | Stopped | Started | Leave
 """What members write."""
 
-Order = Ping | Registered | StopFetcher | StartFetcher
+CoordinatorMessage = Ping | Registered | StopFetcher | StartFetcher
 """What coordinators write."""
 
-_WORDS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[Word, Field(discriminator="kind")])
-_ORDERS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
+_WORDS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[MemberMessage, Field(discriminator="kind")])
+_ORDERS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[CoordinatorMessage, Field(discriminator="kind")])
 
 
-def render(record: Word | Order) -> bytes:
+def render(record: MemberMessage | CoordinatorMessage) -> bytes:
     """Write a record."""
     return record.model_dump_json(exclude_defaults=False).encode()
 
 
-def parse_word(value: bytes | None) -> Word | None:
+def parse_member_message(value: bytes | None) -> MemberMessage | None:
     """Read what a member wrote; None for anything else."""
-    found: Word | None = _parsed(_WORDS, value)
+    found: MemberMessage | None = _parsed(_WORDS, value)
     return found
 
 
-def parse_order(value: bytes | None) -> Order | None:
+def parse_coordinator_message(value: bytes | None) -> CoordinatorMessage | None:
     """Read what a coordinator wrote; None for anything else."""
-    found: Order | None = _parsed(_ORDERS, value)
+    found: CoordinatorMessage | None = _parsed(_ORDERS, value)
     return found
 
 

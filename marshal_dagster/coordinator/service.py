@@ -14,18 +14,18 @@ from typing import Any, Final
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import Place, sticky_assignment
 from marshal_dagster.coordinator.group import Event, GroupCoordinator, Happening, Rules
-from marshal_dagster.coordinator.measuring import Measuring
-from marshal_dagster.coordinator.messages import Order, Register, StartFetcher, parse_word
+from marshal_dagster.coordinator.measuring import GroupMetrics
+from marshal_dagster.coordinator.messages import CoordinatorMessage, Register, StartFetcher, parse_member_message
 from marshal_dagster.coordinator.weighing import Weigh
 from marshal_dagster.coordinator.wire import (
     CLIENT_FAILURES,
-    Came,
     CoordinatorTopics,
     Reader,
+    ReceivedRecord,
     Writer,
     end_of,
     partition_of,
-    read_orders,
+    read_coordinator_messages,
 )
 from marshal_dagster.election.elector import Elector
 from marshal_dagster.election.rules import Event as ElectionEvent
@@ -53,7 +53,7 @@ LookAtTopics = Callable[[], Mapping[str, int]]
 """Gives how many partitions each topic has; may raise `UnavailableError`."""
 
 Listener = Callable[[str, Event], None]
-"""Told what happens, with the group's name, in the coordinator's thread."""
+"""Receives what happens, with the group's name, in the coordinator's thread."""
 
 _GONE: Final = frozenset({Happening.LEFT, Happening.FAILED})
 
@@ -154,7 +154,7 @@ class Coordinator:
         self._next_weighing_ms: dict[str, float] = {}
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
         self._scales = ThreadPoolExecutor(_HELPERS, "weights")
-        self._measuring = Measuring()
+        self._measuring = GroupMetrics()
         self._next_measure_ms = 0.0
         self.failure: Exception | None = None
         """What keeps it from leading, or from standing for election, at present or a moment ago."""
@@ -198,7 +198,7 @@ class Coordinator:
         """
         self._alive_at_s = time.monotonic()
         partitions = self._partitions = self._topics.partitions(self._connection)
-        self._measuring = Measuring()
+        self._measuring = GroupMetrics()
         elector = Elector(
             self._connection,
             self._topics.leader,
@@ -258,9 +258,9 @@ class Coordinator:
                 elector.give_up(shard.term, "a later coordinator was heard of", partition)
         writer.poll()
 
-    def _hear(self, came: Came, writer: Writer) -> None:
+    def _hear(self, came: ReceivedRecord, writer: Writer) -> None:
         """Take a member's word, of a group that belongs where it was read; only one that registers makes a group."""
-        shard, word = self._shards.get(came.partition), parse_word(came.value)
+        shard, word = self._shards.get(came.partition), parse_member_message(came.value)
         if shard is None or word is None or partition_of(word.group, writer.partitions) != came.partition:
             return
         if word.group not in shard.groups:
@@ -269,7 +269,7 @@ class Coordinator:
             shard.groups[word.group] = self._group(word.group, shard, ())
         with self._alone(shard, word.group) as group:
             if group is not None:
-                self._write(writer, group.hear(word, self._now_ms))
+                self._write(writer, group.receive(word, self._now_ms))
 
     def _lead(self, shard: _Shard, name: str, writer: Writer) -> bool:
         """Let a group's time pass; tell whether a later coordinator was heard of."""
@@ -281,7 +281,7 @@ class Coordinator:
             events, group.events = group.events, []
             is_superseded = any(event.happening is Happening.SUPERSEDED for event in events)
             self._tell(name, events, writer)
-            if group.is_forsaken:
+            if group.is_empty:
                 shard.generation = max(shard.generation, group.generation)
                 del shard.groups[name]
         return is_superseded
@@ -334,7 +334,7 @@ class Coordinator:
         """Read what coordinators before have told members; give the end of what members have said, from before that."""
         end = end_of(self._connection, self._topics.words, partition)
         shares: dict[str, list[StartFetcher]] = {}
-        for order, _ in read_orders(self._connection, self._topics.orders, [partition]):
+        for order, _ in read_coordinator_messages(self._connection, self._topics.orders, [partition]):
             if isinstance(order, StartFetcher):
                 shares.setdefault(order.group, []).append(order)
         return shares, end
@@ -414,7 +414,7 @@ class Coordinator:
             weighing = self._weighing.pop(name)
             self._next_weighing_ms[name] = self._now_ms + _WEIGH_EACH_MS
             if name in groups:
-                groups[name].weights_are(weighing.topics, weighing.found.result())
+                groups[name].update_weights(weighing.topics, weighing.found.result())
         self._next_weighing_ms = {name: at for name, at in self._next_weighing_ms.items() if name in groups}
         for name, group in groups.items():
             self._weigh_one(self._weigh, name, group)
@@ -427,16 +427,16 @@ class Coordinator:
                 found = self._scales.submit(_weighed, weigh, name, topics, positions)
                 self._weighing[name] = _Weighing(topics, self._now_ms, found)
         elif group.awaits_weights and self._now_ms >= weighing.began_ms + _WEIGHS_FOR_MS:
-            group.weights_are(group.topics_wanted(), None)
+            group.update_weights(group.topics_wanted(), None)
 
     def _ask_brokers(self) -> Mapping[str, int]:
         with Topics(self._connection) as topics:
             return topics.partition_counts()
 
-    def _tell_topics(self, group: GroupCoordinator) -> Sequence[Order]:
-        return [] if self._known is None else group.topics_are(self._known, self._now_ms)
+    def _tell_topics(self, group: GroupCoordinator) -> Sequence[CoordinatorMessage]:
+        return [] if self._known is None else group.update_topics(self._known, self._now_ms)
 
-    def _write(self, writer: Writer, orders: Sequence[Order]) -> None:
+    def _write(self, writer: Writer, orders: Sequence[CoordinatorMessage]) -> None:
         for order in orders:
             writer.order(order)
 

@@ -11,7 +11,15 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from marshal_dagster.coordinator import DEFAULT_TOPIC
-from marshal_dagster.coordinator.messages import ALL, MOST_BYTES, Order, Registered, Word, parse_order, render
+from marshal_dagster.coordinator.messages import (
+    ALL,
+    MOST_BYTES,
+    CoordinatorMessage,
+    MemberMessage,
+    Registered,
+    parse_coordinator_message,
+    render,
+)
 from marshal_dagster.election.elector import LEADER_SETTINGS
 from marshal_dagster.errors import ConfigurationError, TopicMissing, UnavailableError
 from marshal_dagster.kafka import clients
@@ -119,7 +127,7 @@ def partition_of(group: str, partitions: int) -> int:
     return int.from_bytes(digest[:8], "little") % partitions
 
 
-class Came(NamedTuple):
+class ReceivedRecord(NamedTuple):
     """A record that was read; `at_ms` is the broker's time or its writer's, in unix milliseconds."""
 
     partition: int
@@ -155,7 +163,7 @@ class Reader:
         for number in gone:
             self.ends.pop(number, None)
 
-    def read(self, timeout_s: float) -> Iterator[Came]:
+    def read(self, timeout_s: float) -> Iterator[ReceivedRecord]:
         """Give what has come within `timeout_s` seconds."""
         first = self._consumer.consume(1, timeout_s)
         messages: list[Any] = [*first, *self._consumer.consume(_BATCH, 0)] if first else []
@@ -163,7 +171,9 @@ class Reader:
             error = message.error()
             if error is None:
                 _, at_ms = message.timestamp()
-                yield Came(message.partition(), message.offset(), message.key() or b"", message.value(), at_ms)
+                yield ReceivedRecord(
+                    message.partition(), message.offset(), message.key() or b"", message.value(), at_ms
+                )
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                 self.ends[message.partition()] = message.offset()
             elif error.code() in _OUTSIDE:
@@ -188,20 +198,20 @@ class Writer:
         self._producer: Producer
         self._producer, self._log = clients.producer(connection, delivery_timeout_ms=_DELIVERY_MS, client_id=CLIENT_ID)
 
-    def say(self, word: Word) -> None:
+    def say(self, word: MemberMessage) -> None:
         """Write a member's word."""
         self._write(self._topics.words, word.group, word.member.encode(), render(word))
 
-    def order(self, order: Order) -> None:
+    def order(self, order: CoordinatorMessage) -> None:
         """Write a coordinator's order."""
         # Answers to all share a key: one that was refused never leaves, so that nothing would strike its own.
         to = ALL if isinstance(order, Registered) else order.member
-        self._write(self._topics.orders, order.group, order_key(order.group, to, order.kind), render(order))
+        self._write(self._topics.orders, order.group, record_key(order.group, to, order.kind), render(order))
 
     def forget(self, group: str, member: str) -> None:
         """Strike what a member was told, so that nothing of it is kept for ever."""
         for kind in _TO_A_MEMBER:
-            self._write(self._topics.orders, group, order_key(group, member, kind), None)
+            self._write(self._topics.orders, group, record_key(group, member, kind), None)
 
     def poll(self) -> None:
         """Let the client work on what has been answered. Raises `UnavailableError` when it is of no more use."""
@@ -235,7 +245,7 @@ class Writer:
             logger.warning("writing to %r: %s", topic, what)
 
 
-def order_key(group: str, member: str, kind: str) -> bytes:
+def record_key(group: str, member: str, kind: str) -> bytes:
     """Give the key under which an order replaces the one before."""
     return f"{group}/{member}/{kind}".encode()
 
@@ -246,7 +256,9 @@ def end_of(connection: KafkaConnection, topic: str, partition: int) -> int:
         return topics.offsets(topic, [partition], committed_only=False)[partition].end
 
 
-def read_orders(connection: KafkaConnection, topic: str, partitions: Iterable[int]) -> list[tuple[Order, Came]]:
+def read_coordinator_messages(
+    connection: KafkaConnection, topic: str, partitions: Iterable[int]
+) -> list[tuple[CoordinatorMessage, ReceivedRecord]]:
     """Read partitions up to their present ends; give the orders that count, in the order of offsets.
 
     That is of each key the newest, but for what a coordinator of an older epoch has written behind it.
@@ -254,7 +266,7 @@ def read_orders(connection: KafkaConnection, topic: str, partitions: Iterable[in
     """
     with Topics(connection) as topics:
         bounds = topics.offsets(topic, partitions, committed_only=False)
-    found: dict[tuple[int, bytes], tuple[Order, Came]] = {}
+    found: dict[tuple[int, bytes], tuple[CoordinatorMessage, ReceivedRecord]] = {}
     filled = {number: at for number, at in bounds.items() if at.start < at.end}
     if not filled:
         return []
@@ -262,22 +274,24 @@ def read_orders(connection: KafkaConnection, topic: str, partitions: Iterable[in
     try:
         reader.follow({number: at.start for number, at in filled.items()})
         for came in _read_up_to(reader, {number: at.end for number, at in filled.items()}, connection.timeout_s):
-            keep_order(found, came)
+            keep_newest(found, came)
     finally:
         reader.close()
     return sorted(found.values(), key=lambda each: (each[1].partition, each[1].offset))
 
 
-def keep_order(found: dict[tuple[int, bytes], tuple[Order, Came]], came: Came) -> None:
+def keep_newest(
+    found: dict[tuple[int, bytes], tuple[CoordinatorMessage, ReceivedRecord]], came: ReceivedRecord
+) -> None:
     """Put a record that was read into what counts, by partition and key."""
-    place, order = (came.partition, came.key), parse_order(came.value)
+    place, order = (came.partition, came.key), parse_coordinator_message(came.value)
     if came.value is None:
         found.pop(place, None)
     elif order is not None and (place not in found or found[place][0].epoch <= order.epoch):
         found[place] = order, came
 
 
-def _read_up_to(reader: Reader, ends: Mapping[int, int], timeout_s: float) -> Iterator[Came]:
+def _read_up_to(reader: Reader, ends: Mapping[int, int], timeout_s: float) -> Iterator[ReceivedRecord]:
     """Read up to `ends`, be the last offsets before them a transaction's marks or compacted away."""
     quiet_s, position = 0.0, dict.fromkeys(ends, 0)
     while any(max(position[number], reader.ends.get(number, 0)) < end for number, end in ends.items()):

@@ -20,13 +20,22 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from marshal_dagster.coordinator import service, wire
-from marshal_dagster.coordinator.assignment import Board, sticky_assignment
+from marshal_dagster.coordinator.assignment import AssignmentInput, sticky_assignment
 from marshal_dagster.coordinator.group import Event, Happening
-from marshal_dagster.coordinator.measuring import Measuring
+from marshal_dagster.coordinator.measuring import GroupMetrics
 from marshal_dagster.coordinator.member import Membership
-from marshal_dagster.coordinator.messages import Leave, Order, Pong, Register, Registered, StartFetcher, Word, render
+from marshal_dagster.coordinator.messages import (
+    CoordinatorMessage,
+    Leave,
+    MemberMessage,
+    Pong,
+    Register,
+    Registered,
+    StartFetcher,
+    render,
+)
 from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
-from marshal_dagster.coordinator.wire import Came, CoordinatorTopics, keep_order, partition_of
+from marshal_dagster.coordinator.wire import CoordinatorTopics, ReceivedRecord, keep_newest, partition_of
 from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S, HealthServer
@@ -50,8 +59,8 @@ class Ends:
 
     failure: MarshalError | None = None
     fails: Exception | None = None
-    words: list[Word] = field(default_factory=list)
-    orders: list[Order] = field(default_factory=list)
+    words: list[MemberMessage] = field(default_factory=list)
+    orders: list[CoordinatorMessage] = field(default_factory=list)
     partitions: int = 1
     is_deposed: bool = False
 
@@ -59,14 +68,14 @@ class Ends:
         """Tell whether every term holds."""
         return not self.is_deposed
 
-    def read(self, *_: object) -> list[Came]:
+    def read(self, *_: object) -> list[ReceivedRecord]:
         """Give what there is, once."""
         if self.fails is not None:
             raise self.fails
         words, self.words = self.words, []
-        return [Came(0, 0, b"", render(word), 0) for word in words]
+        return [ReceivedRecord(0, 0, b"", render(word), 0) for word in words]
 
-    def order(self, order: Order) -> None:
+    def order(self, order: CoordinatorMessage) -> None:
         """Keep it."""
         self.orders.append(order)
 
@@ -238,13 +247,13 @@ def test_a_group_that_is_led_is_measured(
     now_ms = 0.0
     monkeypatch.setattr(coordinator, "_clock", SimpleNamespace(lease_ms=lambda: now_ms))
     monkeypatch.setattr(coordinator, "_known", {"t": 2})
-    coordinator._measuring = Measuring()
+    coordinator._measuring = GroupMetrics()
     register = Register(group="etl", member="a", epoch=0, tenure="a-1", topics=["t"], session_timeout_ms=3_000)
     member = Membership(register, now_ms)
     for _ in range(20):
         orders, ends.orders = ends.orders, []
-        ends.words = [word for order in orders for word in member.hear(order, now_ms).words]
-        ends.words += member.tick(now_ms).words
+        ends.words = [word for order in orders for word in member.receive(order, now_ms).messages]
+        ends.words += member.tick(now_ms).messages
         turn(coordinator, ends)
         now_ms += 500
     assert values(reader) == {
@@ -265,7 +274,7 @@ def test_a_group_that_is_led_is_measured(
 
 def test_what_happens_in_groups_is_counted(reader: InMemoryMetricReader) -> None:
     """Rebalances by what came of them, partitions that moved, members that failed."""
-    measuring = Measuring()
+    measuring = GroupMetrics()
     measuring.happened("etl", Event(Happening.REBALANCED, moved=7))
     measuring.happened("etl", Event(Happening.REBALANCED, moved=2))
     measuring.happened("etl", Event(Happening.REBALANCE_RETRIED, ("a",)))
@@ -280,7 +289,7 @@ def test_what_happens_in_groups_is_counted(reader: InMemoryMetricReader) -> None
 
 def test_how_groups_stand_is_noted(reader: InMemoryMetricReader) -> None:
     """A group that another process leads now has nothing here."""
-    measuring = Measuring()
+    measuring = GroupMetrics()
     measuring.look({"etl": {"a": frozenset({("t", 0), ("t", 1)}), "b": frozenset({("t", 2)})}, "other": {}})
     assert values(reader) == {
         "groups": {"": 2},
@@ -315,7 +324,7 @@ def test_at_its_end_nothing_is_led(
 def test_without_opentelemetry_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor asked for."""
     monkeypatch.setattr(metrics, "_is_in_use", lambda: False)
-    measuring = Measuring()
+    measuring = GroupMetrics()
     measuring.happened("etl", Event(Happening.REBALANCED, moved=7))
     measuring.look({"etl": {}})
     measuring.end()
@@ -368,7 +377,7 @@ def test_a_group_that_goes_wrong_disturbs_no_other(
     """As by a strategy that raises: it is led anew after a rest, with what its members have; health tells."""
     fails = True
 
-    def strategy(board: Board) -> Any:  # noqa: ANN401 - an assignment
+    def strategy(board: AssignmentInput) -> Any:  # noqa: ANN401 - an assignment
         if fails and any(member.id == "bad" for member in board.members):
             raise ValueError("no idea")
         return sticky_assignment(board)
@@ -471,7 +480,7 @@ def test_a_weighing_that_fails_is_done_again(
         until(lambda left=left: len(weighs["etl"]) == left, 10)  # type: ignore[misc]
         until(lambda: all(each.found.done() for each in coordinator._weighing.values()), 10)
         turn(coordinator, ends)
-    assert coordinator._shards[0].groups["etl"]._weights == {("t", 0): 5.0}
+    assert coordinator._shards[0].groups["etl"]._workload.weights == {("t", 0): 5.0}
 
 
 def test_a_weighing_that_hangs_holds_up_no_other_group(
@@ -499,24 +508,24 @@ def test_topics_that_are_gone_are_believed_at_the_second_look(coordinator: Coord
 
 def test_what_an_older_coordinator_writes_late_does_not_count() -> None:
     """Where it is read later: a share, or a ping, behind that of a newer one. What is struck is gone."""
-    found: dict[tuple[int, bytes], tuple[Order, Came]] = {}
+    found: dict[tuple[int, bytes], tuple[CoordinatorMessage, ReceivedRecord]] = {}
 
-    def came(offset: int, epoch: int | None) -> Came:
+    def came(offset: int, epoch: int | None) -> ReceivedRecord:
         share = (
             None
             if epoch is None
             else StartFetcher(group="etl", member="a", tenure="a", epoch=epoch, generation=1, places={"t": [epoch]})
         )
-        return Came(0, offset, b"etl/a/start", None if share is None else render(share), 0)
+        return ReceivedRecord(0, offset, b"etl/a/start", None if share is None else render(share), 0)
 
     for offset, epoch in enumerate([5, 9, 5]):
-        keep_order(found, came(offset, epoch))
+        keep_newest(found, came(offset, epoch))
     assert [each[0].epoch for each in found.values()] == [9]
-    keep_order(found, came(3, 9))
+    keep_newest(found, came(3, 9))
     assert [each[1].offset for each in found.values()] == [3]
-    keep_order(found, Came(0, 4, b"etl/a/start", b"garbage", 0))
+    keep_newest(found, ReceivedRecord(0, 4, b"etl/a/start", b"garbage", 0))
     assert len(found) == 1
-    keep_order(found, came(5, None))
+    keep_newest(found, came(5, None))
     assert found == {}
 
 
