@@ -120,7 +120,7 @@ class Crowd:
             self.changed_s = time.monotonic()
         stopped = member.stopped(told.stop).messages if told.stop else ()
         for word in (*told.messages, *stopped):
-            self._writer.say(word)
+            self._writer.send_to_coordinator(word)
 
 
 def serve(commands: Connection, connection: KafkaConnection, topics: CoordinatorTopics, session_ms: int) -> None:

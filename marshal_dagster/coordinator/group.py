@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Final
 
-from marshal_dagster.coordinator.assignment import Place, Strategy
+from marshal_dagster.coordinator.assignment import Place, Strategy, count_moves
 from marshal_dagster.coordinator.group_members import Liveness, Member, Members, Recovery
 from marshal_dagster.coordinator.messages import (
     ALL,
@@ -311,10 +311,9 @@ class GroupCoordinator:
     def _plan(self) -> Plan:
         shares, before = self._workload.assign(self._members), self._members.owners
         after = {place: name for name, places in shares.items() for place in places}
-        moved = sum(before.get(place) != name for place, name in after.items()) + len(before.keys() - after.keys())
         members = self._members.by_name.items()
         changed = {name for name, member in members if member.places != shares[name] or not member.is_confirmed}
-        return Plan(shares, moved, frozenset(changed))
+        return Plan(shares, count_moves(before, after), frozenset(changed))
 
     def _stopped(self, message: Stopped, now_ms: float) -> list[CoordinatorMessage]:
         rebalance, name = self._rebalance, message.member

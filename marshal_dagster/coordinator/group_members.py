@@ -25,7 +25,7 @@ class Member:
     is_confirmed: bool
     """Whether it has reported that it works on exactly `places`."""
     places: frozenset[Place] = frozenset()
-    """What it was told to work on, and has not reported as stopped."""
+    """What it was sent to work on, and has not reported as stopped."""
     gained: frozenset[Place] = frozenset()
     """The part of `places` that it was given last."""
     unanswered_ms: float | None = None
@@ -234,7 +234,7 @@ class Recovery:
         self._until_ms += away_ms
 
     def end(self) -> list[str]:
-        """Expect nobody any more; return the members of the coordinator before that have not come."""
+        """Expect no member any more; return the members of the coordinator before that have not come."""
         missing = sorted(self._unheard)
         self._expected, self._unheard = {}, set()
         return missing

@@ -1,4 +1,4 @@
-"""What coordinators have written of their groups, for anybody to read: who has which share, and since when silent."""
+"""A group as its coordinators' messages show it: the share of each member, and how long the coordinator is silent."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _USUAL_SESSION_MS: Final = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a member was told to work on, by which coordinator (`epoch`) and in which of the group's generations."""
+    """What a member was sent to work on, by which coordinator (`epoch`) and in which generation of the group."""
 
     member: str
     tenure: str
@@ -22,16 +22,16 @@ class Share:
     epoch: int
     places: frozenset[Place]
     session_ms: int = 0
-    """Its session time-out, where the coordinator has told."""
+    """Its session time-out; 0 if the coordinator has not written it."""
     gained: frozenset[Place] = frozenset()
-    """What of `places` was another's, or nobody's, before."""
+    """The part of `places` that the member did not have before."""
     told_at_ms: int = 0
-    """When it was told, in unix milliseconds."""
+    """When it was sent, in unix milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group as its coordinators' orders show it; `heard_at_ms` is when they pinged last, in unix milliseconds."""
+    """The present shares of a group; `heard_at_ms` is when a coordinator pinged last, in unix milliseconds."""
 
     group: str
     epoch: int
@@ -40,16 +40,16 @@ class GroupView:
 
     @property
     def session_ms(self) -> int:
-        """Give the longest of its members' session time-outs, or what is usual where nobody has told."""
+        """Return the longest of its members' session time-outs, or the usual one if none is known."""
         return max([each.session_ms for each in self.shares.values()], default=0) or _USUAL_SESSION_MS
 
     def silent_ms(self, now_ms: float) -> float:
-        """Give for how long no coordinator has been heard; infinite for one that never was."""
+        """Return for how long no coordinator has been heard; infinite if none ever was."""
         return float("inf") if self.heard_at_ms is None else now_ms - self.heard_at_ms
 
 
 def view_of(group: str, orders: Iterable[tuple[CoordinatorMessage, int]]) -> GroupView:
-    """Give what orders of one group say, each with its time in unix milliseconds; of a member the last one counts."""
+    """Return a group by its messages, each with its time in unix milliseconds; of a member the last one counts."""
     epoch, heard_at_ms = 0, None
     shares: dict[str, Share] = {}
     for order, at_ms in orders:

@@ -93,7 +93,7 @@ class Writer:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self.say = hub.say
+        self.send_to_coordinator = hub.say
 
     def poll(self) -> None:
         """Fail, if that is due."""

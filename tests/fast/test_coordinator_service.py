@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +20,9 @@ from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from marshal_dagster.coordinator import service, wire
+from marshal_dagster.coordinator import background, service, wire
 from marshal_dagster.coordinator.assignment import AssignmentInput, sticky_assignment
+from marshal_dagster.coordinator.background import GroupWeigher
 from marshal_dagster.coordinator.group import Event, Happening
 from marshal_dagster.coordinator.measuring import GroupMetrics
 from marshal_dagster.coordinator.member import Membership
@@ -75,7 +77,7 @@ class Ends:
         words, self.words = self.words, []
         return [ReceivedRecord(0, 0, b"", render(word), 0) for word in words]
 
-    def order(self, order: CoordinatorMessage) -> None:
+    def send_to_member(self, order: CoordinatorMessage) -> None:
         """Keep it."""
         self.orders.append(order)
 
@@ -90,7 +92,7 @@ def ends(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Ends:
     """Of a coordinator that leads one partition, and asks no brokers."""
     monkeypatch.setattr(service, "_AGAIN_AFTER_S", 0.0)
     coordinator._shards[0] = service._Shard(Term(1, "id"))
-    coordinator._next_look_ms = coordinator._next_check_ms = float("inf")
+    coordinator._topic_lookup.next_ms = coordinator._topic_check.next_ms = float("inf")
     return Ends()
 
 
@@ -154,13 +156,13 @@ def test_a_coordinator_that_hangs_is_not(coordinator: Coordinator) -> None:
 def test_a_coordinator_that_fails_is_given_time(coordinator: Coordinator) -> None:
     """Until it has succeeded for a while."""
     coordinator._note(UnavailableError("away"))
-    coordinator._failing_from_s -= 40
+    coordinator._failures.from_s -= 40
     coordinator._note(UnavailableError("still away"))
     assert (coordinator.health()["healthy"], coordinator.health()["failure"]) == (True, "still away")
     assert not coordinator.health(failing_after_s=30)["healthy"]
     coordinator._note(None)
     assert coordinator.health()["failure"] == "still away"
-    coordinator._failed_at_s -= service._CALM_S + 1
+    coordinator._failures.last_s -= service._CALM_S + 1
     coordinator._note(None)
     assert (coordinator.health()["failure"], coordinator.health()["failing_s"]) == (None, 0.0)
 
@@ -173,7 +175,7 @@ def test_a_client_that_fails_again_and_again_is_not_well(coordinator: Coordinato
         ends.fails = UnavailableError("fatal")
         lead(coordinator, ends)
         assert coordinator.health()["failure"] == "fatal"
-        coordinator._failing_from_s -= FAILING_AFTER_S / 2
+        coordinator._failures.from_s -= FAILING_AFTER_S / 2
     assert not coordinator.health()["healthy"]
 
 
@@ -185,7 +187,7 @@ def test_a_coordinator_that_can_take_nothing_over_is_not_well(coordinator: Coord
         coordinator._beginning[1] = Term(fence, "id"), found
         turn(coordinator, ends)
         assert coordinator.health()["failure"] == "cannot be read"
-        coordinator._failing_from_s -= FAILING_AFTER_S / 2
+        coordinator._failures.from_s -= FAILING_AFTER_S / 2
     assert not coordinator.health()["healthy"]
 
 
@@ -201,7 +203,7 @@ def test_a_failure_is_kept_while_a_term_begins(coordinator: Coordinator) -> None
     """Reading what was told before may fail again, and take longer than failures are kept otherwise."""
     coordinator._beginning[1] = Term(1, "id"), Future()
     coordinator._note(UnavailableError("cannot be read"))
-    coordinator._failed_at_s -= service._CALM_S + 1
+    coordinator._failures.last_s -= service._CALM_S + 1
     coordinator._note(None)
     assert coordinator.health()["failure"] == "cannot be read"
 
@@ -212,7 +214,7 @@ def test_its_own_brokers_are_looked_at_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where the topics to work on are on others, which answer; again and again."""
-    coordinator._next_look_ms = coordinator._next_check_ms = 0.0
+    coordinator._topic_lookup.next_ms = coordinator._topic_check.next_ms = 0.0
     deadline_s = time.monotonic() + 10
     while coordinator.health()["failure"] is None:
         assert time.monotonic() < deadline_s
@@ -220,7 +222,7 @@ def test_its_own_brokers_are_looked_at_too(
         time.sleep(0.01)
     assert isinstance(coordinator.failure, UnavailableError)
     monkeypatch.setattr(CoordinatorTopics, "check", lambda *_: None)
-    coordinator._next_check_ms = 0.0
+    coordinator._topic_check.next_ms = 0.0
     while coordinator._cannot_use is not None:
         assert time.monotonic() < deadline_s
         turn(coordinator, ends)
@@ -246,8 +248,8 @@ def test_a_group_that_is_led_is_measured(
     """A member joins, gets both partitions, and answers no more; at the end nothing is led."""
     now_ms = 0.0
     monkeypatch.setattr(coordinator, "_clock", SimpleNamespace(lease_ms=lambda: now_ms))
-    monkeypatch.setattr(coordinator, "_known", {"t": 2})
-    coordinator._measuring = GroupMetrics()
+    monkeypatch.setattr(coordinator._known, "counts", {"t": 2})
+    coordinator._metrics = GroupMetrics()
     register = Register(group="etl", member="a", epoch=0, tenure="a-1", topics=["t"], session_timeout_ms=3_000)
     member = Membership(register, now_ms)
     for _ in range(20):
@@ -275,11 +277,11 @@ def test_a_group_that_is_led_is_measured(
 def test_what_happens_in_groups_is_counted(reader: InMemoryMetricReader) -> None:
     """Rebalances by what came of them, partitions that moved, members that failed."""
     measuring = GroupMetrics()
-    measuring.happened("etl", Event(Happening.REBALANCED, moved=7))
-    measuring.happened("etl", Event(Happening.REBALANCED, moved=2))
-    measuring.happened("etl", Event(Happening.REBALANCE_RETRIED, ("a",)))
-    measuring.happened("other", Event(Happening.FAILED, ("a", "b")))
-    measuring.happened("other", Event(Happening.JOINED, ("c",)))
+    measuring.record("etl", Event(Happening.REBALANCED, moved=7))
+    measuring.record("etl", Event(Happening.REBALANCED, moved=2))
+    measuring.record("etl", Event(Happening.REBALANCE_RETRIED, ("a",)))
+    measuring.record("other", Event(Happening.FAILED, ("a", "b")))
+    measuring.record("other", Event(Happening.JOINED, ("c",)))
     assert values(reader) == {
         "rebalances": {"etl/done": 2, "etl/tried_again": 1},
         "moved": {"etl": 9},
@@ -290,19 +292,19 @@ def test_what_happens_in_groups_is_counted(reader: InMemoryMetricReader) -> None
 def test_how_groups_stand_is_noted(reader: InMemoryMetricReader) -> None:
     """A group that another process leads now has nothing here."""
     measuring = GroupMetrics()
-    measuring.look({"etl": {"a": frozenset({("t", 0), ("t", 1)}), "b": frozenset({("t", 2)})}, "other": {}})
+    measuring.update({"etl": {"a": frozenset({("t", 0), ("t", 1)}), "b": frozenset({("t", 2)})}, "other": {}})
     assert values(reader) == {
         "groups": {"": 2},
         "members": {"etl": 2, "other": 0},
         "assigned": {"etl": 3, "other": 0},
     }
-    measuring.look({"other": {"a": frozenset({("t", 0)})}})
+    measuring.update({"other": {"a": frozenset({("t", 0)})}})
     assert values(reader) == {
         "groups": {"": 1},
         "members": {"etl": 0, "other": 1},
         "assigned": {"etl": 0, "other": 1},
     }
-    measuring.end()
+    measuring.close()
     assert values(reader)["assigned"]["other"] == 0
 
 
@@ -325,9 +327,9 @@ def test_without_opentelemetry_nothing_is_measured(monkeypatch: pytest.MonkeyPat
     """Nor asked for."""
     monkeypatch.setattr(metrics, "_is_in_use", lambda: False)
     measuring = GroupMetrics()
-    measuring.happened("etl", Event(Happening.REBALANCED, moved=7))
-    measuring.look({"etl": {}})
-    measuring.end()
+    measuring.record("etl", Event(Happening.REBALANCED, moved=7))
+    measuring.update({"etl": {}})
+    measuring.close()
     assert measuring._metrics is None
 
 
@@ -351,7 +353,7 @@ def clock(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """A clock that the test sets."""
     found = SimpleNamespace(now_ms=0.0)
     monkeypatch.setattr(coordinator, "_clock", SimpleNamespace(lease_ms=lambda: found.now_ms))
-    monkeypatch.setattr(coordinator, "_known", {"t": 2})
+    monkeypatch.setattr(coordinator._known, "counts", {"t": 2})
     return found
 
 
@@ -451,7 +453,7 @@ def weighs(coordinator: Coordinator) -> dict[str, Any]:
             raise each
         return each() if callable(each) else each
 
-    coordinator._weigh = weigh
+    coordinator._weigher = GroupWeigher(partial(service._weighed, weigh))
     coordinator._rules = replace(coordinator._rules, weighs=True)
     return found
 
@@ -469,16 +471,18 @@ def test_a_weighing_that_fails_is_done_again(
     coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, weighs: dict[str, Any]
 ) -> None:
     """Whatever it raises; meanwhile the group is led without."""
+    weigher = coordinator._weigher
+    assert weigher is not None
     weighs["etl"] = [KafkaException("away"), RuntimeError("odd"), {("t", 0): 5.0}]
     ends.words = [registers("etl")]
     until_weighed(coordinator, ends, "etl")
     turns(coordinator, ends, clock)
     assert shares(ends) == {"etl": [{"t": [0, 1]}]}
     for left in (1, 0):
-        clock.now_ms += service._WEIGH_EACH_MS + 1
+        clock.now_ms += background._WEIGH_EACH_MS + 1
         turn(coordinator, ends)
         until(lambda left=left: len(weighs["etl"]) == left, 10)  # type: ignore[misc]
-        until(lambda: all(each.found.done() for each in coordinator._weighing.values()), 10)
+        until(lambda: all(weighing.found.done() for weighing in weigher._weighings.values()), 10)
         turn(coordinator, ends)
     assert coordinator._shards[0].groups["etl"]._workload.weights == {("t", 0): 5.0}
 
@@ -493,17 +497,22 @@ def test_a_weighing_that_hangs_holds_up_no_other_group(
     until_weighed(coordinator, ends, "free")
     turns(coordinator, ends, clock)
     assert shares(ends) == {"free": [{"t": [0, 1]}]}
-    clock.now_ms += service._WEIGHS_FOR_MS
+    clock.now_ms += background._WEIGHS_FOR_MS
     turns(coordinator, ends, clock)
     assert shares(ends)["stuck"] == [{"t": [0, 1]}]
     goes_on.set()
 
 
-def test_topics_that_are_gone_are_believed_at_the_second_look(coordinator: Coordinator) -> None:
+def test_topics_that_are_gone_are_believed_at_the_second_look() -> None:
     """A broker that has just started may not know of all; what is new counts at once."""
-    assert coordinator._believed({"a": 4, "b": 2}) == {"a": 4, "b": 2}
-    assert coordinator._believed({"c": 1}) == {"a": 4, "b": 2, "c": 1}
-    assert coordinator._believed({"a": 4, "c": 1}) == {"a": 4, "c": 1}
+    known = service._KnownTopics()
+    for looked, counts in (
+        ({"a": 4, "b": 2}, {"a": 4, "b": 2}),
+        ({"c": 1}, {"a": 4, "b": 2, "c": 1}),
+        ({"a": 4, "c": 1}, {"a": 4, "c": 1}),
+    ):
+        known.update(looked)
+        assert known.counts == counts
 
 
 def test_what_an_older_coordinator_writes_late_does_not_count() -> None:
@@ -551,7 +560,7 @@ def test_refusals_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "producer", lambda *_, **__: (producer, None))
     writer = wire.Writer(KafkaConnection(bootstrap_servers="127.0.0.1:1"), CoordinatorTopics(), 1)
     for name in "ab":
-        writer.order(Registered(group="etl", member=name, epoch=1, tenure="t", error="bad_pattern"))
+        writer.send_to_member(Registered(group="etl", member=name, epoch=1, tenure="t", error="bad_pattern"))
     assert len(set(producer.keys)) == 1
 
 
@@ -569,17 +578,17 @@ def test_what_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, caplog:
         caplog.clear()
         return found
 
-    writer.order(large)
+    writer.send_to_member(large)
     assert "are more than readers take of a record: have more members" in told()[0]
     assert producer.reports == []
-    writer.order(large.model_copy(update={"places": {}}))
+    writer.send_to_member(large.model_copy(update={"places": {}}))
     producer.reports[0](None, SimpleNamespace(topic=lambda: "orders"))
     assert told() == []
     for _ in range(2):
         producer.reports[0](KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), SimpleNamespace(topic=lambda: "orders"))
     assert len(told()) == 1
     producer.fails = BufferError("full")
-    writer.say(registers("etl"))
+    writer.send_to_coordinator(registers("etl"))
     assert "full" in told()[0]
 
 
