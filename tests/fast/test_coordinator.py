@@ -154,6 +154,20 @@ def test_partitions_that_are_added_are_worked_on() -> None:
     world.until(world.is_even, 5_000)
 
 
+@pytest.mark.parametrize("phase", ["stopping", "starting"])
+def test_what_changes_during_a_rebalance_is_not_forgotten(phase: str) -> None:
+    """Partitions that are added while members stop, or while one starts, are assigned after it."""
+    world = started()
+    for worker in world.workers.values():
+        worker.stops_in_ms = 1_000 if phase == "stopping" else 10
+    newest = world.join("m3")
+    world.run(100)
+    newest.sleeps_until_ms = world.now_ms + (0 if phase == "stopping" else 1_000)
+    world.run(500)
+    world.topics["orders"] = 30
+    world.until(world.is_even, 5_000)
+
+
 def test_a_member_of_a_fixed_name_that_restarts_causes_no_rebalance() -> None:
     """It comes back within the session time-out and has what it had."""
     world = World()
