@@ -48,7 +48,7 @@ def assigned_partitions(
         return None
     share = view.shares.get(member)
     numbers = frozenset() if share is None else frozenset(number for name, number in share.places if name == topic)
-    given = sum(name == topic for each in view.shares.values() for name, _ in each.places)
+    given = sum(name == topic for other in view.shares.values() for name, _ in other.places)
     text = f"the coordinator has assigned {len(numbers)} of {given} partitions of topic {topic!r} to member {member!r}"
     if share is None:
         others = ", ".join(sorted(view.shares))

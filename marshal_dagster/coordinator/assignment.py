@@ -186,9 +186,9 @@ class _Balancer:
             self._held[name][place[0]].remove(place)
             self._loads[name] -= self._weights[place]
             self._give(place, other)
-            for each in (member, other):
-                heapq.heappush(heaps[_kind(each)], (self._loads[each.id], each.id))
-                heapq.heappush(fullest, (-self._share(each), each.id))
+            for changed in (member, other):
+                heapq.heappush(heaps[_kind(changed)], (self._loads[changed.id], changed.id))
+                heapq.heappush(fullest, (-self._share(changed), changed.id))
         return may_have_more
 
     def _better(self, heaps: "_Heaps", member: Subscriber) -> tuple[Place, Subscriber] | None:
@@ -205,7 +205,9 @@ class _Balancer:
         return None if best is None else (best[1], best[2])
 
     def _heaps(self) -> "_Heaps":
-        heaps = {kind: [(self._loads[each.id], each.id) for each in members] for kind, members in self._kinds.items()}
+        heaps = {
+            kind: [(self._loads[member.id], member.id) for member in members] for kind, members in self._kinds.items()
+        }
         for heap in heaps.values():
             heapq.heapify(heap)
         return heaps
@@ -254,5 +256,5 @@ def _parts(numbers: Sequence[int], count: int) -> list[Sequence[int]]:
     if count == 0:
         return []
     width, more = divmod(len(numbers), count)
-    starts = [each * width + min(each, more) for each in range(count + 1)]
+    starts = [part * width + min(part, more) for part in range(count + 1)]
     return [numbers[start:end] for start, end in pairwise(starts)]

@@ -60,10 +60,10 @@ class Rules:
 
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for values out of range."""
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for option in fields(self):
+            value = getattr(self, option.name)
             if isinstance(value, int | float) and not 0 <= value < math.inf:
-                raise ConfigurationError(f"{each.name}: {value}; give 0 or more")
+                raise ConfigurationError(f"{option.name}: {value}; give 0 or more")
         if not 1 <= self.min_session_ms <= LONGEST_SESSION_MS:
             raise ConfigurationError(f"min_session_ms: {self.min_session_ms}; give 1 to {LONGEST_SESSION_MS}")
 

@@ -123,8 +123,10 @@ class Members:
 
     def record_positions(self, member: Member, pong: Pong) -> None:
         """Record the offsets that a member reports of its own partitions."""
-        reported = {(topic, number): at for topic, each in (pong.offsets or {}).items() for number, at in each.items()}
-        self.positions |= {place: at for place, at in reported.items() if place in member.places}
+        for topic, offsets in (pong.offsets or {}).items():
+            self.positions |= {
+                (topic, number): at for number, at in offsets.items() if (topic, number) in member.places
+            }
 
 
 class Liveness:

@@ -41,31 +41,31 @@ class GroupView:
     @property
     def session_ms(self) -> int:
         """Return the longest of its members' session time-outs, or the usual one if none is known."""
-        return max([each.session_ms for each in self.shares.values()], default=0) or _USUAL_SESSION_MS
+        return max([share.session_ms for share in self.shares.values()], default=0) or _USUAL_SESSION_MS
 
     def silent_ms(self, now_ms: float) -> float:
         """Return for how long no coordinator has been heard; infinite if none ever was."""
         return float("inf") if self.heard_at_ms is None else now_ms - self.heard_at_ms
 
 
-def view_of(group: str, orders: Iterable[tuple[CoordinatorMessage, int]]) -> GroupView:
+def view_of(group: str, messages: Iterable[tuple[CoordinatorMessage, int]]) -> GroupView:
     """Return a group by its messages, each with its time in unix milliseconds; of a member the last one counts."""
     epoch, heard_at_ms = 0, None
     shares: dict[str, Share] = {}
-    for order, at_ms in orders:
-        epoch = max(epoch, order.epoch)
-        if isinstance(order, Ping):
+    for message, at_ms in messages:
+        epoch = max(epoch, message.epoch)
+        if isinstance(message, Ping):
             heard_at_ms = at_ms if heard_at_ms is None else max(heard_at_ms, at_ms)
-        elif isinstance(order, StartFetcher):
-            places = places_of(order.places)
-            shares[order.member] = Share(
-                order.member,
-                order.tenure,
-                order.generation,
-                order.epoch,
+        elif isinstance(message, StartFetcher):
+            places = places_of(message.places)
+            shares[message.member] = Share(
+                message.member,
+                message.tenure,
+                message.generation,
+                message.epoch,
                 places,
-                order.session_timeout_ms,
-                places_of(order.gained) & places,
+                message.session_timeout_ms,
+                places_of(message.gained) & places,
                 at_ms,
             )
     return GroupView(group, epoch, shares, heard_at_ms)
@@ -85,15 +85,7 @@ def read_groups(
     """
     count = topics.partitions(connection)
     numbers = range(count) if names is None else {partition_of(name, count) for name in names}
-    orders = _read(connection, topics, numbers)
-    return {group: view_of(group, orders[group]) for group in sorted(orders) if names is None or group in names}
-
-
-def _read(
-    connection: KafkaConnection, topics: CoordinatorTopics, numbers: Iterable[int]
-) -> dict[str, list[tuple[CoordinatorMessage, int]]]:
-    """Read the orders in partitions that are not replaced by later ones, by group."""
-    found: dict[str, list[tuple[CoordinatorMessage, int]]] = {}
-    for order, came in read_coordinator_messages(connection, topics.orders, numbers):
-        found.setdefault(order.group, []).append((order, came.at_ms))
-    return found
+    messages: dict[str, list[tuple[CoordinatorMessage, int]]] = {}
+    for message, record in read_coordinator_messages(connection, topics.orders, numbers):
+        messages.setdefault(message.group, []).append((message, record.at_ms))
+    return {group: view_of(group, messages[group]) for group in sorted(messages) if names is None or group in names}
