@@ -150,7 +150,7 @@ class GroupCoordinator:
         return {name: member.places for name, member in self._members.by_name.items()}
 
     def shares(self) -> list[StartFetcher]:
-        """Return the same as messages to start with it."""
+        """Return the assignment as messages to start with it."""
         return [self._start(name) for name in self._members.by_name]
 
     def topics_wanted(self) -> frozenset[str]:
@@ -248,7 +248,7 @@ class GroupCoordinator:
         members = self._members.by_name
         dead = self._liveness.dead(members, now_ms)
         if len(dead) == len(members) > 1:
-            # Rather the coordinator receives nothing: those who come back find what they had.
+            # Probably the coordinator receives nothing: members that come back have what they had.
             longest_ms = max(member.session_ms for member in members.values())
             self._recovery.expect(self.shares(), now_ms + longest_ms)
         if dead:
@@ -265,7 +265,7 @@ class GroupCoordinator:
         return Ping(group=self.group, member=ALL, epoch=self.epoch, round=number, retry=retry)
 
     def _excuse(self, now_ms: float) -> None:
-        """Extend all time-outs by a time in which this process did not run."""
+        """Extend all time-outs if this process did not run for a while."""
         away_ms, self._called_ms = now_ms - self._called_ms, now_ms
         if away_ms > _ABSENT_MS:
             self._liveness.excuse(self._members.by_name.values(), away_ms)
@@ -275,7 +275,7 @@ class GroupCoordinator:
     # Rebalance
 
     def _advance(self, now_ms: float) -> list[CoordinatorMessage]:
-        """Do what is due of a rebalance."""
+        """Take the next step of a rebalance, if one is due."""
         if self._rebalance.is_under_way:
             late = self._rebalance.deadlines.late(now_ms)
             if not late:
@@ -283,13 +283,13 @@ class GroupCoordinator:
             is_given_up = self._rebalance.time_out(now_ms)
             self._report(Happening.REBALANCE_GIVEN_UP if is_given_up else Happening.REBALANCE_RETRIED, *late)
             if self._rebalance.is_under_way:
-                return self._send_stopped_shares(now_ms)
+                return self._send_free_shares(now_ms)
         if not self._workload.is_known or not self._rebalance.may_begin(now_ms) or self._recovery.is_pending(now_ms):
             return []
         return self._begin(now_ms)
 
     def _begin(self, now_ms: float) -> list[CoordinatorMessage]:
-        """Work out who is to have what; ask those to stop who give something up."""
+        """Plan a rebalance; ask the members to stop that give partitions up."""
         self._rebalance.gathered()
         for name in self._recovery.end():
             self._report(Happening.FAILED, name)
@@ -330,8 +330,8 @@ class GroupCoordinator:
         rebalance.start()
         return self._send_shares(now_ms)
 
-    def _send_stopped_shares(self, now_ms: float) -> list[CoordinatorMessage]:
-        """Leave those that have not stopped what they have; send the others what is free for them."""
+    def _send_free_shares(self, now_ms: float) -> list[CoordinatorMessage]:
+        """Leave members that have not stopped what they have; send the others their shares without that."""
         plan, members = self._rebalance.plan, self._members.by_name
         stopping = frozenset(self._rebalance.deadlines.awaited)
         kept = {name: members[name].places - plan.shares[name] for name in stopping}

@@ -82,7 +82,7 @@ class Members:
         return not is_static or self.is_replaced(registration.tenure)
 
     def admit(self, registration: Register, recorded: StartFetcher | None) -> bool:
-        """Take a process as a member; return whether it is one already, with the same interests and partitions.
+        """Add a process as a member; return whether it was one already, with the same interests and partitions.
 
         It has the partitions that it reports and no other member has. One of a fixed name that reports none has those
         that were `recorded` for it, or those that it had.
@@ -188,9 +188,9 @@ class Liveness:
 
 
 class Recovery:
-    """Members that are expected to register again, before anything moves.
+    """Members that are expected to register again before anything moves; times in milliseconds.
 
-    Those of the coordinator before, or all members, when none of them was heard for a while; milliseconds.
+    These are the members of the coordinator before, or all members if none of them was heard for a while.
     """
 
     def __init__(self, recorded: Iterable[StartFetcher], recovery_ms: float, now_ms: float) -> None:
@@ -228,7 +228,7 @@ class Recovery:
         self._until_ms = until_ms
 
     def wait_for_others(self, session_ms: int, now_ms: float) -> None:
-        """Wait for another third of a session time-out at least, because the first member has just come."""
+        """Wait at least another third of a session time-out, because the first member has just come."""
         self._until_ms = max(self._until_ms, now_ms + min(session_ms / 3, _MAX_RECOVERY_MS))
 
     def excuse(self, away_ms: float) -> None:

@@ -106,10 +106,10 @@ class Deadlines:
     """Until when each member may answer; milliseconds."""
 
     def __init__(self, at_ms: Mapping[str, float]) -> None:
-        """Expect one answer of each of these members."""
+        """Expect one answer from each of these members."""
         self._at_ms = dict(at_ms)
         self._first_ms = min(self._at_ms.values(), default=math.inf)
-        """No deadline is before."""
+        """No deadline is earlier."""
 
     @property
     def awaited(self) -> Collection[str]:
@@ -121,7 +121,7 @@ class Deadlines:
         self._at_ms.pop(member, None)
 
     def extend(self, more_ms: float) -> None:
-        """Wait so much longer for each."""
+        """Move all deadlines by this time."""
         self._at_ms = {member: at_ms + more_ms for member, at_ms in self._at_ms.items()}
         self._first_ms += more_ms
 
@@ -166,16 +166,16 @@ class Rebalance:
         return self.is_under_way and not self.is_stopping
 
     def may_begin(self, now_ms: float) -> bool:
-        """Return whether one is due, and neither a pause nor other members are waited for."""
+        """Return whether a rebalance is due, and the pause and the wait for more members are over."""
         is_due = self._machine.state is RebalanceState.DUE
         return is_due and now_ms >= max(self._pauses_until_ms, self._gathers_until_ms)
 
     def request(self) -> None:
-        """Have a rebalance follow; one that is under way goes on."""
+        """Request another rebalance; one that is under way continues."""
         self._machine.apply(RebalanceEvent.CHANGE)
 
     def gather(self, now_ms: float) -> None:
-        """Do so, once other members that come or go at the same time have done so."""
+        """Request another rebalance, and wait a little for more members to come or go."""
         self.request()
         self._retries = 0
         if self._gathers_from_ms is None:
@@ -184,9 +184,9 @@ class Rebalance:
         self._gathers_until_ms = min(now_ms + self._gather_ms, self._gathers_from_ms + longest_ms)
 
     def interrupt(self, now_ms: float) -> None:
-        """End the rebalance under way, if there is one, and have another follow without a pause."""
+        """End a rebalance that is under way, and request another without a pause."""
         self._machine.apply(RebalanceEvent.INTERRUPTION)
-        self._pauses_until_ms = now_ms
+        self.end_pause(now_ms)
         self.gather(now_ms)
 
     def end_pause(self, now_ms: float) -> None:
@@ -194,21 +194,21 @@ class Rebalance:
         self._pauses_until_ms = now_ms
 
     def gathered(self) -> None:
-        """Note that those who came or went are counted in; who comes or goes from now on is waited for again."""
+        """End the wait for more members: those that come or go from now on begin a new one."""
         self._gathers_from_ms = None
 
     def settle(self) -> None:
-        """End before it has begun, as every member has its share already."""
+        """Return to the stable state, because every member has its share already."""
         self._machine.apply(RebalanceEvent.BALANCED)
         self._retries = 0
 
     def stop(self, deadlines: Deadlines) -> None:
-        """Begin, and wait for members that were asked to stop."""
+        """Begin a rebalance, and wait for the members that were asked to stop."""
         self._machine.apply(RebalanceEvent.STOP_SENT)
         self.deadlines = deadlines
 
     def start(self) -> None:
-        """Go on to the start of the members, or begin with it where none has anything to stop."""
+        """Begin to start members, because none has anything left to stop."""
         self._machine.apply(RebalanceEvent.ALL_STOPPED)
 
     def time_out(self, now_ms: float) -> bool:
@@ -226,7 +226,7 @@ class Rebalance:
         return is_given_up
 
     def finish(self) -> None:
-        """End, as every member has started."""
+        """End the rebalance, because every member has started."""
         if self._machine.state is not RebalanceState.STARTING_PARTLY:
             self._retries = 0
         self._machine.apply(RebalanceEvent.ALL_STARTED)
