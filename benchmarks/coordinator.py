@@ -21,7 +21,7 @@ from benchmarks.crowd import Seen
 from benchmarks.harness import Benchmark, Case, Goal, Measured, rounded
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.group import Happening
-from marshal_dagster.coordinator.member import Standing
+from marshal_dagster.coordinator.member import MemberState
 from marshal_dagster.coordinator.service import Coordinator
 from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, end_of
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -243,7 +243,7 @@ def _await_leader(connection: KafkaConnection, topics: CoordinatorTopics) -> Non
     nothing: Callable[[object], None] = lambda _: None  # noqa: E731 - a name for it is all there is to say
     deadline_s = time.monotonic() + _WITHIN_S
     with CoordinatedMember(connection, crowd.GROUP, "first", start=nothing, stop=nothing, topics=topics) as member:
-        while member.standing is not Standing.REGISTERED:
+        while member.state is not MemberState.REGISTERED:
             if time.monotonic() > deadline_s:
                 raise RuntimeError(f"no coordinator leads after {_WITHIN_S:g} s")
             time.sleep(_LOOK_EACH_S)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Final
 
-from marshal_dagster.coordinator.member import Membership, Standing, Told
-from marshal_dagster.coordinator.messages import ALL, Order, Ping, Register, parse_order
+from marshal_dagster.coordinator.member import MemberActions, Membership, MemberState
+from marshal_dagster.coordinator.messages import ALL, CoordinatorMessage, Ping, Register, parse_coordinator_message
 from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, Writer, end_of, partition_of
 from marshal_dagster.kafka.connection import KafkaConnection
 
@@ -80,7 +80,7 @@ class Crowd:
     def seen(self) -> Seen:
         """Look at all members."""
         held = [len(each.places) for each in self.members.values()]
-        registered = sum(each.standing is Standing.REGISTERED for each in self.members.values())
+        registered = sum(each.state is MemberState.REGISTERED for each in self.members.values())
         least, most = min(held, default=0), max(held, default=0)
         return Seen(len(held), registered, sum(held), least, most, self.changed_s, self.pinged_s)
 
@@ -91,13 +91,13 @@ class Crowd:
     def turn(self) -> None:
         """Take what has come, and let time pass."""
         for came in self._reader.read(_READ_S):
-            order = parse_order(came.value)
+            order = parse_coordinator_message(came.value)
             if order is None or order.group != GROUP:
                 continue
             if isinstance(order, Ping) and self.pinged_s is None:
                 self.pinged_s = time.monotonic()
             for member in self._meant(order):
-                self._do(member, member.hear(order, _now_ms()))
+                self._do(member, member.receive(order, _now_ms()))
         if time.monotonic() >= self._next_tick_s:
             self._next_tick_s = time.monotonic() + _TICK_S
             for member in self.members.values():
@@ -109,18 +109,18 @@ class Crowd:
         self._reader.close()
         self._writer.close()
 
-    def _meant(self, order: Order) -> Iterable[Membership]:
+    def _meant(self, order: CoordinatorMessage) -> Iterable[Membership]:
         if order.member == ALL:
             return self.members.values()
         member = self.members.get(order.member)
         return [] if member is None else [member]
 
-    def _do(self, member: Membership, told: Told) -> None:
+    def _do(self, member: Membership, told: MemberActions) -> None:
         if told.start:
             self.changed_s = time.monotonic()
-        stopped = member.stopped(told.stop).words if told.stop else ()
-        for word in (*told.words, *stopped):
-            self._writer.say(word)
+        stopped = member.stopped(told.stop).messages if told.stop else ()
+        for word in (*told.messages, *stopped):
+            self._writer.send_to_coordinator(word)
 
 
 def serve(commands: Connection, connection: KafkaConnection, topics: CoordinatorTopics, session_ms: int) -> None:

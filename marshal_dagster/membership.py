@@ -97,7 +97,7 @@ def build_group_member_sensor(
             raise ConfigurationError(_refused(member, claimer, living.error))
         had, has = MemberCursor.read(context.cursor).had, by_topic(living.places)
         cursor = MemberCursor(had=has).model_dump_json()
-        told = f"member {member!r} of group {claimer.group!r}: {living.standing.value}, with {_named(living.places)}"
+        told = f"member {member!r} of group {claimer.group!r}: {living.state.value}, with {_named(living.places)}"
         gained = {topic: set(numbers) - set(had.get(topic, ())) for topic, numbers in has.items()}
         if not asks_for_runs or not any(gained.values()):
             return SensorResult(skip_reason=told, cursor=cursor)

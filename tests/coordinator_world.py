@@ -10,15 +10,15 @@ from dataclasses import dataclass, field
 
 from marshal_dagster.coordinator.assignment import Place, Strategy, sticky_assignment, weighted_assignment
 from marshal_dagster.coordinator.group import Event, GroupCoordinator, Happening, Rules
-from marshal_dagster.coordinator.member import Membership, Standing, Told
+from marshal_dagster.coordinator.member import MemberActions, Membership, MemberState
 from marshal_dagster.coordinator.messages import (
     ALL,
-    Order,
+    CoordinatorMessage,
+    MemberMessage,
     Register,
     StartFetcher,
-    Word,
-    parse_order,
-    parse_word,
+    parse_coordinator_message,
+    parse_member_message,
     render,
 )
 
@@ -116,7 +116,7 @@ class World:
             GROUP, epoch, self.rules, self.now_ms, kept=list(self.kept.values()), recovery_ms=self.session_ms
         )
         self.coordinators.append(leader)
-        self._send_orders(leader.topics_are(self.topics, self.now_ms))
+        self._send_orders(leader.update_topics(self.topics, self.now_ms))
         return leader
 
     def put_to_sleep(self, leader: GroupCoordinator, duration_ms: float) -> None:
@@ -138,7 +138,7 @@ class World:
             self._wake()
             for leader in self.coordinators:
                 if leader.epoch not in self.sleeping:
-                    self._send_orders(leader.topics_are(self.topics, self.now_ms))
+                    self._send_orders(leader.update_topics(self.topics, self.now_ms))
                     self._weigh(leader)
                     self._send_orders(leader.tick(self.now_ms))
                     self._tell(leader)
@@ -160,7 +160,7 @@ class World:
 
     def is_even(self) -> bool:
         """Tell whether each partition is worked on, by who is to, and nobody has two more than another."""
-        living = [name for name, each in self.workers.items() if each.membership.standing is Standing.REGISTERED]
+        living = [name for name, each in self.workers.items() if each.membership.state is MemberState.REGISTERED]
         places = {(topic, number) for topic, count in self.topics.items() for number in range(count)}
         owners = self.owners()
         counts = Counter(owners[place] for place in places if place in owners)
@@ -182,7 +182,7 @@ class World:
         """Tell the weights now and then, and a little after they are waited for, as a process does."""
         is_due = self.now_ms % 3_000 < TICK_MS or (leader.awaits_weights and self.now_ms % 500 < TICK_MS)
         if self.weights is not None and is_due:
-            leader.weights_are(leader.topics_wanted(), self.weights)
+            leader.update_weights(leader.topics_wanted(), self.weights)
 
     def owners(self) -> dict[Place, str]:
         """Give by which name each partition is claimed."""
@@ -205,7 +205,7 @@ class World:
     def told(self) -> str:
         """Say how things stand, for messages."""
         counts = Counter(self.owners().values())
-        standings = {name: each.membership.standing.name for name, each in self.workers.items()}
+        standings = {name: each.membership.state.name for name, each in self.workers.items()}
         return f"at {self.now_ms:.0f} ms: {dict(counts)}, {standings}"
 
     def _claim(self, worker: Worker) -> None:
@@ -217,13 +217,13 @@ class World:
     def _forget(self, worker: Worker) -> None:
         self.claims = {place: owner for place, owner in self.claims.items() if owner is not worker}
 
-    def _do(self, worker: Worker, told: Told) -> None:
-        for word in told.words:
+    def _do(self, worker: Worker, told: MemberActions) -> None:
+        for word in told.messages:
             self._send_word(word)
         if told.stop:
             worker.stopped_for += len(told.stop)
             self._later(worker.stops_in_ms, lambda: self._release(worker, told.stop))
-        if worker.membership.standing is Standing.GONE:
+        if worker.membership.state is MemberState.GONE:
             self.workers = {name: each for name, each in self.workers.items() if each is not worker}
 
     def _release(self, worker: Worker, places: frozenset[Place]) -> None:
@@ -233,7 +233,7 @@ class World:
         if not worker.is_dead:
             self._do(worker, worker.membership.stopped(places))
 
-    def _send_word(self, word: Word) -> None:
+    def _send_word(self, word: MemberMessage) -> None:
         value = render(word)
         for delay_ms in self._deliveries():
             self._later(delay_ms, lambda: self._hear(value))
@@ -246,9 +246,9 @@ class World:
                 self._hear_one(leader, value)
 
     def _hear_one(self, leader: GroupCoordinator, value: bytes) -> None:
-        word = parse_word(value)
+        word = parse_member_message(value)
         assert word is not None
-        self._send_orders(leader.hear(word, self.now_ms))
+        self._send_orders(leader.receive(word, self.now_ms))
 
     def _wake(self) -> None:
         """Let coordinators go on whose time it is; what came for them they hear at once, or a little later."""
@@ -270,7 +270,7 @@ class World:
                 for member in event.members:
                     self.kept.pop(member, None)
 
-    def _send_orders(self, orders: list[Order]) -> None:
+    def _send_orders(self, orders: list[CoordinatorMessage]) -> None:
         for order in orders:
             if isinstance(order, StartFetcher):
                 self.kept[order.member] = order
@@ -279,21 +279,21 @@ class World:
                 for delay_ms in self._deliveries():
                     self._later(delay_ms, lambda worker=worker, value=value: self._obey(worker, value))  # type: ignore[misc]
 
-    def _hearers(self, order: Order) -> Iterable[Worker]:
+    def _hearers(self, order: CoordinatorMessage) -> Iterable[Worker]:
         if self.overhears or order.member == ALL:
             return self.workers.values()
         worker = self.workers.get(order.member)
         return [] if worker is None else [worker]
 
     def _obey(self, worker: Worker, value: bytes) -> None:
-        order = parse_order(value)
+        order = parse_coordinator_message(value)
         assert order is not None
         if worker.is_dead:
             return
         if worker.sleeps_until_ms > self.now_ms:
             worker.inbox.append(value)
             return
-        self._do(worker, worker.membership.hear(order, self.now_ms))
+        self._do(worker, worker.membership.receive(order, self.now_ms))
 
     def _deliveries(self) -> list[float]:
         """Give after how long a record arrives: not at all, once or twice."""

@@ -1,4 +1,4 @@
-"""What a process should claim, by what coordinators have written: read anew when it is some seconds old."""
+"""What a process should claim, by what coordinators have written: read again when it is some seconds old."""
 
 import logging
 import time
@@ -13,32 +13,34 @@ from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
 
 SILENT_SESSIONS: Final = 2
-"""After so many session time-outs without a word of it a coordinator's assignments count no more."""
+"""A coordinator that was silent for so many session time-outs limits no member any more."""
 _OLD_S: Final = 5.0
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
-    """Which partitions of a topic a member is to claim, and that in a sentence."""
+class AssignedPartitions:
+    """The partitions of a topic that a member is to claim, with a sentence about them for people."""
 
     partitions: frozenset[int]
     text: str
 
 
-def portion_of(view: GroupView, member: str, topic: str, session_ms: float, now_ms: float) -> Portion | None:
-    """Give what `member` is to claim of `topic`; None when it may claim all that is free.
+def assigned_partitions(
+    view: GroupView, member: str, topic: str, session_ms: float, now_ms: float
+) -> AssignedPartitions | None:
+    """Return what `member` is to claim of `topic`; None when it may claim all that is free.
 
-    That is so while the coordinator is silent, and when it leads nobody; also when it was heard in the future, as
-    nobody can tell then for how long it has been silent. Times are milliseconds: `now_ms` by this process's clock, what
-    was heard by the brokers'.
+    That is so while the coordinator is silent, and when it has no members; also when it was heard in the future,
+    because then it is unknown for how long it has been silent. Times are milliseconds: `now_ms` by this process's
+    clock, the coordinator's last ping by the brokers'.
     """
     silent_ms = view.silent_ms(now_ms)
     if view.shares and silent_ms < -session_ms:
         logger.warning(
-            "group %r: its coordinator was heard %.0f s in the future, and limits nobody: set this host's clock or the "
-            "brokers' right",
+            "group %r: its coordinator was heard %.0f s in the future, and limits no member: set this "
+            "host's clock or the brokers' right",
             view.group,
             -silent_ms / 1_000,
         )
@@ -46,16 +48,16 @@ def portion_of(view: GroupView, member: str, topic: str, session_ms: float, now_
         return None
     share = view.shares.get(member)
     numbers = frozenset() if share is None else frozenset(number for name, number in share.places if name == topic)
-    given = sum(name == topic for each in view.shares.values() for name, _ in each.places)
-    told = f"the coordinator has assigned {len(numbers)} of {given} partitions of topic {topic!r} to member {member!r}"
+    given = sum(name == topic for other in view.shares.values() for name, _ in other.places)
+    text = f"the coordinator has assigned {len(numbers)} of {given} partitions of topic {topic!r} to member {member!r}"
     if share is None:
         others = ", ".join(sorted(view.shares))
-        told = f"the coordinator knows no member {member!r}, only {others}: is its sensor on?"
-    return Portion(numbers, told + _moved(share, topic))
+        text = f"the coordinator knows no member {member!r}, only {others}: is its sensor on?"
+    return AssignedPartitions(numbers, text + _moved(share, topic))
 
 
 def _moved(share: Share | None, topic: str) -> str:
-    """Say which of its partitions came to a member last, and when."""
+    """Return which of its partitions a member was given last, and when, in words."""
     gained = [] if share is None else sorted(number for name, number in share.gained if name == topic)
     if share is None or not gained:
         return ""
@@ -65,7 +67,7 @@ def _moved(share: Share | None, topic: str) -> str:
 
 @dataclass(slots=True)
 class Adviser:
-    """Tells one member of a group what to claim; for one thread.
+    """Reads what one member of a group is to claim; for one thread.
 
     While it cannot read, what it read last counts, for as long as the coordinator may be silent.
     """
@@ -79,8 +81,8 @@ class Adviser:
     _view: GroupView | None = field(default=None, init=False)
     _read_at_s: float = field(default=0.0, init=False)
 
-    def portion(self, topic: str) -> Portion | None:
-        """Give what to claim of `topic` now; None when it may be all that is free."""
+    def portion(self, topic: str) -> AssignedPartitions | None:
+        """Return what to claim of `topic` now; None when it may be all that is free."""
         if self._view is None or time.monotonic() - self._read_at_s >= _OLD_S:
             try:
                 self._view = self.read(self.connection, self.topics, self.group)
@@ -89,4 +91,4 @@ class Adviser:
                 logger.warning("what is assigned to member %r cannot be read now: %s", self.member, error)
         if self._view is None:
             return None
-        return portion_of(self._view, self.member, topic, self.session_ms, time.time() * 1_000)
+        return assigned_partitions(self._view, self.member, topic, self.session_ms, time.time() * 1_000)

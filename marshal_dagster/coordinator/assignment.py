@@ -1,6 +1,6 @@
-"""Who is to work on which partition: strategies, each a pure function of what there is.
+"""Which member is to work on which partition: strategies, each a pure function of partitions and members.
 
-The result is advice: claims in the coordination log decide who works on what.
+The result is advice: claims in the coordination log decide which member works on what.
 """
 
 import heapq
@@ -17,26 +17,26 @@ Place = tuple[str, int]
 """A topic and the number of a partition of it."""
 
 Assignment = dict[Place, str]
-"""The member of each partition; one that nobody subscribes to is not in it."""
+"""The member of each partition; a partition without subscribers is not in it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subscriber:
-    """A member of a group: the topics that it takes, and how much of the work next to others."""
+    """A member of a group: the topics that it takes, and its share of the work relative to others."""
 
     id: str
     topics: frozenset[str]
     capacity: int = 1
 
     def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for a capacity that cannot be."""
+        """Raise `ConfigurationError` for a capacity below 1."""
         if self.capacity < 1:
             raise ConfigurationError(f"capacity of member {self.id!r}: {self.capacity}; give at least 1")
 
 
 @dataclass(frozen=True, slots=True)
-class Board:
-    """What there is to assign: partitions with their weight, members, and who had which before."""
+class AssignmentInput:
+    """What a strategy assigns: partitions with their weights, members, and the member that had each before."""
 
     places: Mapping[Place, float]
     members: Sequence[Subscriber]
@@ -50,7 +50,7 @@ class Board:
             raise ConfigurationError("a partition weighs less than 0")
 
     def subscribers(self) -> dict[str, list[Subscriber]]:
-        """Give the members of each topic, by id."""
+        """Return the members of each topic, by id."""
         found: dict[str, list[Subscriber]] = {topic: [] for topic, _ in self.places}
         for member in sorted(self.members, key=lambda member: member.id):
             for topic in member.topics & found.keys():
@@ -58,11 +58,11 @@ class Board:
         return found
 
 
-Strategy = Callable[[Board], Assignment]
+Strategy = Callable[[AssignmentInput], Assignment]
 
 
-def range_assignment(board: Board) -> Assignment:
-    """Give each member of a topic neighbouring partitions; of every topic the first members have one more."""
+def range_assignment(board: AssignmentInput) -> Assignment:
+    """Assign neighbouring partitions to each member of a topic; of every topic the first members have one more."""
     numbers: dict[str, list[int]] = defaultdict(list)
     for topic, number in sorted(board.places):
         numbers[topic].append(number)
@@ -73,29 +73,29 @@ def range_assignment(board: Board) -> Assignment:
     return found
 
 
-def round_robin_assignment(board: Board) -> Assignment:
-    """Deal the partitions of all topics out in turn; who does not take a topic is passed over."""
+def round_robin_assignment(board: AssignmentInput) -> Assignment:
+    """Assign the partitions of all topics in turn; members that do not take a topic are skipped."""
     members = sorted(board.members, key=lambda member: member.id)
     found: Assignment = {}
     turn = 0
     for place in sorted(board.places):
-        for ahead in range(len(members)):
-            member = members[(turn + ahead) % len(members)]
+        for skipped in range(len(members)):
+            member = members[(turn + skipped) % len(members)]
             if place[0] in member.topics:
                 found[place] = member.id
-                turn += ahead + 1
+                turn += skipped + 1
                 break
     return found
 
 
-def sticky_assignment(board: Board) -> Assignment:
-    """Move as few partitions as will do for an even spread by number, each member's share by its capacity."""
-    return _Balancing(board, dict.fromkeys(board.places, 1)).run()
+def sticky_assignment(board: AssignmentInput) -> Assignment:
+    """Spread the partitions evenly by number and capacity, with as few moves as possible."""
+    return _Balancer(board, dict.fromkeys(board.places, 1)).run()
 
 
-def weighted_assignment(board: Board) -> Assignment:
-    """Spread the weights, such as lag, by capacity; the heaviest first, and where it was if that is as good."""
-    return _Balancing(board, {place: round(weight) + 1 for place, weight in board.places.items()}).run()
+def weighted_assignment(board: AssignmentInput) -> Assignment:
+    """Spread the weights, such as lag, by capacity: the heaviest first; its previous member if that is as good."""
+    return _Balancer(board, {place: round(weight) + 1 for place, weight in board.places.items()}).run()
 
 
 STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
@@ -108,39 +108,35 @@ STRATEGIES: Final[Mapping[str, Strategy]] = MappingProxyType(
 )
 
 
-def moves(before: Mapping[Place, str], after: Mapping[Place, str]) -> dict[Place, tuple[str | None, str | None]]:
-    """Give the partitions that change hands: who had each, and who gets it."""
-    return {
-        place: (before.get(place), after.get(place))
-        for place in before.keys() | after.keys()
-        if before.get(place) != after.get(place)
-    }
+def count_moves(before: Mapping[Place, str], after: Mapping[Place, str]) -> int:
+    """Return how many partitions change hands."""
+    return sum(before.get(place) != after.get(place) for place in before.keys() | after.keys())
 
 
-class _Balancing:
-    """Loads of members, levelled by moving one partition at a time from the fullest to the emptiest that takes it."""
+class _Balancer:
+    """Levels the loads of members: moves one partition at a time from the fullest to the emptiest that takes it."""
 
-    def __init__(self, board: Board, weights: Mapping[Place, int]) -> None:
+    def __init__(self, board: AssignmentInput, weights: Mapping[Place, int]) -> None:
         self._board = board
         self._weights = weights
         self._subscribers = board.subscribers()
         self._by_id = {member.id: member for member in board.members}
         self._loads = dict.fromkeys(self._by_id, 0)
         self._held: dict[str, dict[str, list[Place]]] = {name: defaultdict(list) for name in self._by_id}
-        """What each member has, by topic, the lightest last."""
+        """The partitions of each member, by topic, the lightest last."""
         self._kinds: dict[_Kind, list[Subscriber]] = defaultdict(list)
         for member in sorted(board.members, key=lambda member: member.id):
             self._kinds[_kind(member)].append(member)
 
     def run(self) -> Assignment:
-        homeless = self._keep()
-        self._house(homeless)
+        unassigned = self._keep()
+        self._place(unassigned)
         self._level()
         return {place: name for name, topics in self._held.items() for places in topics.values() for place in places}
 
     def _keep(self) -> list[Place]:
-        """Leave with everybody what they had and still take; give the rest, the heaviest first."""
-        homeless = []
+        """Leave with each member what it had and still takes; return the rest, the heaviest first."""
+        unassigned = []
         heaviest_first = sorted(self._board.places)
         heaviest_first.sort(key=self._weights.__getitem__, reverse=True)
         before, by_id, held, loads, weights = self._board.previous, self._by_id, self._held, self._loads, self._weights
@@ -151,10 +147,10 @@ class _Balancing:
                 held[name][topic].append(place)
                 loads[name] += weights[place]
             elif self._subscribers[topic]:
-                homeless.append(place)
-        return homeless
+                unassigned.append(place)
+        return unassigned
 
-    def _house(self, places: Iterable[Place]) -> None:
+    def _place(self, places: Iterable[Place]) -> None:
         heaps = self._heaps()
         for place in places:
             member = self._emptiest(heaps, place)
@@ -167,8 +163,8 @@ class _Balancing:
             pass
 
     def _level_once(self) -> bool:
-        """Do so; tell whether one had nothing to give before another gave something, and so may have now."""
-        had_nothing = is_to_be_seen_again = False
+        """Do so; return whether a member had nothing to give before another gave something: it may have now."""
+        had_nothing = may_have_more = False
         # Where all partitions weigh the same and all members take the same, no other can have what the fullest has not.
         is_one_for_all = len({topics for topics, _ in self._kinds}) == len(set(self._weights.values())) == 1
         heaps = self._heaps()
@@ -185,18 +181,18 @@ class _Balancing:
             if found is None:
                 had_nothing = True
                 continue
-            is_to_be_seen_again = had_nothing
+            may_have_more = had_nothing
             place, other = found
             self._held[name][place[0]].remove(place)
             self._loads[name] -= self._weights[place]
             self._give(place, other)
-            for each in (member, other):
-                heapq.heappush(heaps[_kind(each)], (self._loads[each.id], each.id))
-                heapq.heappush(fullest, (-self._share(each), each.id))
-        return is_to_be_seen_again
+            for changed in (member, other):
+                heapq.heappush(heaps[_kind(changed)], (self._loads[changed.id], changed.id))
+                heapq.heappush(fullest, (-self._share(changed), changed.id))
+        return may_have_more
 
     def _better(self, heaps: "_Heaps", member: Subscriber) -> tuple[Place, Subscriber] | None:
-        """Give what of a member's would be better with which other; the heaviest for which that is so."""
+        """Return the heaviest partition of a member that would be better with another, and that other."""
         best: tuple[float, Place, Subscriber] | None = None
         share = self._share(member)
         for topic, places in self._held[member.id].items():
@@ -209,7 +205,9 @@ class _Balancing:
         return None if best is None else (best[1], best[2])
 
     def _heaps(self) -> "_Heaps":
-        heaps = {kind: [(self._loads[each.id], each.id) for each in members] for kind, members in self._kinds.items()}
+        heaps = {
+            kind: [(self._loads[member.id], member.id) for member in members] for kind, members in self._kinds.items()
+        }
         for heap in heaps.values():
             heapq.heapify(heap)
         return heaps
@@ -220,9 +218,9 @@ class _Balancing:
         return member
 
     def _least(self, heaps: "_Heaps", topic: str, weight: int) -> tuple[float, Subscriber]:
-        """Give who of those that take a topic would have the least with so much more, and how much that is.
+        """Return the load with `weight` added, and the member for which that is the least of those that take a topic.
 
-        There must be one. What a heap has of older loads is thrown away.
+        There must be one. Older loads in a heap are dropped.
         """
         found: list[tuple[float, str]] = []
         for (topics, capacity), heap in heaps.items():
@@ -244,7 +242,7 @@ class _Balancing:
 
 
 _Kind = tuple[frozenset[str], int]
-"""Members that are all the same to an assignment: of the same topics and capacity."""
+"""Topics and capacity: members that have the same are alike to an assignment."""
 
 _Heaps = dict[_Kind, list[tuple[int, str]]]
 
@@ -258,5 +256,5 @@ def _parts(numbers: Sequence[int], count: int) -> list[Sequence[int]]:
     if count == 0:
         return []
     width, more = divmod(len(numbers), count)
-    starts = [each * width + min(each, more) for each in range(count + 1)]
+    starts = [part * width + min(part, more) for part in range(count + 1)]
     return [numbers[start:end] for start, end in pairwise(starts)]

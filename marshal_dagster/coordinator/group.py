@@ -1,25 +1,25 @@
-"""How a coordinator leads one group: who is in it, who lives, and who is to work on what. Pure: no clock, no Kafka.
+"""How a coordinator leads one group: who is in it, who is alive, and who works on what. Pure: no clock, no Kafka.
 
-Times are milliseconds of a clock that never jumps. Words of members come in, orders go out; what a wrong, late or
-second coordinator orders can cost balance, never safety, which is the claims' in the coordination log.
+Messages of members come in, messages of the coordinator go out. Times are milliseconds of a clock that never jumps.
+A wrong, late or second coordinator can cost balance, never safety: the claims in the coordination log give that.
 """
 
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from enum import Enum
-from fnmatch import fnmatchcase
-from types import MappingProxyType
 from typing import Final
 
-from marshal_dagster.coordinator.assignment import Assignment, Board, Place, Strategy, Subscriber
+from marshal_dagster.coordinator.assignment import Place, Strategy, count_moves
+from marshal_dagster.coordinator.group_members import Liveness, Member, Members, Recovery
 from marshal_dagster.coordinator.messages import (
     ALL,
     LONGEST_PATTERN,
     LONGEST_SESSION_MS,
+    CoordinatorMessage,
     Leave,
-    Order,
+    MemberMessage,
     Ping,
     Pong,
     Refusal,
@@ -29,28 +29,14 @@ from marshal_dagster.coordinator.messages import (
     StartFetcher,
     StopFetcher,
     Stopped,
-    Word,
     by_topic,
-    places_of,
 )
+from marshal_dagster.coordinator.rebalance import Deadlines, Plan, Rebalance
+from marshal_dagster.coordinator.workload import Workload
 from marshal_dagster.errors import ConfigurationError
 
-_ROUNDS_KEPT: Final = 32
-_REPLACED_KEPT: Final = 1_000
-_UNWEIGHED: Final = 1.0
-_MUCH: Final = 1.25
-"""By so much a member's load is off what it could be, before partitions that have a weight are moved for it."""
-_LONG: Final = 30
-"""How many times the usual pause follows a rebalance that was given up."""
-_GATHER_AT_MOST: Final = 10
-"""How many times the usual while a rebalance waits for more members that come or go."""
-_AT_LEAST_MS: Final = 1_000.0
-"""How long a coordinator that takes over waits for members of which the one before has left no record."""
 _ABSENT_MS: Final = 1_000.0
-"""A longer time without a turn counts against nobody: the coordinator could not hear."""
-_GENERATION_BELOW: Final = 2**40
-"""No group comes so far: a record that says so is not a coordinator's."""
-_RECOVERS_AT_MOST_MS: Final = 60_000.0
+"""A longer time between two calls counts against no member: the coordinator could not receive anything."""
 _IS_PATTERN: Final = re.compile(r"[A-Za-z0-9._*?-]+").fullmatch
 
 
@@ -59,9 +45,9 @@ class Rules:
     """How a coordinator leads its groups; times in milliseconds.
 
     A rebalance begins `gather_ms` after the last member came or went, and ten times that after the first at the
-    latest: those of thousands that come together are shared out to once, not one after the other.
+    latest. So thousands that come together cause one rebalance, not one each.
 
-    Where it `weighs` partitions, as for a strategy that goes by their lag, none begins before the weights are told.
+    Where it `weighs` partitions, as for a strategy that goes by their lag, none begins before the weights are given.
     """
 
     strategy: Strategy
@@ -73,17 +59,17 @@ class Rules:
     weighs: bool = False
 
     def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for values that cannot be."""
-        for each in fields(self):
-            value = getattr(self, each.name)
+        """Raise `ConfigurationError` for values out of range."""
+        for option in fields(self):
+            value = getattr(self, option.name)
             if isinstance(value, int | float) and not 0 <= value < math.inf:
-                raise ConfigurationError(f"{each.name}: {value}; give 0 or more")
+                raise ConfigurationError(f"{option.name}: {value}; give 0 or more")
         if not 1 <= self.min_session_ms <= LONGEST_SESSION_MS:
             raise ConfigurationError(f"min_session_ms: {self.min_session_ms}; give 1 to {LONGEST_SESSION_MS}")
 
 
 class Happening(Enum):
-    """What people want to hear of a group."""
+    """What can happen in a group."""
 
     JOINED = "joined"
     LEFT = "left"
@@ -103,74 +89,10 @@ class Event:
     moved: int = 0
 
 
-@dataclass(slots=True)
-class _Member:
-    """A member as the coordinator sees it."""
-
-    registration: Register
-    places: frozenset[Place]
-    """What it has been told to work on, and has not said that it stopped."""
-    is_told: bool
-    """Whether it has said that it works on just that."""
-    unanswered_ms: float | None = None
-    """When the oldest ping was sent that it has not answered."""
-    gained: frozenset[Place] = frozenset()
-    """What of its places was given to it last."""
-    answered: int = 0
-    """The newest round that it has answered: an answer to an older one says nothing more."""
-
-    @property
-    def session_ms(self) -> int:
-        return self.registration.session_timeout_ms
-
-    @property
-    def tenure(self) -> str:
-        return self.registration.tenure
-
-
-@dataclass(slots=True)
-class _Rebalance:
-    """A rebalance under way: first those stop who give something up, then all start whose share has changed."""
-
-    target: Mapping[str, frozenset[Place]]
-    stopping: dict[str, frozenset[Place]]
-    moved: int
-    changed: frozenset[str]
-    """Whose share is not what it was, or is told to a member for the first time."""
-    is_partial: bool = False
-    """Whether another is to come, for what is still to be moved."""
-    starting: set[str] = field(default_factory=set)
-    has_begun_to_start: bool = False
-    _deadlines_ms: dict[str, float] = field(default_factory=dict)
-    _first_ms: float = math.inf
-    """No deadline is before."""
-
-    def wait_for(self, members: Mapping[str, float], now_ms: float) -> None:
-        """Wait for these members' answers, and no others', so many milliseconds each."""
-        self._deadlines_ms = {name: now_ms + wait_ms for name, wait_ms in members.items()}
-        self._first_ms = min(self._deadlines_ms.values(), default=math.inf)
-
-    def wait_longer(self, more_ms: float) -> None:
-        """Wait so much longer for each."""
-        self._deadlines_ms = {name: at_ms + more_ms for name, at_ms in self._deadlines_ms.items()}
-        self._first_ms += more_ms
-
-    def has_answered(self, member: str) -> None:
-        """Wait no more for a member."""
-        self._deadlines_ms.pop(member, None)
-
-    def late(self, now_ms: float) -> list[str]:
-        """Give the members that have not answered in time."""
-        if now_ms < self._first_ms:
-            return []
-        self._first_ms = min(self._deadlines_ms.values(), default=math.inf)
-        return [name for name, deadline_ms in self._deadlines_ms.items() if now_ms >= deadline_ms]
-
-
 class GroupCoordinator:
     """Leads one group, for one term; for one thread.
 
-    Every method that is given something returns the orders to send; `events` collects what happened.
+    Each method that takes messages or time returns the messages to send; `events` collects what happened.
     """
 
     def __init__(
@@ -184,475 +106,286 @@ class GroupCoordinator:
         recovery_ms: float = 0.0,
         generation: int = 0,
     ) -> None:
-        """Lead from `now_ms` on. `kept` are the shares that the coordinator before has told members of.
+        """Lead from `now_ms` on. `kept` are the shares that the coordinator before has sent to members.
 
-        These members have `recovery_ms` to register again, or the longest of their session time-outs, up to a minute;
-        until all have, or it is over, nothing is moved. Its generations come after `generation`.
+        These members have `recovery_ms` to register again, or the longest of their session time-outs, up to a minute.
+        Nothing moves before all have, or the time is over. Its generations are larger than `generation`.
         """
         self.group, self.epoch = group, epoch
         self.events: list[Event] = []
         self._rules = rules
-        self._members: dict[str, _Member] = {}
-        self._replaced: dict[str, None] = {}
-        """Tenures whose place another process of the same fixed name has taken, the newest last."""
-        self._owner: Assignment = {}
-        """Who has what, the other way round."""
-        self._kept = {each.member: each for each in kept}
-        self._unheard = set(self._kept)
-        """Whom a coordinator before has told something, and who has not come to this one yet."""
-        sessions_ms = [min(each.session_timeout_ms, _RECOVERS_AT_MOST_MS) for each in self._kept.values()]
-        self._recovers_until_ms = now_ms + max([recovery_ms, *sessions_ms])
-        self._waits_until_ms = now_ms + min(recovery_ms, _AT_LEAST_MS)
-        generations = [each.generation for each in self._kept.values() if each.generation < _GENERATION_BELOW]
-        self.generation = max([generation, *generations])
-        """Of the newest orders to stop and to start."""
-        self._topics: Mapping[str, int] = {}
-        self._knows_topics = False
-        """Before it does, nobody is told anything."""
-        self._weights: Mapping[Place, float] = MappingProxyType({})
-        self.awaits_weights = rules.weighs
-        """Whether there is something to weigh before anything is moved."""
-        self._positions: dict[Place, int] = {}
-        """How far members say that they got."""
-        self._round = 0
-        self._sent_ms: dict[int, float] = {}
-        self._next_ping_ms = now_ms
-        self._none_dead_before_ms = math.inf
-        """No member can have failed too many pings earlier, unless another ping is sent."""
-        self._turn_ms = now_ms
-        self._is_due = False
-        self._gathers_from_ms: float | None = None
-        self._gathers_until_ms = now_ms
-        self._not_before_ms = now_ms
-        self._retries = 0
-        self._rebalance: _Rebalance | None = None
+        self._members = Members()
+        self._liveness = Liveness(rules.min_session_ms, rules.max_failed_pings, now_ms)
+        self._recovery = Recovery(kept, recovery_ms, now_ms)
+        self._workload = Workload(rules.strategy, weighs=rules.weighs)
+        self._rebalance = Rebalance(rules.gather_ms, rules.rebalance_backoff_ms, rules.max_rebalance_retries, now_ms)
+        self.generation = max(generation, self._recovery.newest_generation)
+        """Of the newest messages to stop and to start."""
+        self._called_ms = now_ms
 
     # What is known
 
     @property
     def members(self) -> list[str]:
         """The members, by id."""
-        return sorted(self._members)
+        return sorted(self._members.by_name)
 
     @property
-    def is_settled(self) -> bool:
-        """Whether nothing is under way and nothing is due."""
-        return self._rebalance is None and not self._is_due
-
-    @property
-    def is_forsaken(self) -> bool:
-        """Whether there is nobody to lead, nor anybody to wait for."""
-        return not self._members and not self._kept
-
-    def assignment(self) -> dict[str, frozenset[Place]]:
-        """Give what each member works on, as far as it is known."""
-        return {name: member.places for name, member in self._members.items()}
-
-    def shares(self) -> list[StartFetcher]:
-        """Give the same as orders to start with it."""
-        return [self._start(name) for name in self._members]
+    def is_empty(self) -> bool:
+        """Whether there are no members, and none are expected."""
+        return not self._members.by_name and not self._recovery.is_expecting
 
     @property
     def positions(self) -> Mapping[Place, int]:
-        """How far members that commit by themselves say that they got."""
-        return self._positions
+        """The next offsets that members report that commit by themselves."""
+        return self._members.positions
+
+    @property
+    def awaits_weights(self) -> bool:
+        """Whether weights have to be given before anything moves."""
+        return self._workload.awaits_weights
+
+    def assignment(self) -> dict[str, frozenset[Place]]:
+        """Return what each member works on, as far as it is known."""
+        return {name: member.places for name, member in self._members.by_name.items()}
+
+    def shares(self) -> list[StartFetcher]:
+        """Return the assignment as messages to start with it."""
+        return [self._start(name) for name in self._members.by_name]
 
     def topics_wanted(self) -> frozenset[str]:
-        """Give the topics that members take, as far as they are there."""
-        wanted = {topic for member in self._members.values() for topic in self._wanted(member.registration)}
-        return frozenset(wanted & self._topics.keys())
+        """Return the existing topics that members take."""
+        return self._workload.topics_wanted(self._members)
 
     # What comes in
 
-    def hear(self, word: Word, now_ms: float) -> list[Order]:
-        """Take a member's word. A rebalance that it makes due begins with a `tick`, once all that came were heard."""
+    def receive(self, message: MemberMessage, now_ms: float) -> list[CoordinatorMessage]:
+        """Take a member's message. A rebalance that it makes due begins with a `tick`, after all others that came."""
         self._excuse(now_ms)
-        member = self._members.get(word.member)
-        if word.epoch > self.epoch and (isinstance(word, Register) or (member and member.tenure == word.tenure)):
-            self._tell(Happening.SUPERSEDED)
+        member = self._members.find(message.member, message.tenure)
+        if message.epoch > self.epoch and (isinstance(message, Register) or member is not None):
+            self._report(Happening.SUPERSEDED)
             return []
-        if isinstance(word, Register):
-            return self._register(word, now_ms)
-        if member is None or member.tenure != word.tenure:
-            if not isinstance(word, Pong):
-                return []
-            error: Refusal = "duplicate_id" if word.tenure in self._replaced else "unknown_member"
-            return [self._answer(word.member, word.tenure, error)]
-        if isinstance(word, Leave):
-            self._remove([word.member], Happening.LEFT, now_ms)
+        if isinstance(message, Register):
+            return self._register(message, now_ms)
+        if member is None:
+            is_replaced = self._members.is_replaced(message.tenure)
+            refusal: Refusal = "duplicate_id" if is_replaced else "unknown_member"
+            return [self._answer(message, refusal)] if isinstance(message, Pong) else []
+        if isinstance(message, Leave):
+            self._remove([message.member], Happening.LEFT, now_ms)
             return []
-        if word.epoch != self.epoch:
+        if message.epoch != self.epoch:
             return []
-        match word:
+        match message:
             case Pong():
-                self._answered(word, member)
+                if self._liveness.answer(member, message.round):
+                    self._members.record_positions(member, message)
                 return []
             case Stopped():
-                return self._stopped(word, now_ms)
+                return self._stopped(message, now_ms)
             case Started():
-                return self._started(word)
+                self._started(message, member)
+                return []
 
-    def _answered(self, word: Pong, member: _Member) -> None:
-        if word.round <= member.answered:
-            return
-        member.answered = word.round
-        later = [sent_ms for number, sent_ms in self._sent_ms.items() if number > word.round]
-        member.unanswered_ms = min(later, default=None)
-        self._note_positions(word, member)
-
-    def topics_are(self, topics: Mapping[str, int], now_ms: float) -> list[Order]:
+    def update_topics(self, topics: Mapping[str, int], now_ms: float) -> list[CoordinatorMessage]:
         """Take how many partitions each topic has."""
         self._excuse(now_ms)
-        self._knows_topics = True
-        if topics != self._topics:
-            self._topics = dict(topics)
-            self._is_due = True
-            self.awaits_weights = self._rules.weighs
-        return self._go_on(now_ms)
+        if self._workload.update_topics(topics):
+            self._rebalance.request()
+        return self._advance(now_ms)
 
-    def weights_are(self, topics: Collection[str], weights: Mapping[Place, float] | None) -> None:
-        """Take what partitions of these topics weigh, such as their lag; None for what could not be found out.
+    def update_weights(self, topics: Collection[str], weights: Mapping[Place, float] | None) -> None:
+        """Take the weights of the partitions of these topics, such as their lag; None if they could not be found out.
 
-        It counts from the next rebalance on, of which one begins now if that spreads the weights much better.
+        They count from the next rebalance on. One begins now if it spreads the weights much better.
         """
-        self._weights = self._weights if weights is None else weights
-        self.awaits_weights = topics != self.topics_wanted()
-        if self._rebalance is None and self._members:
-            self._is_due = True
+        self._workload.update_weights(self._members, topics, weights)
+        if not self._rebalance.is_under_way and self._members.by_name:
+            self._rebalance.request()
 
-    def tick(self, now_ms: float) -> list[Order]:
+    def tick(self, now_ms: float) -> list[CoordinatorMessage]:
         """Let time pass."""
-        orders: list[Order] = []
         self._excuse(now_ms)
-        self._fail_silent(now_ms)
-        if (self._members or self._kept) and now_ms >= self._next_ping_ms:
-            orders.append(self._ping(now_ms))
-        return [*orders, *self._go_on(now_ms)]
+        self._remove_dead(now_ms)
+        is_ping_due = not self.is_empty and now_ms >= self._liveness.next_ping_ms
+        return [*([self._ping(now_ms)] if is_ping_due else []), *self._advance(now_ms)]
 
     # Members
 
-    def _register(self, word: Register, now_ms: float) -> list[Order]:
-        error = self._why_not(word)
-        if error is not None:
-            return [self._answer(word.member, word.tenure, error)]
-        before = self._members.get(word.member)
-        kept = self._kept.pop(word.member, None)
-        self._unheard.discard(word.member)
-        if not self._members:
-            within_ms = min(word.session_timeout_ms / 3, _RECOVERS_AT_MOST_MS)
-            self._recovers_until_ms = max(self._recovers_until_ms, now_ms + within_ms)
-        had = before.places if before is not None else frozenset[Place]()
-        places = self._places_of(word, had, kept)
-        is_as_said = places == places_of(word.holds)
-        is_known = before is not None and before.tenure == word.tenure
-        # What it has been told since it said so, it has yet to answer.
-        is_told = is_as_said and (before is None or not is_known or before.is_told)
-        self._members[word.member] = _Member(word, had, is_told)
-        self._has(word.member, places)
-        is_same = before is not None and _interests(before.registration) == _interests(word) and places == had
-        if before is None or _interests(before.registration) != _interests(word):
-            self.awaits_weights = self._rules.weighs
-        if before is None:
-            self._tell(Happening.JOINED, word.member)
-        if before is None and not places and self._rebalance is not None:
-            self._gather(now_ms)
-        elif not is_known or not is_same or not is_as_said:
-            self._make_due(now_ms)
-        if before is not None and before.tenure != word.tenure:
-            self._replace(before.tenure)
-        return [self._answer(word.member, word.tenure, None)]
+    def _register(self, message: Register, now_ms: float) -> list[CoordinatorMessage]:
+        refusal = self._refusal(message)
+        if refusal is None:
+            self._admit(message, now_ms)
+        return [self._answer(message, refusal)]
 
-    def _why_not(self, word: Register) -> Refusal | None:
-        if word.session_timeout_ms < self._rules.min_session_ms:
+    def _refusal(self, message: Register) -> Refusal | None:
+        if message.session_timeout_ms < self._rules.min_session_ms:
             return "session_timeout_too_short"
-        if word.session_timeout_ms > LONGEST_SESSION_MS:
+        if message.session_timeout_ms > LONGEST_SESSION_MS:
             return "session_timeout_too_long"
-        if word.pattern is not None and (len(word.pattern) > LONGEST_PATTERN or not _IS_PATTERN(word.pattern)):
+        if message.pattern is not None and (len(message.pattern) > LONGEST_PATTERN or not _IS_PATTERN(message.pattern)):
             return "bad_pattern"
-        before = self._members.get(word.member)
-        is_other = before is not None and before.tenure != word.tenure
-        if is_other and before is not None and not (word.is_static and before.registration.is_static):
-            return "duplicate_id"
-        return "duplicate_id" if is_other and word.tenure in self._replaced else None
+        return "duplicate_id" if self._members.is_name_taken(message) else None
 
-    def _replace(self, tenure: str) -> None:
-        """Have a process whose name another one has taken not take it back."""
-        self._replaced[tenure] = None
-        if len(self._replaced) > _REPLACED_KEPT:
-            del self._replaced[next(iter(self._replaced))]
+    def _admit(self, message: Register, now_ms: float) -> None:
+        recorded = self._recovery.returned(message.member)
+        if not self._members.by_name:
+            self._recovery.wait_for_others(message.session_timeout_ms, now_ms)
+        before = self._members.by_name.get(message.member)
+        is_unchanged = self._members.admit(message, recorded)
+        if before is None or not before.has_same_interests(message):
+            self._workload.reweigh()
+        if before is None:
+            self._report(Happening.JOINED, message.member)
+        has_nothing = not self._members.by_name[message.member].places
+        if before is None and has_nothing and self._rebalance.is_under_way:
+            self._rebalance.gather(now_ms)
+        elif not is_unchanged:
+            self._rebalance.interrupt(now_ms)
 
-    def _places_of(self, word: Register, had: frozenset[Place], kept: StartFetcher | None) -> frozenset[Place]:
-        """Give what a member that registers has: what it says, of which nobody else has anything.
-
-        One of a fixed name that has come back has what it had.
-        """
-        told = places_of(word.holds)
-        if word.is_static and not told:
-            told = places_of(kept.places) if kept is not None else had
-        return frozenset(place for place in told if self._owner.get(place, word.member) == word.member)
-
-    def _fail_silent(self, now_ms: float) -> None:
-        if now_ms < self._none_dead_before_ms:
-            return
-        dead = [name for name, member in self._members.items() if now_ms >= self._dies_ms(member)]
-        if len(dead) == len(self._members) > 1:
-            # Rather it is the coordinator who hears nothing: those who come back find what they had.
-            self._kept |= {name: self._start(name) for name in dead}
-            self._recovers_until_ms = now_ms + max(self._members[name].session_ms for name in dead)
+    def _remove_dead(self, now_ms: float) -> None:
+        members = self._members.by_name
+        dead = self._liveness.dead(members, now_ms)
+        if len(dead) == len(members) > 1:
+            # Probably the coordinator receives nothing: members that come back have what they had.
+            longest_ms = max(member.session_ms for member in members.values())
+            self._recovery.expect(self.shares(), now_ms + longest_ms)
         if dead:
             self._remove(dead, Happening.FAILED, now_ms)
-        self._note_first_death()
 
-    def _note_first_death(self) -> None:
-        self._none_dead_before_ms = min(map(self._dies_ms, self._members.values()), default=math.inf)
-
-    def _dies_ms(self, member: _Member) -> float:
-        """Give when a member has failed more pings than it may: each counts as failed after 2/3 of its session."""
-        if member.unanswered_ms is None:
-            return math.inf
-        thirds = 2 + self._rules.max_failed_pings
-        return member.unanswered_ms + member.session_ms * thirds / 3
-
-    def _remove(self, names: Iterable[str], happening: Happening, now_ms: float) -> None:
+    def _remove(self, names: Iterable[str], kind: Happening, now_ms: float) -> None:
         for name in names:
-            self._has(name, frozenset())
-            del self._members[name]
-            self._tell(happening, name)
-        self._make_due(now_ms)
+            self._members.remove(name)
+            self._report(kind, name)
+        self._rebalance.interrupt(now_ms)
 
-    def _ping(self, now_ms: float) -> Order:
-        self._round += 1
-        self._sent_ms[self._round] = now_ms
-        self._sent_ms.pop(self._round - _ROUNDS_KEPT, None)
-        for member in self._members.values():
-            if member.unanswered_ms is None:
-                member.unanswered_ms = now_ms
-        self._note_first_death()
-        sessions_ms = [member.session_ms for member in self._members.values()]
-        self._next_ping_ms = now_ms + min(sessions_ms, default=self._rules.min_session_ms) / 3
-        unanswered = [each.unanswered_ms for each in self._members.values() if each.unanswered_ms is not None]
-        oldest_ms = min(unanswered, default=now_ms)
-        retry = sum(oldest_ms <= sent_ms < now_ms for sent_ms in self._sent_ms.values())
-        return Ping(group=self.group, member=ALL, epoch=self.epoch, round=self._round, retry=retry)
+    def _ping(self, now_ms: float) -> Ping:
+        number, retry = self._liveness.ping(self._members.by_name.values(), now_ms)
+        return Ping(group=self.group, member=ALL, epoch=self.epoch, round=number, retry=retry)
+
+    def _excuse(self, now_ms: float) -> None:
+        """Extend all time-outs if this process did not run for a while."""
+        away_ms, self._called_ms = now_ms - self._called_ms, now_ms
+        if away_ms > _ABSENT_MS:
+            self._liveness.excuse(self._members.by_name.values(), away_ms)
+            self._recovery.excuse(away_ms)
+            self._rebalance.deadlines.extend(away_ms)
 
     # Rebalance
 
-    def _go_on(self, now_ms: float) -> list[Order]:
-        """Do what is due of a rebalance."""
-        rebalance = self._rebalance
-        if rebalance is not None:
-            late = rebalance.late(now_ms)
+    def _advance(self, now_ms: float) -> list[CoordinatorMessage]:
+        """Take the next step of a rebalance, if one is due."""
+        if self._rebalance.is_under_way:
+            late = self._rebalance.deadlines.late(now_ms)
             if not late:
                 return []
-            self._retry(late, now_ms)
-            if not rebalance.has_begun_to_start:
-                return self._start_what_is_free(rebalance, now_ms)
-        if not self._is_due or not self._knows_topics or self.awaits_weights:
-            return []
-        if now_ms < max(self._not_before_ms, self._gathers_until_ms) or self._is_recovering(now_ms):
+            is_given_up = self._rebalance.time_out(now_ms)
+            self._report(Happening.REBALANCE_GIVEN_UP if is_given_up else Happening.REBALANCE_RETRIED, *late)
+            if self._rebalance.is_under_way:
+                return self._send_free_shares(now_ms)
+        if not self._workload.is_known or not self._rebalance.may_begin(now_ms) or self._recovery.is_pending(now_ms):
             return []
         return self._begin(now_ms)
 
-    def _gather(self, now_ms: float) -> None:
-        """Have the work shared out anew, with those that come or go together with this one."""
-        self._is_due = True
-        self._retries = 0
-        if self._gathers_from_ms is None:
-            self._gathers_from_ms = now_ms
-        longest_ms = _GATHER_AT_MOST * self._rules.gather_ms
-        self._gathers_until_ms = min(now_ms + self._rules.gather_ms, self._gathers_from_ms + longest_ms)
-
-    def _is_recovering(self, now_ms: float) -> bool:
-        return now_ms < (self._recovers_until_ms if self._kept else self._waits_until_ms)
-
-    def _begin(self, now_ms: float) -> list[Order]:
-        """Work out who is to have what; tell those to stop who give something up."""
-        self._is_due = False
-        self._gathers_from_ms = None
-        self._kept = {}
-        for name in sorted(self._unheard):
-            self._tell(Happening.FAILED, name)
-        self._unheard.clear()
-        before: Assignment = dict(self._owner)
-        target = self._target(before)
-        after = {place: name for name, places in target.items() for place in places}
-        moved = sum(before.get(place) != name for place, name in after.items()) + len(before.keys() - after.keys())
-        shares = frozenset(
-            name for name, member in self._members.items() if member.places != target[name] or not member.is_told
-        )
-        if not shares:
-            self._retries = 0
+    def _begin(self, now_ms: float) -> list[CoordinatorMessage]:
+        """Plan a rebalance; ask the members to stop that give partitions up."""
+        self._rebalance.gathered()
+        for name in self._recovery.end():
+            self._report(Happening.FAILED, name)
+        plan = self._plan()
+        if not plan.changed:
+            self._rebalance.settle()
             return []
         self.generation += 1
-        stopping = {name: lost for name, member in self._members.items() if (lost := member.places - target[name])}
-        self._rebalance = _Rebalance(target, stopping, moved, shares)
-        if not stopping:
-            return self._start_all(now_ms)
-        self._rebalance.wait_for(self._answers_within_ms(stopping), now_ms)
-        for name in stopping:
-            self._members[name].is_told = False
-        return [
-            StopFetcher(
-                group=self.group,
-                member=name,
-                epoch=self.epoch,
-                tenure=self._members[name].tenure,
-                generation=self.generation,
-                places=by_topic(places),
-            )
-            for name, places in stopping.items()
-        ]
-
-    def _stopped(self, word: Stopped, now_ms: float) -> list[Order]:
-        rebalance = self._rebalance
-        if rebalance is None and word.generation == self.generation:
-            self._not_before_ms = now_ms
-        if rebalance is None or rebalance.has_begun_to_start or word.generation != self.generation:
-            return []
-        lost = rebalance.stopping.pop(word.member, frozenset())
-        rebalance.has_answered(word.member)
-        self._has(word.member, self._members[word.member].places - lost)
-        return [] if rebalance.stopping else self._start_all(now_ms)
-
-    def _start_all(self, now_ms: float) -> list[Order]:
-        rebalance = self._rebalance
-        assert rebalance is not None  # noqa: S101 - it calls this
-        rebalance.has_begun_to_start = True
-        rebalance.starting = set(rebalance.changed)
-        rebalance.wait_for(self._answers_within_ms(rebalance.starting), now_ms)
-        for name in rebalance.starting:
-            member, target = self._members[name], rebalance.target[name]
-            member.gained = target - member.places or member.gained & target
-            self._has(name, target)
-            member.is_told = False
-        orders: list[Order] = [self._start(name) for name in sorted(rebalance.starting)]
-        self._end_if_done()
-        return orders
-
-    def _start_what_is_free(self, rebalance: _Rebalance, now_ms: float) -> list[Order]:
-        """Leave with those who have not stopped what they have; what others gave up waits for nobody."""
-        held = {place: name for name, places in rebalance.stopping.items() for place in places}
-        target = {
-            name: frozenset(place for place in places if held.get(place, name) == name)
-            | rebalance.stopping.get(name, frozenset())
-            for name, places in rebalance.target.items()
+        lost = {
+            name: lost for name, member in self._members.by_name.items() if (lost := member.places - plan.shares[name])
         }
-        changed = rebalance.changed - rebalance.stopping.keys()
-        self._rebalance = _Rebalance(target, {}, rebalance.moved - len(held), changed, is_partial=True)
-        return self._start_all(now_ms)
+        self._rebalance.plan = plan
+        if not lost:
+            self._rebalance.start()
+            return self._send_shares(now_ms)
+        self._rebalance.stop(self._deadlines(lost, now_ms))
+        return [self._stop(name, places) for name, places in lost.items()]
 
-    def _started(self, word: Started) -> list[Order]:
-        rebalance = self._rebalance
-        if rebalance is None or word.generation != self.generation:
+    def _plan(self) -> Plan:
+        shares, before = self._workload.assign(self._members), self._members.owners
+        after = {place: name for name, places in shares.items() for place in places}
+        members = self._members.by_name.items()
+        changed = {name for name, member in members if member.places != shares[name] or not member.is_confirmed}
+        return Plan(shares, count_moves(before, after), frozenset(changed))
+
+    def _stopped(self, message: Stopped, now_ms: float) -> list[CoordinatorMessage]:
+        rebalance, name = self._rebalance, message.member
+        if message.generation != self.generation:
             return []
-        if word.member in rebalance.starting:
-            rebalance.starting.remove(word.member)
-            self._members[word.member].is_told = True
-        rebalance.has_answered(word.member)
-        self._end_if_done()
-        return []
+        if not rebalance.is_under_way:
+            rebalance.end_pause(now_ms)
+        if not rebalance.is_stopping or name not in rebalance.deadlines.awaited:
+            return []
+        rebalance.deadlines.answer(name)
+        self._members.assign(name, self._members.by_name[name].places & rebalance.plan.shares[name])
+        if rebalance.deadlines.awaited:
+            return []
+        rebalance.start()
+        return self._send_shares(now_ms)
 
-    def _answers_within_ms(self, members: Iterable[str]) -> dict[str, float]:
-        return {name: self._members[name].session_ms * 2 / 3 for name in members}
+    def _send_free_shares(self, now_ms: float) -> list[CoordinatorMessage]:
+        """Leave members that have not stopped what they have; send the others their shares without that."""
+        plan, members = self._rebalance.plan, self._members.by_name
+        stopping = frozenset(self._rebalance.deadlines.awaited)
+        kept = {name: members[name].places - plan.shares[name] for name in stopping}
+        occupied = frozenset[Place]().union(*kept.values())
+        shares = {name: kept.get(name, frozenset()) | (places - occupied) for name, places in plan.shares.items()}
+        self._rebalance.plan = Plan(shares, plan.moved - len(occupied), plan.changed - stopping)
+        return self._send_shares(now_ms)
 
-    def _end_if_done(self) -> None:
-        rebalance = self._rebalance
-        if rebalance is not None and rebalance.has_begun_to_start and not rebalance.starting:
-            if rebalance.moved:
-                self.events.append(Event(Happening.REBALANCED, moved=rebalance.moved))
-            self._rebalance = None
-            self._retries = self._retries if rebalance.is_partial else 0
+    def _send_shares(self, now_ms: float) -> list[CoordinatorMessage]:
+        plan = self._rebalance.plan
+        for name in plan.changed:
+            member, share = self._members.by_name[name], plan.shares[name]
+            member.gained = share - member.places or member.gained & share
+            member.is_confirmed = False
+            self._members.assign(name, share)
+        self._rebalance.deadlines = self._deadlines(plan.changed, now_ms)
+        self._finish_if_started()
+        return [self._start(name) for name in sorted(plan.changed)]
 
-    def _retry(self, late: Iterable[str], now_ms: float) -> None:
-        """Give this attempt up, and try again later; much later, and told of, when that has been done often enough."""
-        self._rebalance = None
-        self._retries += 1
-        self._is_due = True
-        if self._retries > self._rules.max_rebalance_retries:
-            self._tell(Happening.REBALANCE_GIVEN_UP, *sorted(late))
-            self._retries = 0
-            self._not_before_ms = now_ms + _LONG * self._rules.rebalance_backoff_ms
+    def _started(self, message: Started, member: Member) -> None:
+        deadlines = self._rebalance.deadlines
+        if message.generation != self.generation or message.member not in deadlines.awaited:
             return
-        self._tell(Happening.REBALANCE_RETRIED, *sorted(late))
-        self._not_before_ms = now_ms + self._rules.rebalance_backoff_ms
+        if self._rebalance.is_starting:
+            deadlines.answer(message.member)
+            member.is_confirmed = True
+            self._finish_if_started()
 
-    def _make_due(self, now_ms: float) -> None:
-        """Give up what is under way, and have it worked out anew soon: who there is has changed, or who has what."""
-        self._rebalance = None
-        self._not_before_ms = now_ms
-        self._gather(now_ms)
+    def _finish_if_started(self) -> None:
+        if not self._rebalance.deadlines.awaited:
+            if self._rebalance.plan.moved:
+                self.events.append(Event(Happening.REBALANCED, moved=self._rebalance.plan.moved))
+            self._rebalance.finish()
 
-    def _excuse(self, now_ms: float) -> None:
-        """Hold against nobody what was not heard while this process had no turn."""
-        away_ms, self._turn_ms = now_ms - self._turn_ms, now_ms
-        if away_ms <= _ABSENT_MS:
-            return
-        self._sent_ms = {number: sent_ms + away_ms for number, sent_ms in self._sent_ms.items()}
-        for member in self._members.values():
-            if member.unanswered_ms is not None:
-                member.unanswered_ms += away_ms
-        self._recovers_until_ms += away_ms
-        if self._rebalance is not None:
-            self._rebalance.wait_longer(away_ms)
+    def _deadlines(self, names: Iterable[str], now_ms: float) -> Deadlines:
+        """Wait for the answers of members for 2/3 of their session time-outs."""
+        return Deadlines({name: now_ms + self._members.by_name[name].session_ms * 2 / 3 for name in names})
 
-    # Who has what
+    # Messages and events
 
-    def _has(self, name: str, places: frozenset[Place]) -> None:
-        """Note what a member has from now on."""
-        member = self._members[name]
-        for place in member.places - places:
-            if self._owner.get(place) == name:
-                del self._owner[place]
-        self._owner |= dict.fromkeys(places - member.places, name)
-        member.places = places
-
-    def _note_positions(self, word: Pong, member: _Member) -> None:
-        told = {(topic, number): at for topic, each in (word.offsets or {}).items() for number, at in each.items()}
-        self._positions |= {place: at for place, at in told.items() if place in member.places}
-
-    def _target(self, before: Assignment) -> dict[str, frozenset[Place]]:
-        subscribers = [
-            Subscriber(name, frozenset(self._wanted(member.registration)), member.registration.capacity)
-            for name, member in self._members.items()
-        ]
-        wanted = {topic for each in subscribers for topic in each.topics}
-        numbered = ((topic, number) for topic in wanted for number in range(self._topics.get(topic, 0)))
-        places = {place: self._weights.get(place, _UNWEIGHED) for place in numbered}
-        found = self._rules.strategy(Board(places, subscribers, before))
-        shares: dict[str, list[Place]] = {name: [] for name in self._members}
-        for place, name in found.items():
-            shares[name].append(place)
-        target = {name: frozenset(share) for name, share in shares.items()}
-        now = {name: member.places for name, member in self._members.items()}
-        return now if self._rules.weighs and self._is_as_good(now, target) else target
-
-    def _is_as_good(self, one: Mapping[str, frozenset[Place]], other: Mapping[str, frozenset[Place]]) -> bool:
-        """Tell whether nobody takes what it does not want, nothing is left over, and loads do not differ much more."""
-        if {place for places in one.values() for place in places} != {
-            place for each in other.values() for place in each
-        }:
-            return False
-        for name, places in one.items():
-            if not {topic for topic, _ in places} <= set(self._wanted(self._members[name].registration)):
-                return False
-        loads, others = self._loads(one) or [0.0], self._loads(other) or [0.0]
-        return max(loads) <= _MUCH * max(others) and min(others) <= _MUCH * min(loads)
-
-    def _loads(self, shares: Mapping[str, frozenset[Place]]) -> list[float]:
-        """Give how much each member has, by the weights of its partitions and its capacity."""
-        return [
-            sum(self._weights.get(place, _UNWEIGHED) + 1 for place in places)
-            / self._members[name].registration.capacity
-            for name, places in shares.items()
-        ]
-
-    def _wanted(self, registration: Register) -> Iterable[str]:
-        pattern = registration.pattern
-        matching = [] if pattern is None else [topic for topic in self._topics if fnmatchcase(topic, pattern)]
-        return [*registration.topics, *matching]
+    def _stop(self, name: str, places: Iterable[Place]) -> StopFetcher:
+        member = self._members.by_name[name]
+        member.is_confirmed = False
+        return StopFetcher(
+            group=self.group,
+            member=name,
+            epoch=self.epoch,
+            tenure=member.tenure,
+            generation=self.generation,
+            places=by_topic(places),
+        )
 
     def _start(self, name: str) -> StartFetcher:
-        member = self._members[name]
+        member = self._members.by_name[name]
         return StartFetcher(
             group=self.group,
             member=name,
@@ -664,13 +397,8 @@ class GroupCoordinator:
             gained=by_topic(member.gained),
         )
 
-    def _answer(self, member: str, tenure: str, error: Refusal | None) -> Registered:
-        return Registered(group=self.group, member=member, epoch=self.epoch, tenure=tenure, error=error)
+    def _answer(self, message: Register | Pong, error: Refusal | None) -> Registered:
+        return Registered(group=self.group, member=message.member, epoch=self.epoch, tenure=message.tenure, error=error)
 
-    def _tell(self, happening: Happening, *members: str) -> None:
-        self.events.append(Event(happening, members))
-
-
-def _interests(registration: Register) -> tuple[object, ...]:
-    """Give what of a registration an assignment depends on."""
-    return frozenset(registration.topics), registration.pattern, registration.capacity
+    def _report(self, kind: Happening, *members: str) -> None:
+        self.events.append(Event(kind, members))

@@ -1,12 +1,12 @@
-"""What coordinators have written of their groups, for anybody to read: who has which share, and since when silent."""
+"""A group as its coordinators' messages show it: the share of each member, and how long the coordinator is silent."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from marshal_dagster.coordinator.assignment import Place
-from marshal_dagster.coordinator.messages import Order, Ping, StartFetcher, places_of
-from marshal_dagster.coordinator.wire import CoordinatorTopics, partition_of, read_orders
+from marshal_dagster.coordinator.messages import CoordinatorMessage, Ping, StartFetcher, places_of
+from marshal_dagster.coordinator.wire import CoordinatorTopics, partition_of, read_coordinator_messages
 from marshal_dagster.kafka.connection import KafkaConnection
 
 _USUAL_SESSION_MS: Final = 30_000
@@ -14,7 +14,7 @@ _USUAL_SESSION_MS: Final = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a member was told to work on, by which coordinator (`epoch`) and in which of the group's generations."""
+    """What a member was sent to work on, by which coordinator (`epoch`) and in which generation of the group."""
 
     member: str
     tenure: str
@@ -22,16 +22,16 @@ class Share:
     epoch: int
     places: frozenset[Place]
     session_ms: int = 0
-    """Its session time-out, where the coordinator has told."""
+    """Its session time-out; 0 if the coordinator has not written it."""
     gained: frozenset[Place] = frozenset()
-    """What of `places` was another's, or nobody's, before."""
+    """The part of `places` that the member did not have before."""
     told_at_ms: int = 0
-    """When it was told, in unix milliseconds."""
+    """When it was sent, in unix milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """A group as its coordinators' orders show it; `heard_at_ms` is when they pinged last, in unix milliseconds."""
+    """The present shares of a group; `heard_at_ms` is when a coordinator pinged last, in unix milliseconds."""
 
     group: str
     epoch: int
@@ -40,32 +40,32 @@ class GroupView:
 
     @property
     def session_ms(self) -> int:
-        """Give the longest of its members' session time-outs, or what is usual where nobody has told."""
-        return max([each.session_ms for each in self.shares.values()], default=0) or _USUAL_SESSION_MS
+        """Return the longest of its members' session time-outs, or the usual one if none is known."""
+        return max([share.session_ms for share in self.shares.values()], default=0) or _USUAL_SESSION_MS
 
     def silent_ms(self, now_ms: float) -> float:
-        """Give for how long no coordinator has been heard; infinite for one that never was."""
+        """Return for how long no coordinator has been heard; infinite if none ever was."""
         return float("inf") if self.heard_at_ms is None else now_ms - self.heard_at_ms
 
 
-def view_of(group: str, orders: Iterable[tuple[Order, int]]) -> GroupView:
-    """Give what orders of one group say, each with its time in unix milliseconds; of a member the last one counts."""
+def view_of(group: str, messages: Iterable[tuple[CoordinatorMessage, int]]) -> GroupView:
+    """Return a group by its messages, each with its time in unix milliseconds; of a member the last one counts."""
     epoch, heard_at_ms = 0, None
     shares: dict[str, Share] = {}
-    for order, at_ms in orders:
-        epoch = max(epoch, order.epoch)
-        if isinstance(order, Ping):
+    for message, at_ms in messages:
+        epoch = max(epoch, message.epoch)
+        if isinstance(message, Ping):
             heard_at_ms = at_ms if heard_at_ms is None else max(heard_at_ms, at_ms)
-        elif isinstance(order, StartFetcher):
-            places = places_of(order.places)
-            shares[order.member] = Share(
-                order.member,
-                order.tenure,
-                order.generation,
-                order.epoch,
+        elif isinstance(message, StartFetcher):
+            places = places_of(message.places)
+            shares[message.member] = Share(
+                message.member,
+                message.tenure,
+                message.generation,
+                message.epoch,
                 places,
-                order.session_timeout_ms,
-                places_of(order.gained) & places,
+                message.session_timeout_ms,
+                places_of(message.gained) & places,
                 at_ms,
             )
     return GroupView(group, epoch, shares, heard_at_ms)
@@ -85,15 +85,7 @@ def read_groups(
     """
     count = topics.partitions(connection)
     numbers = range(count) if names is None else {partition_of(name, count) for name in names}
-    orders = _read(connection, topics, numbers)
-    return {group: view_of(group, orders[group]) for group in sorted(orders) if names is None or group in names}
-
-
-def _read(
-    connection: KafkaConnection, topics: CoordinatorTopics, numbers: Iterable[int]
-) -> dict[str, list[tuple[Order, int]]]:
-    """Read the orders in partitions that are not replaced by later ones, by group."""
-    found: dict[str, list[tuple[Order, int]]] = {}
-    for order, came in read_orders(connection, topics.orders, numbers):
-        found.setdefault(order.group, []).append((order, came.at_ms))
-    return found
+    messages: dict[str, list[tuple[CoordinatorMessage, int]]] = {}
+    for message, record in read_coordinator_messages(connection, topics.orders, numbers):
+        messages.setdefault(message.group, []).append((message, record.at_ms))
+    return {group: view_of(group, messages[group]) for group in sorted(messages) if names is None or group in names}

@@ -14,17 +14,17 @@ _OUTCOMES: Final = {
 }
 
 
-class Measuring:
-    """Counts what happens in groups, and notes how they stand; for one thread. Never raises by itself."""
+class GroupMetrics:
+    """Counts the events of groups, and measures their members and partitions; for one thread. Never raises."""
 
     def __init__(self) -> None:
         """Measure nothing yet."""
         self._metrics = coordinator_metrics()
-        self._told: set[str] = set()
-        """Groups of which something was noted."""
+        self._measured: set[str] = set()
+        """Groups that have measurements."""
 
-    def happened(self, group: str, event: Event) -> None:
-        """Count what happened in a group."""
+    def record(self, group: str, event: Event) -> None:
+        """Count an event of a group."""
         found, whose = self._metrics, {"group": group}
         if found is None:
             return
@@ -35,20 +35,20 @@ class Measuring:
         if event.happening is Happening.FAILED:
             found.failed.add(len(event.members), whose)
 
-    def look(self, groups: Mapping[str, Mapping[str, frozenset[Place]]]) -> None:
-        """Note what is assigned to whom in the groups that are led now; those led no more have nothing."""
+    def update(self, groups: Mapping[str, Mapping[str, frozenset[Place]]]) -> None:
+        """Measure what is assigned in the groups that are led now; those that are led no more have nothing."""
         found = self._metrics
         if found is None:
             return
         found.groups.set(len(groups))
-        for group in self._told | groups.keys():
+        for group in self._measured | groups.keys():
             shares = groups.get(group, {})
             found.members.set(len(shares), {"group": group})
             found.assigned.set(sum(map(len, shares.values())), {"group": group})
-        self._told = set(groups)
+        self._measured = set(groups)
 
-    def end(self) -> None:
-        """Note that nothing is led any more, and hand all over."""
-        self.look({})
+    def close(self) -> None:
+        """Measure that no group is led any more, and export all."""
+        self.update({})
         if self._metrics is not None:
             flush()

@@ -1,4 +1,4 @@
-"""What members and a coordinator write to each other: records of JSON, versioned, and read without ever raising."""
+"""The messages of members and coordinators: versioned records of JSON; reading them never raises."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -10,28 +10,28 @@ from marshal_dagster.coordinator.assignment import Place
 
 VERSION: Final = 1
 MOST_BYTES: Final = 900_000
-"""Of a record; a longer one is passed over."""
+"""Of a record; a longer one is skipped."""
 LONGEST_SESSION_MS: Final = 3_600_000
 LONGEST_PATTERN: Final = 249
 Refusal = Literal[
     "duplicate_id", "session_timeout_too_short", "session_timeout_too_long", "bad_pattern", "unknown_member"
 ]
 ALL: Final = "*"
-"""Whom a ping is for."""
+"""The member that a ping is for: all."""
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[^/\x00-\x1f\x7f]+$")]
 NUMBERS_BELOW: Final = 2**62
 Number = Annotated[int, Field(ge=0, lt=NUMBERS_BELOW)]
-"""Far from where counting on would lead out of what a record can carry."""
+"""So small that counting on never exceeds what a record can carry."""
 Topic = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,249}$")]
 Places = dict[Topic, list[Annotated[int, Field(ge=0, lt=2**31)]]]
 """Partitions by topic."""
 
 
 class Record(BaseModel):
-    """Fields that each record has: who is meant or speaks, in which group, under which coordinator.
+    """The fields of each record: the member that sends or receives it, its group, and its coordinator's epoch.
 
-    `epoch` grows with each coordinator; what is of an older one counts for nothing.
+    `epoch` grows with each coordinator; records of an older one do not count.
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -43,12 +43,12 @@ class Record(BaseModel):
 
 
 class Register(Record):
-    """A member wants work; it also says what it has, which a new coordinator leaves with it.
+    """A member wants work. It also reports what it has, which a new coordinator leaves with it.
 
-    What a coordinator refuses with a reason may stand in it, such as a session time-out of 0.
+    Values that a coordinator refuses with a reason are valid here, such as a session time-out of 0.
 
-    `topics` are names; in `pattern` a `*` stands for any letters and a `?` for one. `is_static`: a member of this name
-    that comes back within the session time-out takes its own place again.
+    `topics` are names; in `pattern` a `*` matches any letters and a `?` one. `is_static`: a member of this name that
+    comes back within the session time-out has the partitions that it had.
     """
 
     kind: Literal["register"] = "register"
@@ -59,13 +59,13 @@ class Register(Record):
     auto_offset_reset: Literal["smallest", "largest"] = "smallest"
     session_timeout_ms: Number
     tenure: Name
-    """What tells two processes of one name apart."""
+    """The id of the process: two processes of one name have different ones."""
     is_static: bool = False
     holds: Places = {}
 
 
 class Pong(Record):
-    """An answer to a ping; with offsets where the member commits by itself."""
+    """An answer to a ping; with offsets if the member commits by itself."""
 
     kind: Literal["pong"] = "pong"
     tenure: Name
@@ -74,7 +74,7 @@ class Pong(Record):
 
 
 class Stopped(Record):
-    """A member has stopped what it was told to, and committed how far it got."""
+    """A member has stopped as requested, and committed how far it got."""
 
     kind: Literal["stopped"] = "stopped"
     tenure: Name
@@ -82,7 +82,7 @@ class Stopped(Record):
 
 
 class Started(Record):
-    """A member works on what it was told to."""
+    """A member works on what it was sent."""
 
     kind: Literal["started"] = "started"
     tenure: Name
@@ -90,14 +90,14 @@ class Started(Record):
 
 
 class Leave(Record):
-    """A member goes, of its own will."""
+    """A member leaves."""
 
     kind: Literal["leave"] = "leave"
     tenure: Name
 
 
 class Ping(Record):
-    """Asks all members of a group whether they live; `member` is `*`, `retry` counts rounds not answered by some."""
+    """Asks all members of a group for an answer; `member` is `*`, `retry` counts rounds that some did not answer."""
 
     kind: Literal["ping"] = "ping"
     round: Number
@@ -113,7 +113,7 @@ class Registered(Record):
 
 
 class StopFetcher(Record):
-    """Tells a member to stop working on these partitions, and to say so."""
+    """Asks a member to stop working on these partitions, and to report that."""
 
     kind: Literal["stop"] = "stop"
     tenure: Name
@@ -122,10 +122,10 @@ class StopFetcher(Record):
 
 
 class StartFetcher(Record):
-    """Tells a member what it is to work on, all of it. The last one of each member is kept, and is the assignment.
+    """Sends a member all that it is to work on. The last one of each member is kept, and is the assignment.
 
-    It also keeps the member's session time-out, for how long a coordinator that takes over waits for it. `gained` is
-    what of `places` was another's, or nobody's, before this was told first.
+    A coordinator that takes over waits for the member as long as `session_timeout_ms`. `gained` is the part of `places`
+    that the member did not have before.
     """
 
     kind: Literal["start"] = "start"
@@ -136,40 +136,40 @@ class StartFetcher(Record):
     gained: Places = {}
 
 
-Word = Register | Pong | Stopped | Started | Leave
+MemberMessage = Register | Pong | Stopped | Started | Leave
 """What members write."""
 
-Order = Ping | Registered | StopFetcher | StartFetcher
+CoordinatorMessage = Ping | Registered | StopFetcher | StartFetcher
 """What coordinators write."""
 
-_WORDS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[Word, Field(discriminator="kind")])
-_ORDERS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[Order, Field(discriminator="kind")])
+_WORDS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[MemberMessage, Field(discriminator="kind")])
+_ORDERS: Final[TypeAdapter[Any]] = TypeAdapter(Annotated[CoordinatorMessage, Field(discriminator="kind")])
 
 
-def render(record: Word | Order) -> bytes:
-    """Write a record."""
+def render(record: MemberMessage | CoordinatorMessage) -> bytes:
+    """Return a record as it is written."""
     return record.model_dump_json(exclude_defaults=False).encode()
 
 
-def parse_word(value: bytes | None) -> Word | None:
-    """Read what a member wrote; None for anything else."""
-    found: Word | None = _parsed(_WORDS, value)
+def parse_member_message(value: bytes | None) -> MemberMessage | None:
+    """Read a member's message; return None for anything else."""
+    found: MemberMessage | None = _parsed(_WORDS, value)
     return found
 
 
-def parse_order(value: bytes | None) -> Order | None:
-    """Read what a coordinator wrote; None for anything else."""
-    found: Order | None = _parsed(_ORDERS, value)
+def parse_coordinator_message(value: bytes | None) -> CoordinatorMessage | None:
+    """Read a coordinator's message; return None for anything else."""
+    found: CoordinatorMessage | None = _parsed(_ORDERS, value)
     return found
 
 
 def places_of(places: Places) -> frozenset[Place]:
-    """Give partitions as a set."""
+    """Return partitions as a set."""
     return frozenset((topic, number) for topic, numbers in places.items() for number in numbers)
 
 
 def by_topic(places: Iterable[Place]) -> Places:
-    """Give partitions as they are written."""
+    """Return partitions as they are written."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for topic, number in sorted(places):
         found[topic].append(number)

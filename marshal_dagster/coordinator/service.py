@@ -1,4 +1,4 @@
-"""A coordinator as a process has it: elected for some partitions, it leads the groups that hash to them."""
+"""The coordinator of a process: it is elected for some partitions, and leads the groups that hash to them."""
 
 import logging
 import math
@@ -9,23 +9,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import Place, sticky_assignment
+from marshal_dagster.coordinator.background import GroupWeigher, PeriodicCall
 from marshal_dagster.coordinator.group import Event, GroupCoordinator, Happening, Rules
-from marshal_dagster.coordinator.measuring import Measuring
-from marshal_dagster.coordinator.messages import Order, Register, StartFetcher, parse_word
+from marshal_dagster.coordinator.measuring import GroupMetrics
+from marshal_dagster.coordinator.messages import CoordinatorMessage, Register, StartFetcher, parse_member_message
 from marshal_dagster.coordinator.weighing import Weigh
 from marshal_dagster.coordinator.wire import (
     CLIENT_FAILURES,
-    Came,
     CoordinatorTopics,
     Reader,
+    ReceivedRecord,
     Writer,
     end_of,
     partition_of,
-    read_orders,
+    read_coordinator_messages,
 )
 from marshal_dagster.election.elector import Elector
 from marshal_dagster.election.rules import Event as ElectionEvent
@@ -40,35 +42,32 @@ logger = logging.getLogger(__name__)
 _TICK_S: Final = 0.05
 _LOOK_AT_TOPICS_MS: Final = 5_000.0
 _MEASURE_EACH_MS: Final = 5_000.0
-_WEIGH_EACH_MS: Final = 30_000.0
 _CHECK_EACH_MS: Final = 10_000.0
 _AGAIN_AFTER_S: Final = 0.5
 _CALM_S: Final = 10.0
-"""A failure is over when there was none for so long: a client that is made anew takes a while to fail again."""
+"""A failure is over when there was none for so long: a new client takes a while to fail again."""
 _REST_S: Final = 2.0
-_WEIGHS_FOR_MS: Final = 30_000.0
-"""After which the weights that are known serve."""
 _HELPERS: Final = 5
 LookAtTopics = Callable[[], Mapping[str, int]]
-"""Gives how many partitions each topic has; may raise `UnavailableError`."""
+"""Returns how many partitions each topic has; may raise `UnavailableError`."""
 
 Listener = Callable[[str, Event], None]
-"""Told what happens, with the group's name, in the coordinator's thread."""
+"""Receives each event with the group's name, in the coordinator's thread."""
 
 _GONE: Final = frozenset({Happening.LEFT, Happening.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorOptions:
-    """How a coordinator works."""
+    """Rules, times and recovery of a coordinator."""
 
     rules: Rules = field(default_factory=lambda: Rules(sticky_assignment))
     timing: Timing = field(default_factory=Timing)
     recovery_ms: float = 10_000.0
-    """How long members that a coordinator before had may take to register again, if their session is not longer."""
+    """How long members of the coordinator before may take to register again, if their session is not longer."""
 
     def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for a time that cannot be."""
+        """Raise `ConfigurationError` for a time out of range."""
         if not 0 <= self.recovery_ms < math.inf:
             raise ConfigurationError(f"recovery_ms: {self.recovery_ms}; give 0 or more")
 
@@ -80,27 +79,55 @@ class _Shard:
     term: Term
     groups: dict[str, GroupCoordinator] = field(default_factory=dict)
     generation: int = 0
-    """Of groups that were led in this term and are not any more the newest, which those that come begin after."""
+    """The newest of groups that were led in this term and are not any more: others begin after it."""
     rests_until_s: dict[str, float] = field(default_factory=dict)
-    """Groups with which something has gone wrong."""
+    """Groups that have failed."""
 
     @property
     def epoch(self) -> int:
-        """Above 0, which is what members have that have heard no coordinator."""
+        """Above 0, which is the epoch of members that have heard no coordinator."""
         return self.term.fence + 1
 
 
 _Shares = Mapping[str, Sequence[StartFetcher]]
-"""What members have been told to work on, by group."""
+"""What members were sent to work on, by group."""
 
 
-@dataclass(slots=True)
-class _Weighing:
-    """A group's partitions being weighed, in the background; whatever group has the name then."""
+class _KnownTopics:
+    """How many partitions each topic has, as far as it was looked up."""
 
-    topics: frozenset[str]
-    began_ms: float
-    found: Future[Mapping[Place, float] | None]
+    def __init__(self) -> None:
+        self.counts: Mapping[str, int] | None = None
+        self._looked: Mapping[str, int] = {}
+
+    def update(self, looked: Mapping[str, int]) -> None:
+        """Believe that there is less only when it is seen twice: a broker that has just started may not know all."""
+        before, self._looked = self._looked, looked
+        self.counts = {
+            topic: max(before.get(topic, 0), looked.get(topic, 0)) for topic in before.keys() | looked.keys()
+        }
+
+
+class _Failures:
+    """What a coordinator fails with, at present or a moment ago."""
+
+    def __init__(self) -> None:
+        self.current: Exception | None = None
+        self.from_s = self.last_s = 0.0
+
+    @property
+    def duration_s(self) -> float:
+        return 0.0 if self.current is None else self.last_s - self.from_s
+
+    def note(self, failure: Exception | None, *, may_end: bool) -> None:
+        """Note what it fails with, if it does; a failure counts until all has gone well for a while."""
+        now_s = time.monotonic()
+        if failure is not None:
+            if self.current is None:
+                self.from_s = now_s
+            self.last_s, self.current = now_s, failure
+        elif may_end and now_s - self.last_s > _CALM_S:
+            self.current = None
 
 
 class Coordinator:
@@ -122,49 +149,45 @@ class Coordinator:
     ) -> None:
         """Connect to nothing yet.
 
-        `look` tells which topics there are: by default the brokers. `weigh` weighs the partitions of a group every
-        half a minute, for a strategy that goes by weights, such as `weighted`. `listener` is told what happens: by
-        default the log.
+        `look` returns which topics there are: by default it asks the brokers. `weigh` weighs the partitions of a group
+        every half a minute, for a strategy that goes by weights, such as `weighted`. `listener` receives the events: by
+        default they are logged.
         """
         self._connection = connection
         self._topics = topics or CoordinatorTopics()
         self._options = options or CoordinatorOptions()
         self._clock = clock or SystemClock()
-        self._look = look or self._ask_brokers
-        self._weigh = weigh
         self._rules = replace(self._options.rules, weighs=weigh is not None)
         self._listener = listener or _log
         self._stop = threading.Event()
         self._elections: queue.SimpleQueue[tuple[int, ElectionEvent]] = queue.SimpleQueue()
         self._shards: dict[int, _Shard] = {}
         self._beginning: dict[int, tuple[Term, Future[tuple[_Shares, int]]]] = {}
-        """Partitions in which a term has begun that is not led yet: what was told before is still being read."""
-        self._known: Mapping[str, int] | None = None
-        """How many partitions each topic has, once that was looked up."""
-        self._looked: Mapping[str, int] = {}
-        self._looking: Future[Mapping[str, int]] | None = None
-        self._next_look_ms = 0.0
-        self._cannot_look: MarshalError | None = None
-        self._checking: Future[None] | None = None
-        self._next_check_ms = 0.0
+        """Partitions in which a term has begun that is not led yet: what members were sent is being read."""
+        self._known = _KnownTopics()
+        self._topic_lookup = PeriodicCall(look or self._ask_brokers, _LOOK_AT_TOPICS_MS)
+        self._topic_check = PeriodicCall(lambda: self._topics.check(connection, self._partitions), _CHECK_EACH_MS)
         self._partitions = 0
-        self._cannot_use: MarshalError | None = None
-        """What is wrong with its own topics, which may be on other brokers than those to work on."""
-        self._weighing: dict[str, _Weighing] = {}
-        self._next_weighing_ms: dict[str, float] = {}
+        self._weigher = None if weigh is None else GroupWeigher(partial(_weighed, weigh))
         self._helpers = ThreadPoolExecutor(_HELPERS, "coordinator")
         self._scales = ThreadPoolExecutor(_HELPERS, "weights")
-        self._measuring = Measuring()
+        self._metrics = GroupMetrics()
         self._next_measure_ms = 0.0
-        self.failure: Exception | None = None
-        """What keeps it from leading, or from standing for election, at present or a moment ago."""
-        self._failing_from_s = self._failed_at_s = 0.0
+        self._failures = _Failures()
+        self._cannot_look: MarshalError | None = None
+        self._cannot_use: MarshalError | None = None
+        """What is wrong with its own topics, which may be on other brokers than those to work on."""
         self._alive_at_s = time.monotonic()
 
+    @property
+    def failure(self) -> Exception | None:
+        """What keeps it from leading, or from standing for election, at present or a moment ago."""
+        return self._failures.current
+
     def health(self, failing_after_s: float = FAILING_AFTER_S) -> dict[str, Any]:
-        """Tell how it is; `healthy` unless its thread hangs, or it has failed for `failing_after_s` seconds."""
+        """Return how it is; `healthy` unless its thread hangs, or it has failed for `failing_after_s` seconds."""
         idle_s, failure, shards = self._idle_s, self.failure, list(self._shards.values())
-        failing_s = 0.0 if failure is None else self._failed_at_s - self._failing_from_s
+        failing_s = self._failures.duration_s
         groups = [group for shard in shards for group in list(shard.groups.values())]
         return {
             "healthy": idle_s <= IDLE_AFTER_S and failing_s <= failing_after_s,
@@ -186,7 +209,7 @@ class Coordinator:
         self._stop.set()
 
     def groups(self) -> dict[str, Mapping[str, frozenset[Place]]]:
-        """Give who is to work on what in each group that this process leads now."""
+        """Return which member is to work on what, in each group that this process leads now."""
         return {
             name: group.assignment() for shard in list(self._shards.values()) for name, group in shard.groups.items()
         }
@@ -198,7 +221,7 @@ class Coordinator:
         """
         self._alive_at_s = time.monotonic()
         partitions = self._partitions = self._topics.partitions(self._connection)
-        self._measuring = Measuring()
+        self._metrics = GroupMetrics()
         elector = Elector(
             self._connection,
             self._topics.leader,
@@ -215,11 +238,13 @@ class Coordinator:
                 while not self._stop.is_set():
                     self._lead_with(Writer(self._connection, self._topics, partitions), elector, reader)
         finally:
-            self._measuring.end()
+            self._metrics.close()
             for helpers in (self._helpers, self._scales):
                 helpers.shutdown(wait=False, cancel_futures=True)
-            self._shards, self._beginning, self._weighing = {}, {}, {}
-            self._looking = self._checking = None
+            self._shards, self._beginning = {}, {}
+            for calls in (self._topic_lookup, self._topic_check, self._weigher):
+                if calls is not None:
+                    calls.forget()
             reader.close()
 
     def _lead_with(self, writer: Writer, elector: Elector, reader: Reader) -> None:
@@ -237,7 +262,7 @@ class Coordinator:
     def _turn(self, elector: Elector, reader: Reader, writer: Writer) -> None:
         self._alive_at_s = time.monotonic()
         self._take_elections(reader)
-        self._take_up(elector, reader)
+        self._begin_to_lead(elector, reader)
         self._measure()
         self._look_at_topics()
         self._check_topics()
@@ -246,51 +271,53 @@ class Coordinator:
             self._stop.wait(_TICK_S)
             return
         self._weigh_groups()
-        came = list(reader.read(_TICK_S))
+        records = list(reader.read(_TICK_S))
         for partition, shard in list(self._shards.items()):
             if not elector.leads(shard.term, partition):
                 del self._shards[partition]
                 reader.leave([partition])
-        for each in came:
-            self._hear(each, writer)
+        for record in records:
+            self._receive(record, writer)
         for partition, shard in list(self._shards.items()):
             if any(self._lead(shard, name, writer) for name in list(shard.groups)):
-                elector.give_up(shard.term, "a later coordinator was heard of", partition)
+                elector.give_up(shard.term, "a later coordinator leads", partition)
         writer.poll()
 
-    def _hear(self, came: Came, writer: Writer) -> None:
-        """Take a member's word, of a group that belongs where it was read; only one that registers makes a group."""
-        shard, word = self._shards.get(came.partition), parse_word(came.value)
-        if shard is None or word is None or partition_of(word.group, writer.partitions) != came.partition:
+    def _receive(self, record: ReceivedRecord, writer: Writer) -> None:
+        """Take a message for a group that belongs where it was read; only a registration creates a group."""
+        shard, message = self._shards.get(record.partition), parse_member_message(record.value)
+        if shard is None or message is None or partition_of(message.group, writer.partitions) != record.partition:
             return
-        if word.group not in shard.groups:
-            if not isinstance(word, Register) and word.epoch != shard.epoch:
+        if message.group not in shard.groups:
+            if not isinstance(message, Register) and message.epoch != shard.epoch:
                 return
-            shard.groups[word.group] = self._group(word.group, shard, ())
-        with self._alone(shard, word.group) as group:
+            shard.groups[message.group] = self._group(message.group, shard, ())
+        with self._isolated(shard, message.group) as group:
             if group is not None:
-                self._write(writer, group.hear(word, self._now_ms))
+                self._write(writer, group.receive(message, self._now_ms))
 
     def _lead(self, shard: _Shard, name: str, writer: Writer) -> bool:
-        """Let a group's time pass; tell whether a later coordinator was heard of."""
+        """Let a group's time pass; return whether a later coordinator leads."""
         is_superseded = False
-        with self._alone(shard, name) as group:
+        with self._isolated(shard, name) as group:
             if group is None:
                 return False
-            self._write(writer, [*self._tell_topics(group), *group.tick(self._now_ms)])
+            counts = self._known.counts
+            topic_messages = [] if counts is None else group.update_topics(counts, self._now_ms)
+            self._write(writer, [*topic_messages, *group.tick(self._now_ms)])
             events, group.events = group.events, []
             is_superseded = any(event.happening is Happening.SUPERSEDED for event in events)
-            self._tell(name, events, writer)
-            if group.is_forsaken:
+            self._report(name, events, writer)
+            if group.is_empty:
                 shard.generation = max(shard.generation, group.generation)
                 del shard.groups[name]
         return is_superseded
 
     @contextmanager
-    def _alone(self, shard: _Shard, name: str) -> Iterator[GroupCoordinator | None]:
-        """Give a group, unless it rests; what goes wrong with it, as its strategy may, disturbs no other.
+    def _isolated(self, shard: _Shard, name: str) -> Iterator[GroupCoordinator | None]:
+        """Yield a group, or None while it rests; what fails in it, as its strategy may, disturbs no other group.
 
-        It is led anew after a rest, by what its members say that they have.
+        After a rest it is led again, with the partitions that its members report.
         """
         if time.monotonic() < shard.rests_until_s.get(name, 0.0):
             yield None
@@ -300,7 +327,7 @@ class Coordinator:
         try:
             yield group
         except Exception as error:
-            logger.exception("group %r: it is led anew in %g s", name, _REST_S)
+            logger.exception("group %r: it is led again in %g s", name, _REST_S)
             self._note(error)
             shard.generation = max(shard.generation, group.generation)
             shard.rests_until_s[name] = time.monotonic() + _REST_S
@@ -309,17 +336,10 @@ class Coordinator:
     def _measure(self) -> None:
         if self._now_ms >= self._next_measure_ms:
             self._next_measure_ms = self._now_ms + _MEASURE_EACH_MS
-            self._measuring.look(self.groups())
+            self._metrics.update(self.groups())
 
     def _note(self, failure: Exception | None) -> None:
-        """Note what it fails with, if it does; what it failed with counts until all has gone well for a while."""
-        now_s = time.monotonic()
-        if failure is not None:
-            if self.failure is None:
-                self._failing_from_s = now_s
-            self._failed_at_s, self.failure = now_s, failure
-        elif not self._beginning and now_s - self._failed_at_s > _CALM_S:
-            self.failure = None
+        self._failures.note(failure, may_end=not self._beginning)
 
     def _take_elections(self, reader: Reader) -> None:
         while not self._elections.empty():
@@ -331,16 +351,16 @@ class Coordinator:
                 self._beginning[partition] = event.term, self._helpers.submit(self._read, partition)
 
     def _read(self, partition: int) -> tuple[_Shares, int]:
-        """Read what coordinators before have told members; give the end of what members have said, from before that."""
+        """Read what coordinators before have sent to members, and before that where the members' messages end."""
         end = end_of(self._connection, self._topics.words, partition)
         shares: dict[str, list[StartFetcher]] = {}
-        for order, _ in read_orders(self._connection, self._topics.orders, [partition]):
-            if isinstance(order, StartFetcher):
-                shares.setdefault(order.group, []).append(order)
+        for message, _ in read_coordinator_messages(self._connection, self._topics.orders, [partition]):
+            if isinstance(message, StartFetcher):
+                shares.setdefault(message.group, []).append(message)
         return shares, end
 
-    def _take_up(self, elector: Elector, reader: Reader) -> None:
-        """Begin to lead where what was told before has been read."""
+    def _begin_to_lead(self, elector: Elector, reader: Reader) -> None:
+        """Begin to lead where the shares that members were sent have been read."""
         for partition, (term, found) in list(self._beginning.items()):
             if not found.done():
                 continue
@@ -353,10 +373,10 @@ class Coordinator:
                 elector.give_up(term, str(error), partition)
                 continue
             if not self._shards:
-                self._known, self._looked = None, {}
+                self._known = _KnownTopics()
             shard = self._shards[partition] = _Shard(term)
-            shard.groups |= {name: self._group(name, shard, each) for name, each in shares.items()}
-            self._next_look_ms = 0.0
+            shard.groups |= {name: self._group(name, shard, kept) for name, kept in shares.items()}
+            self._topic_lookup.next_ms = 0.0
             reader.follow({partition: end})
 
     def _group(self, name: str, shard: _Shard, kept: Sequence[StartFetcher]) -> GroupCoordinator:
@@ -372,78 +392,44 @@ class Coordinator:
 
     def _look_at_topics(self) -> None:
         """Look, now and then and in the background, which topics there are with how many partitions."""
-        looking = self._looking
-        if looking is not None and looking.done():
-            self._looking = None
+        done = self._topic_lookup.poll(self._helpers, self._now_ms)
+        if done is not None:
             try:
-                self._known, self._cannot_look = self._believed(looking.result()), None
+                self._known.update(done.result())
+                self._cannot_look = None
             except MarshalError as error:
                 logger.warning("the topics could not be looked up: %s", error)
                 self._cannot_look = error
-        if self._looking is None and self._now_ms >= self._next_look_ms:
-            self._next_look_ms = self._now_ms + _LOOK_AT_TOPICS_MS
-            self._looking = self._helpers.submit(self._look)
-
-    def _believed(self, looked: Mapping[str, int]) -> Mapping[str, int]:
-        """Believe that there is less only when it is seen twice: a broker that has just started may not know all."""
-        before, self._looked = self._looked, looked
-        return {topic: max(before.get(topic, 0), looked.get(topic, 0)) for topic in before.keys() | looked.keys()}
 
     def _check_topics(self) -> None:
-        """See, now and then and in the background, whether its own topics are there for it."""
-        checking = self._checking
-        if checking is not None and checking.done():
-            self._checking, before = None, self._cannot_use
+        """Check, now and then and in the background, whether it can use its own topics."""
+        done, before = self._topic_check.poll(self._helpers, self._now_ms), self._cannot_use
+        if done is not None:
             try:
-                checking.result()
+                done.result()
                 self._cannot_use = None
             except MarshalError as error:
                 if str(error) != str(before):
                     logger.warning("the coordinator's own topics: %s", error)
                 self._cannot_use = error
-        if self._checking is None and self._now_ms >= self._next_check_ms:
-            self._next_check_ms = self._now_ms + _CHECK_EACH_MS
-            self._checking = self._helpers.submit(self._topics.check, self._connection, self._partitions)
 
     def _weigh_groups(self) -> None:
-        """Weigh, now and then and in the background, what each group has to work on; soon where it waits for that."""
-        if self._weigh is None or self._known is None:
-            return
-        groups = {name: group for shard in self._shards.values() for name, group in shard.groups.items()}
-        for name in [name for name, weighing in self._weighing.items() if weighing.found.done()]:
-            weighing = self._weighing.pop(name)
-            self._next_weighing_ms[name] = self._now_ms + _WEIGH_EACH_MS
-            if name in groups:
-                groups[name].weights_are(weighing.topics, weighing.found.result())
-        self._next_weighing_ms = {name: at for name, at in self._next_weighing_ms.items() if name in groups}
-        for name, group in groups.items():
-            self._weigh_one(self._weigh, name, group)
-
-    def _weigh_one(self, weigh: Weigh, name: str, group: GroupCoordinator) -> None:
-        weighing = self._weighing.get(name)
-        if weighing is None:
-            if group.awaits_weights or self._now_ms >= self._next_weighing_ms.get(name, 0.0):
-                topics, positions = group.topics_wanted(), dict(group.positions)
-                found = self._scales.submit(_weighed, weigh, name, topics, positions)
-                self._weighing[name] = _Weighing(topics, self._now_ms, found)
-        elif group.awaits_weights and self._now_ms >= weighing.began_ms + _WEIGHS_FOR_MS:
-            group.weights_are(group.topics_wanted(), None)
+        if self._weigher is not None and self._known.counts is not None:
+            groups = {name: group for shard in self._shards.values() for name, group in shard.groups.items()}
+            self._weigher.poll(self._scales, groups, self._now_ms)
 
     def _ask_brokers(self) -> Mapping[str, int]:
         with Topics(self._connection) as topics:
             return topics.partition_counts()
 
-    def _tell_topics(self, group: GroupCoordinator) -> Sequence[Order]:
-        return [] if self._known is None else group.topics_are(self._known, self._now_ms)
+    def _write(self, writer: Writer, messages: Sequence[CoordinatorMessage]) -> None:
+        for message in messages:
+            writer.send_to_member(message)
 
-    def _write(self, writer: Writer, orders: Sequence[Order]) -> None:
-        for order in orders:
-            writer.order(order)
-
-    def _tell(self, group: str, events: Sequence[Event], writer: Writer) -> None:
+    def _report(self, group: str, events: Sequence[Event], writer: Writer) -> None:
         for event in events:
             self._listener(group, event)
-            self._measuring.happened(group, event)
+            self._metrics.record(group, event)
             if event.happening in _GONE:
                 for member in event.members:
                     writer.forget(group, member)

@@ -1,4 +1,4 @@
-"""What partitions weigh: how much of each its group has not read."""
+"""The weights of partitions: how many offsets of each its group has not read."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from marshal_dagster.kafka.topics import OffsetBounds
 
 Weigh = Callable[[str, Collection[str], Mapping[Place, int]], Mapping[Place, float]]
-"""Weighs the partitions of a group's topics; it is also given how far members say that they got, by partition.
+"""Returns the weights of a group's topics by partition, given the next offsets that members report.
 
 It may raise a `MarshalError`.
 """
@@ -21,8 +21,8 @@ It may raise a `MarshalError`.
 class LagWeights:
     """Weighs a partition by how many offsets lie between its group's position and its end.
 
-    The position is that of the coordination log, or what its member says, whichever is further. A topic that is not
-    there weighs nothing.
+    The position is that of the coordination log or the one that its member reports, whichever is larger. A topic that
+    does not exist weighs nothing.
     """
 
     def __init__(self, coordination: KafkaConnection, coordination_topic: str, data: KafkaConnection) -> None:
@@ -31,22 +31,22 @@ class LagWeights:
         self._coordination_topic = coordination_topic
         self._data = data
 
-    def __call__(self, group: str, topics: Collection[str], told: Mapping[Place, int]) -> dict[Place, float]:
+    def __call__(self, group: str, topics: Collection[str], reported: Mapping[Place, int]) -> dict[Place, float]:
         """Weigh (`Weigh`). Raises `TopicMissing`, `RightMissing`, `UnavailableError`."""
-        positions = {**told}
+        positions = {**reported}
         for place, offset in self._committed(group, topics).items():
             positions[place] = max(offset, positions.get(place, 0))
-        with Topics(self._data) as asked:
-            counts = asked.partition_counts()
+        with Topics(self._data) as client:
+            counts = client.partition_counts()
             return {
                 (topic, number): float(_unread(at, positions.get((topic, number), 0)))
                 for topic in sorted(topics)
                 if topic in counts
-                for number, at in asked.offsets(topic, range(counts[topic])).items()
+                for number, at in client.offsets(topic, range(counts[topic])).items()
             }
 
     def _committed(self, group: str, topics: Collection[str]) -> dict[Place, int]:
-        """Give the group's offsets by the coordination log."""
+        """Return the group's offsets in the coordination log."""
         rationalizer = shared_rationalizer(self._coordination, self._coordination_topic)
         with rationalizer.lock:
             world = rationalizer.catch_up()
@@ -59,5 +59,5 @@ class LagWeights:
 
 
 def _unread(at: "OffsetBounds", position: int) -> int:
-    """Give how much is unread; a position behind the end is of an earlier topic of that name."""
+    """Return how much is unread; a position after the end belongs to an earlier topic of that name."""
     return at.end - at.start if position > at.end else at.end - max(at.start, position)

@@ -1,4 +1,4 @@
-"""The coordinator's topics: who writes what where, read from a position on and written without waiting."""
+"""The coordinator's topics: what they are, reading them from an offset on, and writing without waiting."""
 
 import hashlib
 import logging
@@ -11,7 +11,15 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from marshal_dagster.coordinator import DEFAULT_TOPIC
-from marshal_dagster.coordinator.messages import ALL, MOST_BYTES, Order, Registered, Word, parse_order, render
+from marshal_dagster.coordinator.messages import (
+    ALL,
+    MOST_BYTES,
+    CoordinatorMessage,
+    MemberMessage,
+    Registered,
+    parse_coordinator_message,
+    render,
+)
 from marshal_dagster.election.elector import LEADER_SETTINGS
 from marshal_dagster.errors import ConfigurationError, TopicMissing, UnavailableError
 from marshal_dagster.kafka import clients
@@ -28,11 +36,11 @@ _SAFE_COPIES: Final = 3
 _BATCH: Final = 10_000
 _DELIVERY_MS: Final = 5_000
 _WARN_EACH_S: Final = 60.0
-_TO_A_MEMBER: Final = ("stop", "start")
+_MEMBER_KINDS: Final = ("stop", "start")
 CLIENT_FAILURES: Final = (UnavailableError, KafkaException, SystemError)
-"""What a client that is of no more use raises; the last, by a fatal error amid callbacks."""
+"""What an unusable client raises; the last, by a fatal error during callbacks."""
 _OUTSIDE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
-"""Codes that say that a position is not in the log any more; the client reads there no more."""
+"""Codes for a position that is not in the log any more; the client stops reading there."""
 _WORDS_SETTINGS: Final = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.bytes": "16777216"}
 _ORDERS_SETTINGS: Final = {
     "cleanup.policy": "compact",
@@ -60,9 +68,9 @@ class CoordinatorTopics:
         return f"{self.words}_leader"
 
     def create(self, connection: KafkaConnection, partitions: int = DEFAULT_PARTITIONS) -> None:
-        """Make what is missing, each with as many partitions as coordinators can share the groups of.
+        """Create the topics that are missing. So many coordinators can share the groups as there are partitions.
 
-        Raises `RightMissing`, `UnavailableError`; `ConfigurationError` when one that was there has another number.
+        Raises `RightMissing`, `UnavailableError`; `ConfigurationError` when an existing topic has another number.
         """
         with Topics(connection) as topics:
             copies = min(_SAFE_COPIES, topics.broker_count())
@@ -73,7 +81,7 @@ class CoordinatorTopics:
             self._check_counts(topics)
 
     def partitions(self, connection: KafkaConnection) -> int:
-        """Give how many partitions they have. Raises `TopicMissing`, `UnavailableError`."""
+        """Return how many partitions they have. Raises `TopicMissing`, `UnavailableError`."""
         try:
             with Topics(connection) as topics:
                 return len(topics.describe(self.words).partitions)
@@ -81,7 +89,7 @@ class CoordinatorTopics:
             raise TopicMissing(f"{error}; `marshal-dagster coordinator init` makes the coordinator's topics") from None
 
     def check(self, connection: KafkaConnection, partitions: int) -> None:
-        """Make sure that a coordinator that knows `partitions` of each can lead groups by them.
+        """Check that a coordinator that knows `partitions` of each can lead groups by them.
 
         Raises `TopicMissing`, `RightMissing`, `UnavailableError`, `ConfigurationError`.
         """
@@ -96,31 +104,31 @@ class CoordinatorTopics:
                 )
 
     def check_member(self, connection: KafkaConnection) -> None:
-        """Make sure that a member can take part. Raises as `check`."""
+        """Check that a member can take part. Raises as `check`."""
         with Topics(connection) as topics:
             topics.require(on_topic(self.orders, Right.READ))
             topics.require(on_topic(self.words, Right.WRITE))
 
     def _check_counts(self, topics: Topics) -> int:
-        """Give how many partitions each of them has. Raises `ConfigurationError` when they differ."""
+        """Return how many partitions each of them has. Raises `ConfigurationError` when they differ."""
         counts = {topic: len(topics.describe(topic).partitions) for topic in (self.words, self.orders, self.leader)}
         if len(set(counts.values())) > 1:
-            told = ", ".join(f"{topic!r} has {count}" for topic, count in counts.items())
+            described = ", ".join(f"{topic!r} has {count}" for topic, count in counts.items())
             raise ConfigurationError(
-                f"the coordinator's topics must have equally many partitions: {told}; stop coordinators and members, "
-                "delete the three and run `marshal-dagster coordinator init`"
+                f"the coordinator's topics must have equally many partitions: {described}; stop coordinators and "
+                "members, delete the three and run `marshal-dagster coordinator init`"
             )
         return counts[self.words]
 
 
 def partition_of(group: str, partitions: int) -> int:
-    """Give the partition that a group's records are in."""
+    """Return the partition that a group's records are in."""
     digest = hashlib.md5(group.encode(), usedforsecurity=False).digest()
     return int.from_bytes(digest[:8], "little") % partitions
 
 
-class Came(NamedTuple):
-    """A record that was read; `at_ms` is the broker's time or its writer's, in unix milliseconds."""
+class ReceivedRecord(NamedTuple):
+    """A record that was read; `at_ms` is its timestamp in unix milliseconds."""
 
     partition: int
     offset: int
@@ -130,7 +138,7 @@ class Came(NamedTuple):
 
 
 class Reader:
-    """Reads values of partitions as they come; for one thread."""
+    """Reads records of partitions as they come; for one thread."""
 
     def __init__(self, connection: KafkaConnection, topic: str) -> None:
         """Connect in the background; nothing is read yet."""
@@ -139,7 +147,7 @@ class Reader:
         self._consumer: Consumer
         self._consumer, self._log = clients.consumer(connection, client_id=CLIENT_ID, fetch_wait_ms=20)
         self.ends: dict[int, int] = {}
-        """Up to where partitions were read when nothing more was there."""
+        """The ends of partitions that were read to their ends."""
 
     def follow(self, starts: Mapping[int, int]) -> None:
         """Read these partitions too, from these offsets on."""
@@ -147,23 +155,25 @@ class Reader:
         self._consumer.incremental_assign([TopicPartition(self._topic, number, at) for number, at in starts.items()])
 
     def leave(self, partitions: Iterable[int]) -> None:
-        """Read these partitions no more, those of them that are read."""
-        followed = {each.partition for each in self._consumer.assignment()}
+        """Stop reading those of these partitions that are read."""
+        followed = {assigned.partition for assigned in self._consumer.assignment()}
         gone = followed.intersection(partitions)
         if gone:
             self._consumer.incremental_unassign([TopicPartition(self._topic, number) for number in gone])
         for number in gone:
             self.ends.pop(number, None)
 
-    def read(self, timeout_s: float) -> Iterator[Came]:
-        """Give what has come within `timeout_s` seconds."""
+    def read(self, timeout_s: float) -> Iterator[ReceivedRecord]:
+        """Yield what has come within `timeout_s` seconds."""
         first = self._consumer.consume(1, timeout_s)
         messages: list[Any] = [*first, *self._consumer.consume(_BATCH, 0)] if first else []
         for message in messages:
             error = message.error()
             if error is None:
                 _, at_ms = message.timestamp()
-                yield Came(message.partition(), message.offset(), message.key() or b"", message.value(), at_ms)
+                yield ReceivedRecord(
+                    message.partition(), message.offset(), message.key() or b"", message.value(), at_ms
+                )
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001
                 self.ends[message.partition()] = message.offset()
             elif error.code() in _OUTSIDE:
@@ -173,12 +183,12 @@ class Reader:
                 logger.debug("reading %r: %s", self._topic, error)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         let_go(self._consumer, self._log)
 
 
 class Writer:
-    """Writes records without waiting for them: what gets lost is asked for again; may be shared by threads."""
+    """Writes records without waiting for them: what is lost is requested again; may be shared by threads."""
 
     def __init__(self, connection: KafkaConnection, topics: CoordinatorTopics, partitions: int) -> None:
         """Connect in the background."""
@@ -188,29 +198,29 @@ class Writer:
         self._producer: Producer
         self._producer, self._log = clients.producer(connection, delivery_timeout_ms=_DELIVERY_MS, client_id=CLIENT_ID)
 
-    def say(self, word: Word) -> None:
-        """Write a member's word."""
-        self._write(self._topics.words, word.group, word.member.encode(), render(word))
+    def send_to_coordinator(self, message: MemberMessage) -> None:
+        """Write a member's message."""
+        self._write(self._topics.words, message.group, message.member.encode(), render(message))
 
-    def order(self, order: Order) -> None:
-        """Write a coordinator's order."""
-        # Answers to all share a key: one that was refused never leaves, so that nothing would strike its own.
-        to = ALL if isinstance(order, Registered) else order.member
-        self._write(self._topics.orders, order.group, order_key(order.group, to, order.kind), render(order))
+    def send_to_member(self, message: CoordinatorMessage) -> None:
+        """Write a coordinator's message."""
+        # All answers of a group share a key: a refused member never leaves, so its own key would never get a tombstone.
+        to = ALL if isinstance(message, Registered) else message.member
+        self._write(self._topics.orders, message.group, record_key(message.group, to, message.kind), render(message))
 
     def forget(self, group: str, member: str) -> None:
-        """Strike what a member was told, so that nothing of it is kept for ever."""
-        for kind in _TO_A_MEMBER:
-            self._write(self._topics.orders, group, order_key(group, member, kind), None)
+        """Write tombstones for what was sent to a member, so that compaction removes it."""
+        for kind in _MEMBER_KINDS:
+            self._write(self._topics.orders, group, record_key(group, member, kind), None)
 
     def poll(self) -> None:
-        """Let the client work on what has been answered. Raises `UnavailableError` when it is of no more use."""
+        """Let the client process deliveries. Raises `UnavailableError` when it is of no more use."""
         self._producer.poll(0)
         if self._log.fatal:
             raise UnavailableError(f"coordinator's topics: {self._log.fatal}")
 
     def close(self) -> None:
-        """Send what waits, as far as that goes soon, and let go."""
+        """Send what is queued, for a second at most, and close the client."""
         self._producer.flush(1.0)
         let_go(self._producer, self._log)
 
@@ -228,15 +238,15 @@ class Writer:
             self._warn(message.topic(), error)
 
     def _warn(self, topic: str, what: object) -> None:
-        """Tell what was not written, once in a while: it is asked for again, mostly in vain when it goes on."""
+        """Log what was not written, at most once a minute: it is sent again, and mostly fails again."""
         now_s = time.monotonic()
         if now_s - self._warned_at_s >= _WARN_EACH_S:
             self._warned_at_s = now_s
             logger.warning("writing to %r: %s", topic, what)
 
 
-def order_key(group: str, member: str, kind: str) -> bytes:
-    """Give the key under which an order replaces the one before."""
+def record_key(group: str, member: str, kind: str) -> bytes:
+    """Return the key under which a coordinator's message replaces the one before."""
     return f"{group}/{member}/{kind}".encode()
 
 
@@ -246,45 +256,51 @@ def end_of(connection: KafkaConnection, topic: str, partition: int) -> int:
         return topics.offsets(topic, [partition], committed_only=False)[partition].end
 
 
-def read_orders(connection: KafkaConnection, topic: str, partitions: Iterable[int]) -> list[tuple[Order, Came]]:
-    """Read partitions up to their present ends; give the orders that count, in the order of offsets.
+NewestMessages = dict[tuple[int, bytes], tuple[CoordinatorMessage, ReceivedRecord]]
+"""The messages that count, by partition and key."""
 
-    That is of each key the newest, but for what a coordinator of an older epoch has written behind it.
+
+def read_coordinator_messages(
+    connection: KafkaConnection, topic: str, partitions: Iterable[int]
+) -> list[tuple[CoordinatorMessage, ReceivedRecord]]:
+    """Read partitions up to their present ends; return the coordinators' messages that count, by offset.
+
+    Of each key that is the newest, except what a coordinator of an older epoch has written after it.
     Raises `UnavailableError`, `TopicMissing`.
     """
     with Topics(connection) as topics:
         bounds = topics.offsets(topic, partitions, committed_only=False)
-    found: dict[tuple[int, bytes], tuple[Order, Came]] = {}
+    found: NewestMessages = {}
     filled = {number: at for number, at in bounds.items() if at.start < at.end}
     if not filled:
         return []
     reader = Reader(connection, topic)
     try:
         reader.follow({number: at.start for number, at in filled.items()})
-        for came in _read_up_to(reader, {number: at.end for number, at in filled.items()}, connection.timeout_s):
-            keep_order(found, came)
+        for record in _read_up_to(reader, {number: at.end for number, at in filled.items()}, connection.timeout_s):
+            keep_newest(found, record)
     finally:
         reader.close()
-    return sorted(found.values(), key=lambda each: (each[1].partition, each[1].offset))
+    return sorted(found.values(), key=lambda item: (item[1].partition, item[1].offset))
 
 
-def keep_order(found: dict[tuple[int, bytes], tuple[Order, Came]], came: Came) -> None:
-    """Put a record that was read into what counts, by partition and key."""
-    place, order = (came.partition, came.key), parse_order(came.value)
-    if came.value is None:
-        found.pop(place, None)
-    elif order is not None and (place not in found or found[place][0].epoch <= order.epoch):
-        found[place] = order, came
+def keep_newest(found: NewestMessages, record: ReceivedRecord) -> None:
+    """Add a record to the messages that count, by partition and key."""
+    key, message = (record.partition, record.key), parse_coordinator_message(record.value)
+    if record.value is None:
+        found.pop(key, None)
+    elif message is not None and (key not in found or found[key][0].epoch <= message.epoch):
+        found[key] = message, record
 
 
-def _read_up_to(reader: Reader, ends: Mapping[int, int], timeout_s: float) -> Iterator[Came]:
-    """Read up to `ends`, be the last offsets before them a transaction's marks or compacted away."""
+def _read_up_to(reader: Reader, ends: Mapping[int, int], timeout_s: float) -> Iterator[ReceivedRecord]:
+    """Read up to `ends`, even if the last offsets before them hold no records (compacted away, or markers)."""
     quiet_s, position = 0.0, dict.fromkeys(ends, 0)
     while any(max(position[number], reader.ends.get(number, 0)) < end for number, end in ends.items()):
-        came = list(reader.read(0.1))
-        quiet_s = 0.0 if came else quiet_s + 0.1
+        records = list(reader.read(0.1))
+        quiet_s = 0.0 if records else quiet_s + 0.1
         if quiet_s > timeout_s:
             raise UnavailableError(f"the coordinator's orders were not read to their ends within {timeout_s:g} s")
-        for each in came:
-            position[each.partition] = max(position[each.partition], each.offset + 1)
-            yield each
+        for record in records:
+            position[record.partition] = max(position[record.partition], record.offset + 1)
+            yield record

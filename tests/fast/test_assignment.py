@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from marshal_dagster.coordinator.assignment import (
     STRATEGIES,
     Assignment,
-    Board,
+    AssignmentInput,
     Place,
     Subscriber,
-    moves,
+    count_moves,
     range_assignment,
     round_robin_assignment,
     sticky_assignment,
@@ -24,15 +24,15 @@ from marshal_dagster.errors import ConfigurationError
 TOPICS = ("orders", "payments", "refunds")
 
 
-def board(partitions: int, members: int, previous: Assignment | None = None, capacity: int = 1) -> Board:
+def board(partitions: int, members: int, previous: Assignment | None = None, capacity: int = 1) -> AssignmentInput:
     """Make a board of one topic."""
     places = {("orders", number): 1.0 for number in range(partitions)}
     names = [Subscriber(f"m{number}", frozenset({"orders"}), capacity) for number in range(members)]
-    return Board(places, names, previous or {})
+    return AssignmentInput(places, names, previous or {})
 
 
 @st.composite
-def boards(draw: st.DrawFn) -> Board:
+def boards(draw: st.DrawFn) -> AssignmentInput:
     """Draw topics, members with any subscriptions and capacities, and what any of them had before."""
     counts = draw(st.dictionaries(st.sampled_from(TOPICS), st.integers(0, 7), max_size=3))
     places = {
@@ -43,10 +43,10 @@ def boards(draw: st.DrawFn) -> Board:
         Subscriber(name, draw(st.frozensets(st.sampled_from(TOPICS))), draw(st.integers(1, 3))) for name in names
     ]
     previous = {place: draw(st.sampled_from("abcdefgh")) for place in places if draw(st.booleans())}
-    return Board(places, members, previous)
+    return AssignmentInput(places, members, previous)
 
 
-def spread(found: Assignment, of: Board) -> list[Fraction]:
+def spread(found: Assignment, of: AssignmentInput) -> list[Fraction]:
     """Give each member's share, by its capacity."""
     counts = Counter(found.values())
     return [Fraction(counts[member.id], member.capacity) for member in of.members]
@@ -55,7 +55,7 @@ def spread(found: Assignment, of: Board) -> list[Fraction]:
 @pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=STRATEGIES)
 @given(of=boards())
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_each_partition_goes_to_one_who_takes_it(strategy: object, of: Board) -> None:
+def test_each_partition_goes_to_one_who_takes_it(strategy: object, of: AssignmentInput) -> None:
     """None is left out that anybody subscribes to, and none goes to who does not; twice the same gives the same."""
     assert callable(strategy)
     found = strategy(of)
@@ -63,11 +63,11 @@ def test_each_partition_goes_to_one_who_takes_it(strategy: object, of: Board) ->
     assert set(found) == {place for place in of.places if any(place[0] in topics for topics in takers.values())}
     assert all(place[0] in takers[member] for place, member in found.items())
     assert found == strategy(of)
-    assert sticky_assignment(Board(of.places, of.members[::-1], of.previous)) == sticky_assignment(of)
+    assert sticky_assignment(AssignmentInput(of.places, of.members[::-1], of.previous)) == sticky_assignment(of)
 
 
 BOTH = frozenset({"orders", "payments"})
-NOTHING_AT_FIRST = Board(
+NOTHING_AT_FIRST = AssignmentInput(
     {**{("payments", number): 1.0 for number in range(7)}, ("orders", 0): 1.0},
     [Subscriber("a", frozenset({"orders"})), Subscriber("b", BOTH), Subscriber("c", BOTH, 2)],
 )
@@ -77,7 +77,7 @@ NOTHING_AT_FIRST = Board(
 @given(of=boards())
 @example(of=NOTHING_AT_FIRST)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_move_would_make_the_sticky_spread_more_even(of: Board) -> None:
+def test_no_move_would_make_the_sticky_spread_more_even(of: AssignmentInput) -> None:
     """Whoever has more, by its capacity, than another would have with one more, has nothing that the other takes."""
     found = sticky_assignment(of)
     counts = Counter(found.values())
@@ -93,7 +93,7 @@ def test_sticky_moves_no_more_than_it_must(partitions: int, members: int, gone: 
     """What the gone had moves, and what the new need to have as many as others; the rest stays."""
     before = sticky_assignment(board(partitions, members))
     names = [f"m{number}" for number in range(min(gone, members - 1), members)] + [f"n{each}" for each in range(come)]
-    now = Board(
+    now = AssignmentInput(
         {("orders", number): 1.0 for number in range(partitions)},
         [Subscriber(name, frozenset({"orders"})) for name in names],
         before,
@@ -102,29 +102,29 @@ def test_sticky_moves_no_more_than_it_must(partitions: int, members: int, gone: 
 
     counts = Counter(after.values())
     assert max(counts[name] for name in names) - min(counts[name] for name in names) <= 1
-    homeless = sum(name not in names for name in before.values())
+    unassigned = sum(name not in names for name in before.values())
     needed = sum(max(0, counts[f"n{each}"]) for each in range(come))
-    assert len(moves(before, after)) <= homeless + needed
-    assert sticky_assignment(Board(now.places, now.members, after)) == after
+    assert count_moves(before, after) <= unassigned + needed
+    assert sticky_assignment(AssignmentInput(now.places, now.members, after)) == after
 
 
 def test_capacity_is_a_share() -> None:
     """A member with twice the slots takes twice as much."""
     members = [Subscriber("small", frozenset({"orders"})), Subscriber("large", frozenset({"orders"}), 2)]
-    found = sticky_assignment(Board({("orders", number): 1.0 for number in range(9)}, members))
+    found = sticky_assignment(AssignmentInput({("orders", number): 1.0 for number in range(9)}, members))
     assert Counter(found.values()) == {"small": 3, "large": 6}
 
 
 def test_weights_are_levelled() -> None:
     """One partition with all the lag is one member's, the others share the rest; what is as good stays where it was."""
     places: dict[Place, float] = {("orders", number): 1_000.0 if number == 3 else 100.0 for number in range(11)}
-    of = Board(places, board(0, 2).members)
+    of = AssignmentInput(places, board(0, 2).members)
     found = weighted_assignment(of)
     loads: Counter[str] = Counter()
     for place, name in found.items():
         loads[name] += round(places[place])
     assert loads == {"m0": 1_000, "m1": 1_000}
-    assert weighted_assignment(Board(places, of.members, found)) == found
+    assert weighted_assignment(AssignmentInput(places, of.members, found)) == found
 
 
 def test_range_gives_neighbours_and_round_robin_deals() -> None:
@@ -137,8 +137,8 @@ def test_what_cannot_be_is_refused() -> None:
     """Two of one id, a capacity of nothing, a weight below nothing."""
     one = Subscriber("a", frozenset({"orders"}))
     with pytest.raises(ConfigurationError, match="same id"):
-        Board({}, [one, one])
+        AssignmentInput({}, [one, one])
     with pytest.raises(ConfigurationError, match="capacity of member 'a': 0"):
         Subscriber("a", frozenset(), 0)
     with pytest.raises(ConfigurationError, match="less than 0"):
-        Board({("orders", 0): -1.0}, [one])
+        AssignmentInput({("orders", 0): -1.0}, [one])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from marshal_dagster.coordinator.assignment import Place, sticky_assignment, weighted_assignment
 from marshal_dagster.coordinator.group import GroupCoordinator, Happening, Rules
-from marshal_dagster.coordinator.member import Membership, Standing
+from marshal_dagster.coordinator.member import Membership, MemberState
 from marshal_dagster.coordinator.messages import (
     NUMBERS_BELOW,
     Leave,
@@ -18,8 +18,8 @@ from marshal_dagster.coordinator.messages import (
     Registered,
     StartFetcher,
     StopFetcher,
-    parse_order,
-    parse_word,
+    parse_coordinator_message,
+    parse_member_message,
     places_of,
     render,
 )
@@ -122,7 +122,7 @@ def test_without_a_coordinator_members_stop_after_a_session_time_out() -> None:
     assert len(world.claims) == 24
     world.run(3_500)
     assert not world.claims
-    assert {each.membership.standing for each in world.workers.values()} == {Standing.LOOKING}
+    assert {each.membership.state for each in world.workers.values()} == {MemberState.LOOKING}
     world.elect()
     world.until(world.is_even, 10_000)
 
@@ -154,6 +154,20 @@ def test_partitions_that_are_added_are_worked_on() -> None:
     world.until(world.is_even, 5_000)
 
 
+@pytest.mark.parametrize("phase", ["stopping", "starting"])
+def test_what_changes_during_a_rebalance_is_not_forgotten(phase: str) -> None:
+    """Partitions that are added while members stop, or while one starts, are assigned after it."""
+    world = started()
+    for worker in world.workers.values():
+        worker.stops_in_ms = 1_000 if phase == "stopping" else 10
+    newest = world.join("m3")
+    world.run(100)
+    newest.sleeps_until_ms = world.now_ms + (0 if phase == "stopping" else 1_000)
+    world.run(500)
+    world.topics["orders"] = 30
+    world.until(world.is_even, 5_000)
+
+
 def test_a_member_of_a_fixed_name_that_restarts_causes_no_rebalance() -> None:
     """It comes back within the session time-out and has what it had."""
     world = World()
@@ -180,8 +194,8 @@ def test_a_process_whose_fixed_name_another_has_taken_does_not_take_it_back() ->
     world.workers["old"] = world.workers.pop("a")
     new = world.join("a", is_static=True)
     world.run(30_000)
-    assert (old.membership.standing, old.membership.error) == (Standing.REFUSED, "duplicate_id")
-    assert (new.membership.standing, len(new.membership.places)) == (Standing.REGISTERED, 24)
+    assert (old.membership.state, old.membership.error) == (MemberState.REFUSED, "duplicate_id")
+    assert (new.membership.state, len(new.membership.places)) == (MemberState.REGISTERED, 24)
     assert happened(world).count(Happening.FAILED) == 0
 
 
@@ -206,7 +220,7 @@ def test_a_registration_that_cannot_be_is_refused(fields: dict[str, object], err
         world.workers["other"] = world.workers.pop("m9")
     refused = world.join("m9", **fields)
     world.run(1_000)
-    assert (refused.membership.standing, refused.membership.error) == (Standing.REFUSED, error)
+    assert (refused.membership.state, refused.membership.error) == (MemberState.REFUSED, error)
 
 
 def test_a_share_says_what_of_it_came_last() -> None:
@@ -268,12 +282,12 @@ def test_a_rebalance_does_not_wait_for_ever_for_those_to_come() -> None:
 def test_words_that_have_waited_are_all_heard_before_anything_is_worked_out() -> None:
     """However long ago the first of them came: working it out takes long where there are thousands."""
     leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
-    leader.topics_are({"orders": 4}, 0)
+    leader.update_topics({"orders": 4}, 0)
     for number in range(4):
         register = Register(
             group=GROUP, member=f"m{number}", epoch=0, tenure="t", session_timeout_ms=6_000, topics=["orders"]
         )
-        assert [order.kind for order in leader.hear(register, 5_000 + 900 * number)] == ["registered"]
+        assert [order.kind for order in leader.receive(register, 5_000 + 900 * number)] == ["registered"]
     assert [order.kind for order in leader.tick(9_000)] == ["ping"] + ["start"] * 4
 
 
@@ -351,14 +365,14 @@ def test_nothing_moves_before_it_is_weighed() -> None:
 def test_weights_that_cannot_be_found_out_hold_up_nobody() -> None:
     """Then each partition is as good as another."""
     leader = GroupCoordinator(GROUP, 1, Rules(weighted_assignment, weighs=True), 0.0)
-    leader.topics_are({"orders": 4}, 0.0)
-    leader.weights_are(leader.topics_wanted(), None)
+    leader.update_topics({"orders": 4}, 0.0)
+    leader.update_weights(leader.topics_wanted(), None)
     assert not any(isinstance(order, StartFetcher) for order in leader.tick(1.0))
     for name in ("a", "b"):
         register = {"group": GROUP, "member": name, "epoch": 0, "tenure": name, "session_timeout_ms": 6_000}
-        leader.hear(Register.model_validate({**register, "topics": ["orders"]}), 10.0)
+        leader.receive(Register.model_validate({**register, "topics": ["orders"]}), 10.0)
     assert not any(isinstance(order, StartFetcher) for order in leader.tick(2_000.0))
-    leader.weights_are(leader.topics_wanted(), None)
+    leader.update_weights(leader.topics_wanted(), None)
     shares = [order.places["orders"] for order in leader.tick(2_100.0) if isinstance(order, StartFetcher)]
     assert sorted(map(len, shares)) == [2, 2]
 
@@ -366,14 +380,14 @@ def test_weights_that_cannot_be_found_out_hold_up_nobody() -> None:
 def test_how_far_a_member_says_that_it_got_counts_where_it_works() -> None:
     """Of what others have it knows nothing."""
     leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0.0)
-    leader.topics_are({"orders": 2}, 0.0)
+    leader.update_topics({"orders": 2}, 0.0)
     for name in ("a", "b"):
         fields = {"group": GROUP, "member": name, "epoch": 0, "tenure": name, "session_timeout_ms": 6_000}
-        leader.hear(Register.model_validate({**fields, "topics": ["orders"], "auto_commit": True}), 10.0)
+        leader.receive(Register.model_validate({**fields, "topics": ["orders"], "auto_commit": True}), 10.0)
     leader.tick(1_000.0)
     (place,) = leader.assignment()["a"]
     told = {"orders": {0: 70, 1: 80}}
-    leader.hear(Pong(group=GROUP, member="a", epoch=1, tenure="a", round=1, offsets=told), 1_010.0)
+    leader.receive(Pong(group=GROUP, member="a", epoch=1, tenure="a", round=1, offsets=told), 1_010.0)
     assert leader.positions == {place: told["orders"][place[1]]}
 
 
@@ -435,17 +449,17 @@ def test_an_order_that_was_overtaken_counts_for_nothing() -> None:
     share = StartFetcher(group=GROUP, member="a", tenure="t", epoch=3, generation=7, places={"orders": [1, 2]})
     older = StopFetcher(group=GROUP, member="a", tenure="t", epoch=3, generation=6, places={"orders": [1]})
     both = {("orders", 1), ("orders", 2)}
-    assert member.hear(share, 1).start == both
-    assert not member.hear(share.model_copy(update={"generation": 6, "places": {}}), 2).words
-    assert not member.hear(older, 3).stop
+    assert member.receive(share, 1).start == both
+    assert not member.receive(share.model_copy(update={"generation": 6, "places": {}}), 2).messages
+    assert not member.receive(older, 3).stop
     assert member.places == both
-    assert member.hear(share.model_copy(update={"epoch": 4, "generation": 1, "places": {}}), 4).stop == both
+    assert member.receive(share.model_copy(update={"epoch": 4, "generation": 1, "places": {}}), 4).stop == both
 
 
 def test_a_coordinator_that_was_stopped_takes_nobody_for_dead() -> None:
     """The answers to its last ping are there, yet unread; who does not answer from then on is found as ever."""
     leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
-    leader.hear(Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000), 0)
+    leader.receive(Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000), 0)
     assert [order.kind for order in leader.tick(10)] == ["ping"]
     for now_ms in range(20_000, 25_900, 100):
         leader.tick(now_ms)
@@ -472,10 +486,10 @@ def test_who_wants_to_leave_and_is_not_known_any_more_is_gone() -> None:
     register = Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000, auto_commit=True)
     member = Membership(register, 0)
     answer = Registered(group=GROUP, member="a", epoch=1, tenure="t")
-    member.hear(answer, 1)
+    member.receive(answer, 1)
     member.leave()
-    told = member.hear(answer.model_copy(update={"error": "unknown_member"}), 2)
-    assert (member.standing, [type(word) for word in told.words]) == (Standing.GONE, [Leave])
+    told = member.receive(answer.model_copy(update={"error": "unknown_member"}), 2)
+    assert (member.state, [type(word) for word in told.messages]) == (MemberState.GONE, [Leave])
 
 
 def test_who_was_refused_its_name_has_it_once_it_is_free() -> None:
@@ -483,7 +497,7 @@ def test_who_was_refused_its_name_has_it_once_it_is_free() -> None:
     world = started()
     world.kill("m0")
     second = world.join("m0")
-    world.until(lambda: second.membership.standing is Standing.REFUSED, 2_000)
+    world.until(lambda: second.membership.state is MemberState.REFUSED, 2_000)
     world.until(world.is_even, 15_000)
     assert second.membership.error is None
 
@@ -495,11 +509,11 @@ def test_who_was_refused_its_fixed_name_does_not_take_it_from_another_by_asking(
     old = world.join("a", is_static=True)
     world.until(world.is_even, 5_000)
     new = world.join("a", is_static=True)
-    world.until(lambda: old.membership.standing is Standing.REFUSED, 10_000)
+    world.until(lambda: old.membership.state is MemberState.REFUSED, 10_000)
     world.depose(world.coordinators[0])
     world.elect()
     world.run(30_000)
-    assert (old.membership.standing, new.membership.standing) == (Standing.REFUSED, Standing.REGISTERED)
+    assert (old.membership.state, new.membership.state) == (MemberState.REFUSED, MemberState.REGISTERED)
     assert new.stopped_for == 0
 
 
@@ -509,9 +523,9 @@ def test_a_coordinator_that_does_not_know_the_topics_yet_takes_nothing_from_anyb
     register = Register(
         group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000, topics=["orders"], holds={"orders": [0]}
     )
-    assert [order.kind for order in leader.hear(register, 0)] == ["registered"]
+    assert [order.kind for order in leader.receive(register, 0)] == ["registered"]
     assert [order.kind for order in leader.tick(10)] == ["ping"]
-    assert leader.topics_are({"orders": 1}, 20) == []
+    assert leader.update_topics({"orders": 1}, 20) == []
 
 
 def test_whom_no_coordinator_heard_of_again_is_told_of_once() -> None:
@@ -594,16 +608,16 @@ def test_what_others_gave_up_waits_for_nobody_who_does_not_stop() -> None:
 def test_an_answer_that_comes_late_counts_for_nothing() -> None:
     """Or again: who has answered later pings lives."""
     leader, now_ms = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0), 0.0
-    leader.hear(Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000), 0)
+    leader.receive(Register(group=GROUP, member="a", epoch=0, tenure="t", session_timeout_ms=6_000), 0)
     late: Pong | None = None
     for _ in range(60):
         for order in leader.tick(now_ms):
             if order.kind == "ping":
                 pong = Pong(group=GROUP, member="a", epoch=1, tenure="t", round=order.round)
                 late = late or pong
-                leader.hear(pong, now_ms + 100)
+                leader.receive(pong, now_ms + 100)
         if late is not None and now_ms > 5_000:
-            leader.hear(late, now_ms + 150)
+            leader.receive(late, now_ms + 150)
         now_ms += 500
     assert leader.members == ["a"]
 
@@ -612,10 +626,12 @@ def test_an_answer_that_comes_late_counts_for_nothing() -> None:
 def test_a_share_of_a_generation_that_cannot_be_stops_no_coordinator(generation: int) -> None:
     """Whoever wrote it: groups go on counting as far as a record can carry."""
     share = StartFetcher(group=GROUP, member="z", tenure="z", epoch=1, generation=generation, places={"orders": [1]})
-    assert parse_order(render(share)) == share
+    assert parse_coordinator_message(render(share)) == share
     leader = GroupCoordinator(GROUP, 2, Rules(sticky_assignment), 0, kept=[share])
-    leader.topics_are({"orders": 2}, 0)
-    leader.hear(Register(group=GROUP, member="a", epoch=0, tenure="t", topics=["orders"], session_timeout_ms=6_000), 0)
+    leader.update_topics({"orders": 2}, 0)
+    leader.receive(
+        Register(group=GROUP, member="a", epoch=0, tenure="t", topics=["orders"], session_timeout_ms=6_000), 0
+    )
     orders = [order for now_ms in range(0, 10_000, 500) for order in leader.tick(now_ms)]
     assert {"orders": [0, 1]} in [order.places for order in orders if isinstance(order, StartFetcher)]
 
@@ -623,9 +639,9 @@ def test_a_share_of_a_generation_that_cannot_be_stops_no_coordinator(generation:
 def test_a_stranger_deposes_nobody() -> None:
     """Only who is in the group, or registers, can have heard of a later coordinator."""
     leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
-    leader.hear(Pong(group=GROUP, member="z", epoch=NUMBERS_BELOW - 1, tenure="z", round=1), 0)
+    leader.receive(Pong(group=GROUP, member="z", epoch=NUMBERS_BELOW - 1, tenure="z", round=1), 0)
     assert leader.events == []
-    leader.hear(Register(group=GROUP, member="a", epoch=2, tenure="t", session_timeout_ms=6_000), 0)
+    leader.receive(Register(group=GROUP, member="a", epoch=2, tenure="t", session_timeout_ms=6_000), 0)
     assert [event.happening for event in leader.events] == [Happening.SUPERSEDED]
 
 
@@ -633,23 +649,25 @@ def test_a_stranger_deposes_nobody() -> None:
 def test_a_new_coordinator_waits_for_members_as_long_as_their_sessions_last(session_ms: int, waits_ms: int) -> None:
     """So a member of a fixed name may restart while coordinators change; up to a minute."""
     before = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
-    before.topics_are({"orders": 4}, 0)
+    before.update_topics({"orders": 4}, 0)
     for name in ("a", "b"):
         fields = {"topics": ["orders"], "session_timeout_ms": session_ms, "is_static": True}
-        before.hear(Register.model_validate({**fields, "group": GROUP, "member": name, "epoch": 0, "tenure": name}), 0)
+        before.receive(
+            Register.model_validate({**fields, "group": GROUP, "member": name, "epoch": 0, "tenure": name}), 0
+        )
     for now_ms in range(0, 3_000, 100):
         before.tick(now_ms)
     kept = before.shares()
     assert {share.session_timeout_ms for share in kept} == {session_ms}
     after = GroupCoordinator(GROUP, 2, Rules(sticky_assignment), 0, kept=kept, recovery_ms=10_000)
-    after.topics_are({"orders": 4}, 0)
+    after.update_topics({"orders": 4}, 0)
     register = {"topics": ["orders"], "session_timeout_ms": session_ms, "is_static": True, "holds": kept[0].places}
-    after.hear(Register.model_validate({**register, "group": GROUP, "member": "a", "epoch": 0, "tenure": "a"}), 0)
+    after.receive(Register.model_validate({**register, "group": GROUP, "member": "a", "epoch": 0, "tenure": "a"}), 0)
     told = []
     for now_ms in range(0, 100_000, 500):
         for order in after.tick(now_ms):
             if order.kind == "ping":
-                after.hear(Pong(group=GROUP, member="a", epoch=2, tenure="a", round=order.round), now_ms)
+                after.receive(Pong(group=GROUP, member="a", epoch=2, tenure="a", round=order.round), now_ms)
         if any(event.happening is Happening.FAILED for event in after.events):
             told.append(now_ms)
     assert told
@@ -708,20 +726,20 @@ records = st.fixed_dictionaries(
 def test_whatever_is_written_nobody_ends_by_it(values: list[str]) -> None:
     """Neither a coordinator, nor the next one that reads what it kept, nor a member."""
     leader = GroupCoordinator(GROUP, 1, Rules(sticky_assignment), 0)
-    leader.topics_are({"orders": 3}, 0)
+    leader.update_topics({"orders": 3}, 0)
     register = Register(group=GROUP, member="a", epoch=0, tenure="a", topics=["orders"], session_timeout_ms=6_000)
     member, now_ms, kept = Membership(register, 0), 0.0, []
     for text in values:
         value = text.encode("utf-8", "replace")
-        word, order = parse_word(value), parse_order(value)
-        orders = [*(leader.hear(word, now_ms) if word else ()), *leader.tick(now_ms), *([order] if order else ())]
+        word, order = parse_member_message(value), parse_coordinator_message(value)
+        orders = [*(leader.receive(word, now_ms) if word else ()), *leader.tick(now_ms), *([order] if order else ())]
         kept += [each for each in orders if isinstance(each, StartFetcher)]
         for each in orders:
-            for answer in member.hear(each, now_ms).words:
-                leader.hear(answer, now_ms)
+            for answer in member.receive(each, now_ms).messages:
+                leader.receive(answer, now_ms)
         now_ms += 700
     heir = GroupCoordinator(GROUP, 2, Rules(sticky_assignment), now_ms, kept=kept)
-    heir.topics_are({"orders": 3}, now_ms)
+    heir.update_topics({"orders": 3}, now_ms)
     for _ in range(100):
         now_ms += 1_000
         for each in heir.tick(now_ms):

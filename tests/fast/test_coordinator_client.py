@@ -15,9 +15,9 @@ from marshal_dagster.coordinator import client
 from marshal_dagster.coordinator.assignment import Place, sticky_assignment
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.group import GroupCoordinator, Happening, Rules
-from marshal_dagster.coordinator.member import Standing
-from marshal_dagster.coordinator.messages import Order, Word, render
-from marshal_dagster.coordinator.wire import Came, CoordinatorTopics
+from marshal_dagster.coordinator.member import MemberState
+from marshal_dagster.coordinator.messages import CoordinatorMessage, MemberMessage, render
+from marshal_dagster.coordinator.wire import CoordinatorTopics, ReceivedRecord
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.waiting import until
@@ -34,7 +34,7 @@ class Hub:
         self.lock = threading.Lock()
         rules = Rules(sticky_assignment, min_session_ms=100, rebalance_backoff_ms=100)
         self.leader = GroupCoordinator(GROUP, 1, rules, self.now_ms)
-        self.leader.topics_are({"orders": 4}, self.now_ms)
+        self.leader.update_topics({"orders": 4}, self.now_ms)
         self.readers: list[queue.SimpleQueue[bytes]] = []
         self.fatal: list[Exception] = []
         """What the members' next turns raise."""
@@ -50,17 +50,17 @@ class Hub:
         """What the coordinator told of."""
         return [event.happening for event in self.leader.events]
 
-    def say(self, word: Word) -> None:
+    def say(self, word: MemberMessage) -> None:
         """Have the coordinator hear a word."""
         with self.lock:
-            self._send(self.leader.hear(word, self.now_ms))
+            self._send(self.leader.receive(word, self.now_ms))
 
     def tick(self) -> None:
         """Let time pass."""
         with self.lock:
             self._send(self.leader.tick(self.now_ms))
 
-    def _send(self, orders: list[Order]) -> None:
+    def _send(self, orders: list[CoordinatorMessage]) -> None:
         for order in orders:
             for reader in self.readers:
                 reader.put(render(order))
@@ -78,10 +78,10 @@ class Reader:
         """Read from now on."""
         self._hub.readers.append(self._values)
 
-    def read(self, timeout_s: float) -> Iterator[Came]:
+    def read(self, timeout_s: float) -> Iterator[ReceivedRecord]:
         """Give one order, if there is one in time."""
         with suppress(queue.Empty):
-            yield Came(0, 0, b"", self._values.get(timeout=timeout_s), 0)
+            yield ReceivedRecord(0, 0, b"", self._values.get(timeout=timeout_s), 0)
 
     def close(self) -> None:
         """Read no more."""
@@ -93,7 +93,7 @@ class Writer:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self.say = hub.say
+        self.send_to_coordinator = hub.say
 
     def poll(self) -> None:
         """Fail, if that is due."""
@@ -188,7 +188,7 @@ def test_a_client_that_is_of_no_more_use_is_replaced(hub: Hub) -> None:
         until(lambda: work.on == PLACES)
         hub.fatal.append(UnavailableError("the client has failed for good"))
         until(lambda: hub.made == 2)
-        until(lambda: not hub.fatal and found.standing is Standing.REGISTERED)
+        until(lambda: not hub.fatal and found.state is MemberState.REGISTERED)
         assert work.on == found.places == PLACES
         assert work.calls == 1
 
@@ -216,7 +216,7 @@ def test_who_leaves_has_stopped_before_it_says_so(hub: Hub) -> None:
         until(lambda: work.on == PLACES)
         work.stop_takes_s = 0.3
     assert not work.on
-    assert found.standing is Standing.GONE
+    assert found.state is MemberState.GONE
     until(lambda: hub.happened[-1] is Happening.LEFT)
 
 
@@ -241,7 +241,7 @@ def test_whatever_goes_wrong_in_its_thread_a_member_goes_on(hub: Hub, caplog: py
         until(lambda: work.on == PLACES)
         hub.fatal.append(ZeroDivisionError("odd"))
         until(lambda: hub.made == 2)
-        until(lambda: not hub.fatal and found.standing is Standing.REGISTERED)
+        until(lambda: not hub.fatal and found.state is MemberState.REGISTERED)
     assert "ZeroDivisionError" in caplog.text
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,14 +20,24 @@ from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from marshal_dagster.coordinator import service, wire
-from marshal_dagster.coordinator.assignment import Board, sticky_assignment
+from marshal_dagster.coordinator import background, service, wire
+from marshal_dagster.coordinator.assignment import AssignmentInput, sticky_assignment
+from marshal_dagster.coordinator.background import GroupWeigher
 from marshal_dagster.coordinator.group import Event, Happening
-from marshal_dagster.coordinator.measuring import Measuring
+from marshal_dagster.coordinator.measuring import GroupMetrics
 from marshal_dagster.coordinator.member import Membership
-from marshal_dagster.coordinator.messages import Leave, Order, Pong, Register, Registered, StartFetcher, Word, render
+from marshal_dagster.coordinator.messages import (
+    CoordinatorMessage,
+    Leave,
+    MemberMessage,
+    Pong,
+    Register,
+    Registered,
+    StartFetcher,
+    render,
+)
 from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
-from marshal_dagster.coordinator.wire import Came, CoordinatorTopics, keep_order, partition_of
+from marshal_dagster.coordinator.wire import CoordinatorTopics, ReceivedRecord, keep_newest, partition_of
 from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
 from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S, HealthServer
@@ -50,8 +61,8 @@ class Ends:
 
     failure: MarshalError | None = None
     fails: Exception | None = None
-    words: list[Word] = field(default_factory=list)
-    orders: list[Order] = field(default_factory=list)
+    words: list[MemberMessage] = field(default_factory=list)
+    orders: list[CoordinatorMessage] = field(default_factory=list)
     partitions: int = 1
     is_deposed: bool = False
 
@@ -59,14 +70,14 @@ class Ends:
         """Tell whether every term holds."""
         return not self.is_deposed
 
-    def read(self, *_: object) -> list[Came]:
+    def read(self, *_: object) -> list[ReceivedRecord]:
         """Give what there is, once."""
         if self.fails is not None:
             raise self.fails
         words, self.words = self.words, []
-        return [Came(0, 0, b"", render(word), 0) for word in words]
+        return [ReceivedRecord(0, 0, b"", render(word), 0) for word in words]
 
-    def order(self, order: Order) -> None:
+    def send_to_member(self, order: CoordinatorMessage) -> None:
         """Keep it."""
         self.orders.append(order)
 
@@ -81,7 +92,7 @@ def ends(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Ends:
     """Of a coordinator that leads one partition, and asks no brokers."""
     monkeypatch.setattr(service, "_AGAIN_AFTER_S", 0.0)
     coordinator._shards[0] = service._Shard(Term(1, "id"))
-    coordinator._next_look_ms = coordinator._next_check_ms = float("inf")
+    coordinator._topic_lookup.next_ms = coordinator._topic_check.next_ms = float("inf")
     return Ends()
 
 
@@ -145,13 +156,13 @@ def test_a_coordinator_that_hangs_is_not(coordinator: Coordinator) -> None:
 def test_a_coordinator_that_fails_is_given_time(coordinator: Coordinator) -> None:
     """Until it has succeeded for a while."""
     coordinator._note(UnavailableError("away"))
-    coordinator._failing_from_s -= 40
+    coordinator._failures.from_s -= 40
     coordinator._note(UnavailableError("still away"))
     assert (coordinator.health()["healthy"], coordinator.health()["failure"]) == (True, "still away")
     assert not coordinator.health(failing_after_s=30)["healthy"]
     coordinator._note(None)
     assert coordinator.health()["failure"] == "still away"
-    coordinator._failed_at_s -= service._CALM_S + 1
+    coordinator._failures.last_s -= service._CALM_S + 1
     coordinator._note(None)
     assert (coordinator.health()["failure"], coordinator.health()["failing_s"]) == (None, 0.0)
 
@@ -164,7 +175,7 @@ def test_a_client_that_fails_again_and_again_is_not_well(coordinator: Coordinato
         ends.fails = UnavailableError("fatal")
         lead(coordinator, ends)
         assert coordinator.health()["failure"] == "fatal"
-        coordinator._failing_from_s -= FAILING_AFTER_S / 2
+        coordinator._failures.from_s -= FAILING_AFTER_S / 2
     assert not coordinator.health()["healthy"]
 
 
@@ -176,7 +187,7 @@ def test_a_coordinator_that_can_take_nothing_over_is_not_well(coordinator: Coord
         coordinator._beginning[1] = Term(fence, "id"), found
         turn(coordinator, ends)
         assert coordinator.health()["failure"] == "cannot be read"
-        coordinator._failing_from_s -= FAILING_AFTER_S / 2
+        coordinator._failures.from_s -= FAILING_AFTER_S / 2
     assert not coordinator.health()["healthy"]
 
 
@@ -192,7 +203,7 @@ def test_a_failure_is_kept_while_a_term_begins(coordinator: Coordinator) -> None
     """Reading what was told before may fail again, and take longer than failures are kept otherwise."""
     coordinator._beginning[1] = Term(1, "id"), Future()
     coordinator._note(UnavailableError("cannot be read"))
-    coordinator._failed_at_s -= service._CALM_S + 1
+    coordinator._failures.last_s -= service._CALM_S + 1
     coordinator._note(None)
     assert coordinator.health()["failure"] == "cannot be read"
 
@@ -203,7 +214,7 @@ def test_its_own_brokers_are_looked_at_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where the topics to work on are on others, which answer; again and again."""
-    coordinator._next_look_ms = coordinator._next_check_ms = 0.0
+    coordinator._topic_lookup.next_ms = coordinator._topic_check.next_ms = 0.0
     deadline_s = time.monotonic() + 10
     while coordinator.health()["failure"] is None:
         assert time.monotonic() < deadline_s
@@ -211,7 +222,7 @@ def test_its_own_brokers_are_looked_at_too(
         time.sleep(0.01)
     assert isinstance(coordinator.failure, UnavailableError)
     monkeypatch.setattr(CoordinatorTopics, "check", lambda *_: None)
-    coordinator._next_check_ms = 0.0
+    coordinator._topic_check.next_ms = 0.0
     while coordinator._cannot_use is not None:
         assert time.monotonic() < deadline_s
         turn(coordinator, ends)
@@ -237,14 +248,14 @@ def test_a_group_that_is_led_is_measured(
     """A member joins, gets both partitions, and answers no more; at the end nothing is led."""
     now_ms = 0.0
     monkeypatch.setattr(coordinator, "_clock", SimpleNamespace(lease_ms=lambda: now_ms))
-    monkeypatch.setattr(coordinator, "_known", {"t": 2})
-    coordinator._measuring = Measuring()
+    monkeypatch.setattr(coordinator._known, "counts", {"t": 2})
+    coordinator._metrics = GroupMetrics()
     register = Register(group="etl", member="a", epoch=0, tenure="a-1", topics=["t"], session_timeout_ms=3_000)
     member = Membership(register, now_ms)
     for _ in range(20):
         orders, ends.orders = ends.orders, []
-        ends.words = [word for order in orders for word in member.hear(order, now_ms).words]
-        ends.words += member.tick(now_ms).words
+        ends.words = [word for order in orders for word in member.receive(order, now_ms).messages]
+        ends.words += member.tick(now_ms).messages
         turn(coordinator, ends)
         now_ms += 500
     assert values(reader) == {
@@ -265,12 +276,12 @@ def test_a_group_that_is_led_is_measured(
 
 def test_what_happens_in_groups_is_counted(reader: InMemoryMetricReader) -> None:
     """Rebalances by what came of them, partitions that moved, members that failed."""
-    measuring = Measuring()
-    measuring.happened("etl", Event(Happening.REBALANCED, moved=7))
-    measuring.happened("etl", Event(Happening.REBALANCED, moved=2))
-    measuring.happened("etl", Event(Happening.REBALANCE_RETRIED, ("a",)))
-    measuring.happened("other", Event(Happening.FAILED, ("a", "b")))
-    measuring.happened("other", Event(Happening.JOINED, ("c",)))
+    measuring = GroupMetrics()
+    measuring.record("etl", Event(Happening.REBALANCED, moved=7))
+    measuring.record("etl", Event(Happening.REBALANCED, moved=2))
+    measuring.record("etl", Event(Happening.REBALANCE_RETRIED, ("a",)))
+    measuring.record("other", Event(Happening.FAILED, ("a", "b")))
+    measuring.record("other", Event(Happening.JOINED, ("c",)))
     assert values(reader) == {
         "rebalances": {"etl/done": 2, "etl/tried_again": 1},
         "moved": {"etl": 9},
@@ -280,20 +291,20 @@ def test_what_happens_in_groups_is_counted(reader: InMemoryMetricReader) -> None
 
 def test_how_groups_stand_is_noted(reader: InMemoryMetricReader) -> None:
     """A group that another process leads now has nothing here."""
-    measuring = Measuring()
-    measuring.look({"etl": {"a": frozenset({("t", 0), ("t", 1)}), "b": frozenset({("t", 2)})}, "other": {}})
+    measuring = GroupMetrics()
+    measuring.update({"etl": {"a": frozenset({("t", 0), ("t", 1)}), "b": frozenset({("t", 2)})}, "other": {}})
     assert values(reader) == {
         "groups": {"": 2},
         "members": {"etl": 2, "other": 0},
         "assigned": {"etl": 3, "other": 0},
     }
-    measuring.look({"other": {"a": frozenset({("t", 0)})}})
+    measuring.update({"other": {"a": frozenset({("t", 0)})}})
     assert values(reader) == {
         "groups": {"": 1},
         "members": {"etl": 0, "other": 1},
         "assigned": {"etl": 0, "other": 1},
     }
-    measuring.end()
+    measuring.close()
     assert values(reader)["assigned"]["other"] == 0
 
 
@@ -315,10 +326,10 @@ def test_at_its_end_nothing_is_led(
 def test_without_opentelemetry_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor asked for."""
     monkeypatch.setattr(metrics, "_is_in_use", lambda: False)
-    measuring = Measuring()
-    measuring.happened("etl", Event(Happening.REBALANCED, moved=7))
-    measuring.look({"etl": {}})
-    measuring.end()
+    measuring = GroupMetrics()
+    measuring.record("etl", Event(Happening.REBALANCED, moved=7))
+    measuring.update({"etl": {}})
+    measuring.close()
     assert measuring._metrics is None
 
 
@@ -342,7 +353,7 @@ def clock(coordinator: Coordinator, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """A clock that the test sets."""
     found = SimpleNamespace(now_ms=0.0)
     monkeypatch.setattr(coordinator, "_clock", SimpleNamespace(lease_ms=lambda: found.now_ms))
-    monkeypatch.setattr(coordinator, "_known", {"t": 2})
+    monkeypatch.setattr(coordinator._known, "counts", {"t": 2})
     return found
 
 
@@ -368,7 +379,7 @@ def test_a_group_that_goes_wrong_disturbs_no_other(
     """As by a strategy that raises: it is led anew after a rest, with what its members have; health tells."""
     fails = True
 
-    def strategy(board: Board) -> Any:  # noqa: ANN401 - an assignment
+    def strategy(board: AssignmentInput) -> Any:  # noqa: ANN401 - an assignment
         if fails and any(member.id == "bad" for member in board.members):
             raise ValueError("no idea")
         return sticky_assignment(board)
@@ -442,7 +453,7 @@ def weighs(coordinator: Coordinator) -> dict[str, Any]:
             raise each
         return each() if callable(each) else each
 
-    coordinator._weigh = weigh
+    coordinator._weigher = GroupWeigher(partial(service._weighed, weigh))
     coordinator._rules = replace(coordinator._rules, weighs=True)
     return found
 
@@ -460,18 +471,20 @@ def test_a_weighing_that_fails_is_done_again(
     coordinator: Coordinator, ends: Ends, clock: SimpleNamespace, weighs: dict[str, Any]
 ) -> None:
     """Whatever it raises; meanwhile the group is led without."""
+    weigher = coordinator._weigher
+    assert weigher is not None
     weighs["etl"] = [KafkaException("away"), RuntimeError("odd"), {("t", 0): 5.0}]
     ends.words = [registers("etl")]
     until_weighed(coordinator, ends, "etl")
     turns(coordinator, ends, clock)
     assert shares(ends) == {"etl": [{"t": [0, 1]}]}
     for left in (1, 0):
-        clock.now_ms += service._WEIGH_EACH_MS + 1
+        clock.now_ms += background._WEIGH_EACH_MS + 1
         turn(coordinator, ends)
         until(lambda left=left: len(weighs["etl"]) == left, 10)  # type: ignore[misc]
-        until(lambda: all(each.found.done() for each in coordinator._weighing.values()), 10)
+        until(lambda: all(weighing.found.done() for weighing in weigher._weighings.values()), 10)
         turn(coordinator, ends)
-    assert coordinator._shards[0].groups["etl"]._weights == {("t", 0): 5.0}
+    assert coordinator._shards[0].groups["etl"]._workload.weights == {("t", 0): 5.0}
 
 
 def test_a_weighing_that_hangs_holds_up_no_other_group(
@@ -484,39 +497,44 @@ def test_a_weighing_that_hangs_holds_up_no_other_group(
     until_weighed(coordinator, ends, "free")
     turns(coordinator, ends, clock)
     assert shares(ends) == {"free": [{"t": [0, 1]}]}
-    clock.now_ms += service._WEIGHS_FOR_MS
+    clock.now_ms += background._WEIGHS_FOR_MS
     turns(coordinator, ends, clock)
     assert shares(ends)["stuck"] == [{"t": [0, 1]}]
     goes_on.set()
 
 
-def test_topics_that_are_gone_are_believed_at_the_second_look(coordinator: Coordinator) -> None:
+def test_topics_that_are_gone_are_believed_at_the_second_look() -> None:
     """A broker that has just started may not know of all; what is new counts at once."""
-    assert coordinator._believed({"a": 4, "b": 2}) == {"a": 4, "b": 2}
-    assert coordinator._believed({"c": 1}) == {"a": 4, "b": 2, "c": 1}
-    assert coordinator._believed({"a": 4, "c": 1}) == {"a": 4, "c": 1}
+    known = service._KnownTopics()
+    for looked, counts in (
+        ({"a": 4, "b": 2}, {"a": 4, "b": 2}),
+        ({"c": 1}, {"a": 4, "b": 2, "c": 1}),
+        ({"a": 4, "c": 1}, {"a": 4, "c": 1}),
+    ):
+        known.update(looked)
+        assert known.counts == counts
 
 
 def test_what_an_older_coordinator_writes_late_does_not_count() -> None:
     """Where it is read later: a share, or a ping, behind that of a newer one. What is struck is gone."""
-    found: dict[tuple[int, bytes], tuple[Order, Came]] = {}
+    found: dict[tuple[int, bytes], tuple[CoordinatorMessage, ReceivedRecord]] = {}
 
-    def came(offset: int, epoch: int | None) -> Came:
+    def came(offset: int, epoch: int | None) -> ReceivedRecord:
         share = (
             None
             if epoch is None
             else StartFetcher(group="etl", member="a", tenure="a", epoch=epoch, generation=1, places={"t": [epoch]})
         )
-        return Came(0, offset, b"etl/a/start", None if share is None else render(share), 0)
+        return ReceivedRecord(0, offset, b"etl/a/start", None if share is None else render(share), 0)
 
     for offset, epoch in enumerate([5, 9, 5]):
-        keep_order(found, came(offset, epoch))
+        keep_newest(found, came(offset, epoch))
     assert [each[0].epoch for each in found.values()] == [9]
-    keep_order(found, came(3, 9))
+    keep_newest(found, came(3, 9))
     assert [each[1].offset for each in found.values()] == [3]
-    keep_order(found, Came(0, 4, b"etl/a/start", b"garbage", 0))
+    keep_newest(found, ReceivedRecord(0, 4, b"etl/a/start", b"garbage", 0))
     assert len(found) == 1
-    keep_order(found, came(5, None))
+    keep_newest(found, came(5, None))
     assert found == {}
 
 
@@ -542,7 +560,7 @@ def test_refusals_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(clients, "producer", lambda *_, **__: (producer, None))
     writer = wire.Writer(KafkaConnection(bootstrap_servers="127.0.0.1:1"), CoordinatorTopics(), 1)
     for name in "ab":
-        writer.order(Registered(group="etl", member=name, epoch=1, tenure="t", error="bad_pattern"))
+        writer.send_to_member(Registered(group="etl", member=name, epoch=1, tenure="t", error="bad_pattern"))
     assert len(set(producer.keys)) == 1
 
 
@@ -560,17 +578,17 @@ def test_what_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, caplog:
         caplog.clear()
         return found
 
-    writer.order(large)
+    writer.send_to_member(large)
     assert "are more than readers take of a record: have more members" in told()[0]
     assert producer.reports == []
-    writer.order(large.model_copy(update={"places": {}}))
+    writer.send_to_member(large.model_copy(update={"places": {}}))
     producer.reports[0](None, SimpleNamespace(topic=lambda: "orders"))
     assert told() == []
     for _ in range(2):
         producer.reports[0](KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED), SimpleNamespace(topic=lambda: "orders"))
     assert len(told()) == 1
     producer.fails = BufferError("full")
-    writer.say(registers("etl"))
+    writer.send_to_coordinator(registers("etl"))
     assert "full" in told()[0]
 
 

@@ -11,9 +11,9 @@ import pytest
 
 from marshal_dagster import ClaimerResource, ConfigurationError, KafkaConnectionConfig, UnavailableError, membership
 from marshal_dagster.coordinator import advising
-from marshal_dagster.coordinator.advising import Adviser, portion_of
+from marshal_dagster.coordinator.advising import Adviser, assigned_partitions
 from marshal_dagster.coordinator.looking import GroupView, Share
-from marshal_dagster.coordinator.member import Standing
+from marshal_dagster.coordinator.member import MemberState
 from marshal_dagster.coordinator.wire import CoordinatorTopics
 from marshal_dagster.jobs import build_claimed_batch_job
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -33,7 +33,7 @@ class Member:
     """What a `CoordinatedMember` shows."""
 
     places: frozenset[tuple[str, int]] = frozenset()
-    standing: Standing = Standing.REGISTERED
+    state: MemberState = MemberState.REGISTERED
     error: str | None = None
     is_over: bool = False
 
@@ -205,7 +205,7 @@ def test_a_member_is_limited_to_its_share_while_the_coordinator_lives(
     of: GroupView, now_ms: int, expected: tuple[set[int], str] | None
 ) -> None:
     """A coordinator silent for two session time-outs, or one that leads nobody, limits nobody."""
-    found = portion_of(of, "east", "parcels", SESSION_MS, now_ms)
+    found = assigned_partitions(of, "east", "parcels", SESSION_MS, now_ms)
     if expected is None:
         assert found is None
         return
@@ -218,7 +218,7 @@ def test_it_is_told_what_came_to_a_member_last() -> None:
     """With its time, so that a batch's metadata show moves."""
     gained = frozenset({("parcels", 1), ("other", 2)})
     share = Share("east", "t", 2, 1, frozenset({("parcels", 0), *gained}), SESSION_MS, gained, 1_795_438_800_000)
-    found = portion_of(GroupView("parcels", 1, {"east": share}, NOW_MS), "east", "parcels", SESSION_MS, NOW_MS)
+    found = assigned_partitions(GroupView("parcels", 1, {"east": share}, NOW_MS), "east", "parcels", SESSION_MS, NOW_MS)
     assert found is not None
     assert "; at 2026-11-23 13:00:00 UTC it was given 1" in found.text
 
@@ -226,10 +226,10 @@ def test_it_is_told_what_came_to_a_member_last() -> None:
 def test_a_coordinator_heard_in_the_future_limits_nobody(caplog: pytest.LogCaptureFixture) -> None:
     """A clock is wrong then, and nobody can tell for how long it has been silent; a little ahead it may be."""
     ahead = GroupView("parcels", 2, view(east=[1]).shares, NOW_MS + SESSION_MS + 1)
-    assert portion_of(ahead, "east", "parcels", SESSION_MS, NOW_MS) is None
+    assert assigned_partitions(ahead, "east", "parcels", SESSION_MS, NOW_MS) is None
     assert "heard 6 s in the future" in caplog.text
     little = GroupView("parcels", 2, view(east=[1]).shares, NOW_MS + SESSION_MS)
-    assert portion_of(little, "east", "parcels", SESSION_MS, NOW_MS) is not None
+    assert assigned_partitions(little, "east", "parcels", SESSION_MS, NOW_MS) is not None
 
 
 def reads(*views: GroupView | Exception) -> tuple[list[int], Callable[..., GroupView]]:

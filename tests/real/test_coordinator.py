@@ -13,10 +13,10 @@ from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.coordinator.assignment import Place
 from marshal_dagster.coordinator.client import CoordinatedMember
-from marshal_dagster.coordinator.member import Standing
+from marshal_dagster.coordinator.member import MemberState
 from marshal_dagster.coordinator.messages import ALL, Ping, render
 from marshal_dagster.coordinator.service import Coordinator, LookAtTopics
-from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, end_of, partition_of, read_orders
+from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, end_of, partition_of, read_coordinator_messages
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
@@ -175,7 +175,7 @@ def test_a_second_of_the_same_name_is_refused(
     with coordinator(connection, topics_of), member(connection, topics_of, "m", wanted) as first:
         until(even([first], 2), 60)
         with member(connection, topics_of, "m", wanted) as second:
-            until(lambda: second.client.standing is Standing.REFUSED, 30)
+            until(lambda: second.client.state is MemberState.REFUSED, 30)
             assert second.client.error == "duplicate_id"
         assert even([first], 2)()
 
@@ -191,7 +191,7 @@ def test_nothing_is_kept_of_a_member_that_has_gone(
         until(even([stays], 4), 30)
 
         def kept() -> set[bytes]:
-            return {came.key for _, came in read_orders(connection, topics_of.orders, [partition])}
+            return {came.key for _, came in read_coordinator_messages(connection, topics_of.orders, [partition])}
 
         until(lambda: not any(key.startswith(b"etl/goes/") for key in kept()), 10)
         assert b"etl/stays/start" in kept()
@@ -219,7 +219,7 @@ def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
     producer.flush(30)
     (producer.commit_transaction if commits else producer.abort_transaction)(30)
     until(lambda: end_of(connection, topics_of.orders, 0) == 2, 30)
-    found = read_orders(connection, topics_of.orders, [0])
+    found = read_coordinator_messages(connection, topics_of.orders, [0])
     assert [(order, came.offset, came.key) for order, came in found] == [(ping, 0, b"key")]
 
 

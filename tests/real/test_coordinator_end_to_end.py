@@ -17,7 +17,7 @@ from confluent_kafka import Producer
 from demo.deployment import kill_tree
 from marshal_dagster.cli.main import run
 from marshal_dagster.coordinator.looking import GroupView, read_group
-from marshal_dagster.coordinator.messages import StartFetcher, parse_order, places_of
+from marshal_dagster.coordinator.messages import StartFetcher, parse_coordinator_message, places_of
 from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, partition_of
 from marshal_dagster.devkafka import running_kafka
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -147,7 +147,7 @@ def history(depot: Depot) -> list[str]:
         came = list(reader.read(0.1))
         quiet = 0 if came else quiet + 1
         for record in came:
-            order = parse_order(record.value)
+            order = parse_coordinator_message(record.value)
             if isinstance(order, StartFetcher) and order.group == GROUP:
                 before, now = shares.get(order.member, frozenset()), places_of(order.places)
                 gained, lost = len(now - before), len(before - now)
