@@ -406,10 +406,7 @@ class ClaimedBatch:
         if self._sink is not None and self._to_do and self.outcome is None:
             raise BatchAborted("the block ended without batch.write(...): nothing was written, so nothing is committed")
         if self._sink is None and not self._is_read:
-            raise BatchAborted(
-                "the block ended without batch.read(...): nothing was read, so nothing is committed. Read the batch, "
-                "or call batch.begin_processing() before you read its ranges with a reader of your own"
-            )
+            raise BatchAborted(reading.NOTHING_READ)
 
     def _leave(self) -> None:
         """Stop heartbeats and release; what fails here goes stale by itself, and undoes nothing that was committed.
@@ -446,7 +443,7 @@ class ClaimedBatch:
         offsets = self._claims.offsets_to_tell([one for one in self.all_ranges if one.partition in is_sure])
         problem = self._delivery.data.commit_group_offsets(self._delivery.group, self.request.topic, offsets)
         if problem is not None:
-            logger.warning("the group's offsets in Kafka were not updated (only lag tools read them): %s", problem)
+            logger.warning(problem)
 
     def _offsets_read(self) -> Mapping[int, Sequence[tuple[int, int]]]:
         if self._spark is None:

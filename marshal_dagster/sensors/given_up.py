@@ -24,8 +24,8 @@ from dagster import (
 )
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.messages import is_name
-from marshal_dagster.resources import require_topic
 from marshal_dagster.runs import topic_asset_key
 from marshal_dagster.sensors.asked import place_of
 from marshal_dagster.sensors.left import MOST_TOLD, Left
@@ -140,7 +140,7 @@ def build_given_up_check(
     """
     if not is_name(group):
         raise ConfigurationError(f"group {group!r} cannot be a name: use 1 to 255 characters, no '/', no control ones")
-    require_topic(topic)
+    require_topic_name("topic", topic)
     key = given_up_check_key(group, topic, translator)
 
     description = f"Fails while runs of group {group!r} left something undone that no more runs are asked for."

@@ -20,7 +20,7 @@ from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.jobs import AnyJob, claimed_batch_ops
 from marshal_dagster.protocol.messages import is_name
-from marshal_dagster.resources import RationalizerResource
+from marshal_dagster.resources import RationalizerResource, resource_of
 from marshal_dagster.runs import FINISHED, GROUP_TAG, MAY_CLAIM, TOPIC_TAG
 from marshal_dagster.sensors.asked import (
     ASKED_AT_TAG,
@@ -192,12 +192,7 @@ class _Tick:
 
     @property
     def _resource(self) -> RationalizerResource:
-        found = getattr(self.context.resources, self.spec.rationalizer_key)
-        if not isinstance(found, RationalizerResource):
-            raise ConfigurationError(
-                f"resource {self.spec.rationalizer_key!r} is a {type(found).__name__}, not a RationalizerResource"
-            )
-        return found
+        return resource_of(RationalizerResource, self.context.resources, self.spec.rationalizer_key)
 
     def _skip(self, cursor: LagCursor, reason: str) -> SensorResult:
         self.context.log.info(reason)
