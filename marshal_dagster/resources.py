@@ -59,6 +59,7 @@ _PAUSE_S: Final = 0.5
 _SECRETS: Final = ("password", "ssl_key_password")
 _NOT_ALLOWED: Final = "authorization failed"
 """What Kafka's client says in an error that a missing right causes."""
+_NO_NAME: Final = "cannot be a name: use 1 to 255 characters, no '/' and no control characters"
 _LONGEST_NAMES: Final = 1_600
 """So many bytes of group and client id leave room for all else in the longest record (PROTOCOL.md 1)."""
 _FILES: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
@@ -389,7 +390,7 @@ class ClaimerResource(CheckedResource):
     @classmethod
     def _name_is_allowed(cls, value: str | None) -> str | None:
         if value is not None and not is_name(value):
-            raise ValueError(f"{value!r} cannot be a name: use 1 to 255 characters, no '/' and no control characters")
+            raise ValueError(f"{value!r} {_NO_NAME}")
         return value
 
     @model_validator(mode="after")
@@ -697,6 +698,12 @@ class ClaimerResource(CheckedResource):
 def claimer_of(resources: object, key: str) -> ClaimerResource:
     """Give the resource `key` of an op, asset, check or sensor. Raises `ConfigurationError` for another kind."""
     return resource_of(ClaimerResource, resources, key)
+
+
+def require_group(group: str) -> None:
+    """Raise `ConfigurationError` unless records can carry `group` as the name of a group."""
+    if not is_name(group):
+        raise ConfigurationError(f"group {group!r} {_NO_NAME}")
 
 
 def resource_of(kind: type[_Resource], resources: object, key: str) -> _Resource:
