@@ -247,7 +247,7 @@ def _replay(  # noqa: PLR0917 - by name
     ] = 60.0,
     rules: Annotated[
         str, typer.Option("--rules", metavar="native|go", help="The rule set until a group's first settings record.")
-    ] = "native",
+    ] = "go",
     coordination_partitions: Annotated[
         int | None,
         typer.Option(

@@ -42,11 +42,15 @@ class Ack(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Records read from one coordination partition: (offset, timestamp in ms, value); `position` is the next one."""
+    """Records read from one coordination partition: (offset, timestamp in ms, value); `position` is the next one.
+
+    `sender_timed` are the offsets of records whose timestamp is not the broker's (`LogAppendTime`) but their sender's.
+    """
 
     partition: int
     records: Sequence[tuple[int, int, bytes | None]]
     position: int
+    sender_timed: Collection[int] = ()
 
 
 class PositionLost(Exception):

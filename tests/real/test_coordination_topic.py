@@ -1,6 +1,7 @@
 """The coordination topic on a real cluster: created, looked at, refused; and one reader of it in a process."""
 
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,13 @@ from marshal_dagster.coordination.admin import (
     create_coordination_topic,
     require_safe,
 )
-from marshal_dagster.coordination.claimer import Claimer, Member
+from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.log import Append
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.registry import shared_rationalizer
 from marshal_dagster.devkafka import running_kafka
-from marshal_dagster.errors import LogChanged, UnsafeTopic
+from marshal_dagster.errors import LogChanged, TimestampTypeError, UnsafeTopic
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.inspection import Inspection, Replicas
 from marshal_dagster.kafka.topics import Topics
@@ -61,9 +62,8 @@ def test_what_is_created_is_safe(topics: Topics, created: str) -> None:
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("message.timestamp.type", "CreateTime"),
         ("retention.ms", "60000"),
-        ("cleanup.policy", "compact"),
+        ("compression.type", "zstd"),
         ("unclean.leader.election.enable", "true"),
     ],
 )
@@ -76,7 +76,7 @@ def test_a_dangerous_topic_is_refused_unless_told(
     with pytest.raises(UnsafeTopic, match=setting):
         require_safe(topics, created)
     assert setting in [problem.setting for problem in require_safe(topics, created, accept_unsafe=True)]
-    right = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1", "cleanup.policy": "delete"}
+    right = {"retention.ms": "-1", "compression.type": "uncompressed"}
     alter(connection, created, setting, right.get(setting, "false"))
     assert setting not in [problem.setting for problem in require_safe(topics, created)]
 
@@ -136,3 +136,37 @@ def test_a_second_tick_reads_only_new_records(connection: KafkaConnection, topic
     with pytest.raises(LogChanged):
         again.catch_up()
     assert shared_rationalizer(connection, created).catch_up().partitions[0].next_offset == 0
+
+
+def test_a_topic_that_turns_to_senders_timestamps_ends_every_claim(connection: KafkaConnection, created: str) -> None:
+    """A member that has opened the log before finds its own record without the broker's time, and holds nothing."""
+    with closing(Rationalizer(KafkaLog(connection, created, 20_000), timeout_s=20)) as rationalizer:
+        member = Member("etl", "c", new_instance_id("run"))
+        claimer = Claimer(rationalizer, member, "orders", Settings(20_000))
+        claimer.agree_on_settings()
+        assert claimer.claim([0])
+        alter(connection, created, "message.timestamp.type", "CreateTime")
+
+        def beat_until_noticed() -> bool:
+            """The broker takes a moment to follow its own setting."""
+            try:
+                claimer.beat({0: 5})
+            except TimestampTypeError:
+                return True
+            return False
+
+        deadline_s = time.monotonic() + 30
+        while not beat_until_noticed():
+            assert time.monotonic() < deadline_s
+        assert claimer.claims == {}
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("message.timestamp.type", "CreateTime"), ("cleanup.policy", "compact,delete")]
+)
+def test_no_reader_opens_an_unusable_topic(connection: KafkaConnection, created: str, setting: str, value: str) -> None:
+    """Readers refuse it as members do, and name the setting."""
+    alter(connection, created, setting, value)
+
+    with closing(KafkaLog(connection, created)) as log, pytest.raises(UnsafeTopic, match=setting):
+        Rationalizer(log)

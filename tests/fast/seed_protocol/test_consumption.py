@@ -224,20 +224,20 @@ def test_at_most_once_sentence_3_settings_that_could_lose_records_are_dangers() 
             return settings_for(3) | dict([self.wrong])
 
         def describe(self, name: str) -> TopicDescription:
-            return TopicDescription(name, "A" * 22, (0,), 3)
+            return TopicDescription(name, "B" * 22, (0,), 3)
 
     topic = Topic()
     assert check_coordination_topic(cast("Topics", topic)) == []
-    for setting, value in (
-        ("unclean.leader.election.enable", "true"),
-        ("min.insync.replicas", "1"),
-        ("retention.ms", "3600000"),
-        ("cleanup.policy", "compact"),
-        ("message.timestamp.type", "CreateTime"),
+    for setting, value, severity in (
+        ("unclean.leader.election.enable", "true", Severity.DANGER),
+        ("min.insync.replicas", "1", Severity.DANGER),
+        ("retention.ms", "3600000", Severity.DANGER),
+        ("cleanup.policy", "compact", Severity.UNUSABLE),
+        ("message.timestamp.type", "CreateTime", Severity.UNUSABLE),
     ):
         topic.wrong = (setting, value)
         problems = check_coordination_topic(cast("Topics", topic))
-        assert [(one.setting, one.severity) for one in problems] == [(setting, Severity.DANGER)]
+        assert [(one.setting, one.severity) for one in problems] == [(setting, severity)]
 
 
 @sentence(AMO, "sentence 4", "A failure before the commit is retried by others, one after it drops the batch")
