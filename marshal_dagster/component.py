@@ -21,7 +21,7 @@ from dagster import (
     scaffold_component,
     scaffold_with,
 )
-from pydantic import Field
+from pydantic import BaseModel, Field
 
 from marshal_dagster.assets import build_claim_checks, build_topic_asset, build_topic_sensor, marshal_asset
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
@@ -49,17 +49,22 @@ def {name}(context, batch, frame: DataFrame) -> DataFrame:
 '''
 
 
+def _text(field: str, of: type[BaseModel] = KafkaConnectionConfig) -> str | None:
+    """Return what a resource or its config says of one of its fields."""
+    return of.model_fields[field].description
+
+
 class ConnectionModel(Model, Resolvable):
     """A Kafka cluster; secrets are named by their environment variable, never written down."""
 
-    bootstrap_servers: str = Field(description="Brokers to ask first: a comma-separated list of host:port.")
+    bootstrap_servers: str = Field(description=_text("bootstrap_servers"))
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    sasl_mechanism: str | None = Field(default=None, description="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.")
+    sasl_mechanism: str | None = Field(default=None, description=_text("sasl_mechanism"))
     username: str | None = None
     password_variable: str | None = Field(default=None, description="The environment variable with the password.")
-    ssl_ca_location: str | None = Field(default=None, description="PEM file of the authorities to trust.")
-    ssl_certificate_location: str | None = Field(default=None, description="PEM file of this client's certificate.")
-    ssl_key_location: str | None = Field(default=None, description="PEM file of this client's key (PKCS#8).")
+    ssl_ca_location: str | None = Field(default=None, description=_text("ssl_ca_location"))
+    ssl_certificate_location: str | None = Field(default=None, description=_text("ssl_certificate_location"))
+    ssl_key_location: str | None = Field(default=None, description=_text("ssl_key_location"))
     ssl_key_password_variable: str | None = Field(
         default=None, description="The environment variable with the key's password."
     )
@@ -106,7 +111,7 @@ class ClaimedTopicComponent(Component, Model, Resolvable):
     """An asset of claimed batches of one data topic, with its topic's asset, job, schedule, checks and sensors."""
 
     topic: str = Field(description="The data topic.")
-    group: str = Field(description="The group whose members share the partitions and one position in each of them.")
+    group: str = Field(description=_text("group", ClaimerResource))
     function: str = Field(
         description="What is done with a batch: `file.py:function` beside this file, or `package.module:function`. It "
         "gets context, batch and frame, and in effectively once returns the rows for the output."

@@ -24,6 +24,7 @@ from pydantic import Field
 
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import ConfigurationError, MarshalError
+from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.operations.adopting import Adopting, Given
 from marshal_dagster.operations.opening import LOOKING_MS
 from marshal_dagster.operations.pausing import Pausing
@@ -33,7 +34,7 @@ from marshal_dagster.operations.revoking import Revoking, held_by, told_of_nobod
 from marshal_dagster.operations.targets import Where, partitions_of
 from marshal_dagster.operations.times import duration_s, instant_ms
 from marshal_dagster.operator_tables import claim_table, move_table, pause_table, redo_table
-from marshal_dagster.resources import ClaimerResource, claimer_of, require_topic
+from marshal_dagster.resources import ClaimerResource, claimer_of
 from marshal_dagster.runs import GROUP_TAG, DeadRuns, forwarded_logs, tag_run
 
 DEFAULT_WAIT_S: Final = 300.0
@@ -41,7 +42,6 @@ _SHOWN_PAUSE: Final = "1h"
 """How long a pause lasts that is launched as the launchpad opens."""
 _SECOND_MS: Final = 1_000
 _DRY_RUN: Final = "Only show, in the metadata of the run, what would change; nothing is written."
-_NOT_IN_KAFKA: Final = "the group's offsets in Kafka were not updated (only lag tools read them): %s"
 _PARTITIONS: Final = "These partitions, as in '0,2-4'; by default all."
 _WAIT: Final = "Seconds that those who hold partitions have to leave."
 _OUTSIDE: Final = "Also take offsets that the topic does not hold; else these are refused."
@@ -308,7 +308,7 @@ def _until_s(config: PauseConfig, pausing: Pausing) -> int:
 
 
 def _set_position(context: OpExecutionContext, claimer: ClaimerResource, config: SetPositionConfig) -> None:
-    require_topic(config.topic)
+    require_topic_name("topic", config.topic)
     where = Where(config.offsets, config.timestamp, config.earliest, config.latest, config.back)
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     target = where.target()
@@ -330,7 +330,7 @@ def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: AdoptC
     others = given.begin_at()
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     client = claimer.client_id or context.run_id
-    require_topic(config.topic)
+    require_topic_name("topic", config.topic)
     _require_rights(claimer, dry_run=config.dry_run)
     with forwarded_logs(context), claimer.open_data() as topics:
         work = Adopting(Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock()))
@@ -347,7 +347,7 @@ def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: AdoptC
 
 def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, config: ReprocessRangeConfig) -> None:
     client = claimer.client_id or context.run_id
-    require_topic(config.topic)
+    require_topic_name("topic", config.topic)
     _require_rights(claimer, dry_run=config.dry_run)
     with forwarded_logs(context), claimer.open_data() as topics:
         work = Reprocessing(Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock()))
@@ -366,7 +366,7 @@ def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, conf
                 )
     table = redo_table(redo, redone)
     if redone is not None and redone.problem is not None:
-        context.log.warning(_NOT_IN_KAFKA, redone.problem)
+        context.log.warning(redone.problem)
     if redone is not None and redone.reached < redo.end:
         raise Failure(
             f"the group's runs have got to {redone.reached} of {redo.end} within {config.within_s:g} s; it goes on at "
@@ -397,7 +397,7 @@ def _carry_out(
         )
         raise
     if problem is not None:
-        context.log.warning(_NOT_IN_KAFKA, problem)
+        context.log.warning(problem)
 
 
 def _done(context: OpExecutionContext, work: Repositioning | Adopting, moves: Sequence[Move]) -> list[int]:
@@ -410,7 +410,7 @@ def _done(context: OpExecutionContext, work: Repositioning | Adopting, moves: Se
 
 
 def _revoke(context: OpExecutionContext, claimer: ClaimerResource, config: RevokeConfig) -> None:
-    require_topic(config.topic)
+    require_topic_name("topic", config.topic)
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     client = claimer.client_id or context.run_id
     _require_rights(claimer, dry_run=config.dry_run)

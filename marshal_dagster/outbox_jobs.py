@@ -7,7 +7,7 @@ what is there and ends, as often as the sensor or a schedule asks for it.
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final
 
 from dagster import (
     AssetCheckExecutionContext,
@@ -38,10 +38,19 @@ from pydantic import Field
 
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.outbox.holds import Limits
-from marshal_dagster.outbox.options import DEFAULT_OPTIONS, HarvesterOptions
+from marshal_dagster.outbox.options import (
+    DEFAULT_OPTIONS,
+    MAX_ATTEMPTS_TEXT,
+    MAX_IN_FLIGHT_TEXT,
+    NAME_TEXT,
+    PARTITIONER_TEXT,
+    SCHEMA_TEXT,
+    TOPIC_PATIENCE_TEXT,
+    HarvesterOptions,
+)
 from marshal_dagster.outbox.tables import DEFAULT_NAME
 from marshal_dagster.postgres import DEFAULT_SCHEMA, Database
-from marshal_dagster.resources import CheckedResource, KafkaConnectionConfig
+from marshal_dagster.resources import CheckedResource, KafkaConnectionConfig, resource_of, secret_in_code
 from marshal_dagster.runs import UNFINISHED, forwarded_logs
 from marshal_dagster.sensors.names import DEFAULT_INTERVAL_S
 
@@ -61,33 +70,33 @@ class OutboxResource(CheckedResource):
         repr=False,
         description='The database\'s connection string: EnvVar("NAME") in code, {"env": "NAME"} in YAML.',
     )
-    outbox: str = Field(default=DEFAULT_NAME, description="The outbox's name, which is its table's.")
-    database_schema: str = Field(default=DEFAULT_SCHEMA, description="The schema that has the table.")
+    outbox: str = Field(default=DEFAULT_NAME, description=NAME_TEXT)
+    database_schema: str = Field(default=DEFAULT_SCHEMA, description=SCHEMA_TEXT)
     max_in_flight_records: int = Field(
-        default=DEFAULT_OPTIONS.limits.max_in_flight_records, ge=1, description="Rows in a batch, at most."
+        default=DEFAULT_OPTIONS.limits.max_in_flight_records, ge=1, description=MAX_IN_FLIGHT_TEXT
     )
     max_attempts: int = Field(
         default=DEFAULT_OPTIONS.limits.max_attempts,
         ge=1,
-        description="How often a row is tried before it is set aside.",
+        description=MAX_ATTEMPTS_TEXT,
     )
     topic_patience_s: float = Field(
         default=DEFAULT_OPTIONS.limits.topic_patience_s,
         ge=0,
-        description="How long a topic that cannot be written to is waited for at least; then its rows are set aside.",
+        description=TOPIC_PATIENCE_TEXT,
     )
     partitioner: str = Field(
         default=DEFAULT_OPTIONS.partitioner,
-        description="How a key's partition is chosen, as librdkafka names it: all harvesters need the same one.",
+        description=PARTITIONER_TEXT,
     )
 
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
         """Give what Dagster stores of this resource; refuses secrets in plain text."""
         for name in self.connection.secrets_in_code():
-            raise ConfigurationError(_written_down(f"connection.{name}", name))
+            raise ConfigurationError(secret_in_code(f"OutboxResource: connection.{name}", name))
         dsn = self.__dict__["dsn"]
         if not isinstance(dsn, EnvVar) and Database(dsn).has_password:
-            raise ConfigurationError(_written_down("dsn", "dsn"))
+            raise ConfigurationError(secret_in_code("OutboxResource: dsn", "dsn"))
         return super().get_resource_definition()
 
     def tables(self) -> "OutboxTables":
@@ -135,14 +144,6 @@ class OutboxResource(CheckedResource):
             raise ConfigurationError(f"OutboxResource: dsn: the environment has no variable {dsn.env_var_name}")
         return found
 
-    @classmethod
-    def of(cls, resources: object, key: str) -> Self:
-        """Give the resource `key` of an op, check or sensor. Raises `ConfigurationError` for another kind."""
-        found = getattr(resources, key)
-        if not isinstance(found, cls):
-            raise ConfigurationError(f"resource {key!r} is a {type(found).__name__}; it must be an OutboxResource")
-        return found
-
 
 def build_outbox_drain_job(
     *,
@@ -158,7 +159,7 @@ def build_outbox_drain_job(
     """
 
     def drain(context: OpExecutionContext) -> None:
-        _drain(context, OutboxResource.of(context.resources, outbox_key))
+        _drain(context, resource_of(OutboxResource, context.resources, outbox_key))
 
     work = op(name=f"{name}_op", required_resource_keys={outbox_key})(drain)
 
@@ -192,7 +193,7 @@ def build_outbox_backlog_sensor(
     # Dagster hands over resources by keyword too when a test calls the sensor directly.
     def evaluate(context: SensorEvaluationContext, **_resources: object) -> SensorResult | SkipReason:
         """Look at the backlog once."""
-        status = OutboxResource.of(context.resources, outbox_key).status()
+        status = resource_of(OutboxResource, context.resources, outbox_key).status()
         told = _told(status)
         age_s = status.oldest_age_s or 0.0
         if status.rows <= more_than_rows and (older_than_s is None or age_s <= older_than_s):
@@ -232,7 +233,7 @@ def build_outbox_check(
         raise ConfigurationError(f"max_age_s is {max_age_s}, max_parked is {max_parked}; they must be 0 or more")
 
     def check(context: AssetCheckExecutionContext) -> AssetCheckResult:
-        status = OutboxResource.of(context.resources, outbox_key).status()
+        status = resource_of(OutboxResource, context.resources, outbox_key).status()
         problems = _problems(status, max_age_s, max_parked)
         return AssetCheckResult(
             passed=not problems,
@@ -305,10 +306,3 @@ def _metadata(status: "OutboxStatus") -> dict[str, MetadataValue[Any]]:
         "seconds the oldest waits": MetadataValue.float(status.oldest_age_s or 0.0),
         "rows set aside": MetadataValue.int(status.parked),
     }
-
-
-def _written_down(field: str, name: str) -> str:
-    return (
-        f"OutboxResource: {field} is written down in the code, where Dagster stores and shows it: put it into an "
-        f'environment variable and give {name}=EnvVar("ITS_NAME")'
-    )

@@ -85,6 +85,11 @@ class Database:
         return text
 
 
+def be_only_creator(connection: "Connection") -> None:
+    """Wait until no other transaction creates tables: of two that do at once, both find nothing, and one fails."""
+    connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('marshal-dagster tables', 0))")
+
+
 def check_name(field: str, name: str, longest: int = LONGEST_NAME_BYTES) -> None:
     """Raise `ConfigurationError` unless PostgreSQL takes `name`, of at most `longest` bytes, for a table or schema."""
     if not 0 < len(name.encode()) <= longest or "\0" in name:

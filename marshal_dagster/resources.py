@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
-from typing import TYPE_CHECKING, Any, Final, Literal, Required, Self, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, Required, Self, TypedDict, TypeVar, Unpack
 
 from dagster import Config, ConfigurableResource, EnvVar, InitResourceContext
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
@@ -21,6 +21,7 @@ from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.errors import ConfigurationError, LogChanged, RightMissing, UnavailableError
 from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
+from marshal_dagster.kafka.topic_names import require_topic_name, topic_name_problem
 from marshal_dagster.protocol.messages import (
     GO_HEARTBEAT_INTERVAL_MS,
     DeliveryMode,
@@ -29,7 +30,6 @@ from marshal_dagster.protocol.messages import (
     RuleSet,
     Settings,
     is_name,
-    is_topic,
     render,
 )
 from marshal_dagster.protocol.placement import coordination_partition
@@ -52,12 +52,14 @@ DEFAULT_HEARTBEAT_INTERVAL_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
 
+_Resource = TypeVar("_Resource", bound=ConfigurableResource)  # type: ignore[type-arg] # as of CheckedResource
 _TRIES: Final = 3
 _PAUSE_S: Final = 0.5
 """How often a revocation is tried, and the seconds in between."""
 _SECRETS: Final = ("password", "ssl_key_password")
 _NOT_ALLOWED: Final = "authorization failed"
 """What Kafka's client says in an error that a missing right causes."""
+_NO_NAME: Final = "cannot be a name: use 1 to 255 characters, no '/' and no control characters"
 _LONGEST_NAMES: Final = 1_600
 """So many bytes of group and client id leave room for all else in the longest record (PROTOCOL.md 1)."""
 _FILES: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
@@ -146,15 +148,21 @@ def _check_secrets(resource: str, connections: Mapping[str, KafkaConnectionConfi
     """Refuse secrets that Dagster would store and show with the definitions."""
     for field, connection in connections.items():
         for name in connection.secrets_in_code() if connection else ():
-            raise ConfigurationError(
-                f"{resource}: {field}.{name} is written down in the code, where Dagster stores and shows it: "
-                f'put it into an environment variable and give {name}=EnvVar("ITS_NAME")'
-            )
+            raise secret_in_code(f"{resource}: {field}.{name}", name)
+
+
+def secret_in_code(where: str, field: str) -> ConfigurationError:
+    """Return the error that a secret is written down, with what to do."""
+    return ConfigurationError(
+        f"{where} is written down in the code, where Dagster stores and shows it: put it into an environment variable "
+        f'and give {field}=EnvVar("ITS_NAME")'
+    )
 
 
 def _check_topic(value: str) -> str:
-    if not is_topic(value):
-        raise ValueError(f"{value!r} is no name that Kafka allows for a topic: use letters, digits, '.', '_' and '-'")
+    problem = topic_name_problem(value)
+    if problem is not None:
+        raise ValueError(problem)
     return value
 
 
@@ -382,7 +390,7 @@ class ClaimerResource(CheckedResource):
     @classmethod
     def _name_is_allowed(cls, value: str | None) -> str | None:
         if value is not None and not is_name(value):
-            raise ValueError(f"{value!r} cannot be a name: use 1 to 255 characters, no '/' and no control characters")
+            raise ValueError(f"{value!r} {_NO_NAME}")
         return value
 
     @model_validator(mode="after")
@@ -689,16 +697,21 @@ class ClaimerResource(CheckedResource):
 
 def claimer_of(resources: object, key: str) -> ClaimerResource:
     """Give the resource `key` of an op, asset, check or sensor. Raises `ConfigurationError` for another kind."""
+    return resource_of(ClaimerResource, resources, key)
+
+
+def require_group(group: str) -> None:
+    """Raise `ConfigurationError` unless records can carry `group` as the name of a group."""
+    if not is_name(group):
+        raise ConfigurationError(f"group {group!r} {_NO_NAME}")
+
+
+def resource_of(kind: type[_Resource], resources: object, key: str) -> _Resource:
+    """Return the resource `key` of an op, asset, check or sensor. Raises `ConfigurationError` for another kind."""
     found = getattr(resources, key)
-    if not isinstance(found, ClaimerResource):
-        raise ConfigurationError(f"resource {key!r} is a {type(found).__name__}; it must be a ClaimerResource")
+    if not isinstance(found, kind):
+        raise ConfigurationError(f"resource {key!r} is of type {type(found).__name__}; it must be {kind.__name__}")
     return found
-
-
-def require_topic(topic: str) -> None:
-    """Raise `ConfigurationError` for what Kafka does not allow as a topic's name."""
-    if not is_topic(topic):
-        raise ConfigurationError(f"topic {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'")
 
 
 def _reasons_to_stop(context: "RunContext") -> "list[ReasonToStop]":
@@ -710,7 +723,7 @@ def _reasons_to_stop(context: "RunContext") -> "list[ReasonToStop]":
 def _request(options: BatchOptions) -> "BatchRequest":
     from marshal_dagster.delivery import BatchRequest
 
-    require_topic(options["topic"])
+    require_topic_name("topic", options["topic"])
     return BatchRequest(**options)
 
 

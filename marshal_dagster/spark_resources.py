@@ -6,7 +6,7 @@ from dagster import EnvVar, InitResourceContext
 from pydantic import Field, PrivateAttr
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.resources import CheckedResource
+from marshal_dagster.resources import CheckedResource, secret_in_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,10 +45,7 @@ class SparkConnectResource(CheckedResource):
         """Give what Dagster stores of this resource; refuses a token in plain text."""
         told = self.__dict__["token"]  # not asked of the model, which would look up the variable
         if (told is not None and not isinstance(told, EnvVar)) or "token=" in (self.url or ""):
-            raise ConfigurationError(
-                "SparkConnectResource: the token is written down in the code, where Dagster stores and shows it: put "
-                'it into an environment variable and give token=EnvVar("ITS_NAME")'
-            )
+            raise secret_in_code("SparkConnectResource: token", "token")
         return super().get_resource_definition()
 
     @property

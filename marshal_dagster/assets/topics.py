@@ -29,7 +29,8 @@ from dagster import (
 from marshal_dagster.assets.claimed import MarshalTranslator, kafka_partitions
 from marshal_dagster.assets.standing import Standing, standing
 from marshal_dagster.errors import TopicMissing
-from marshal_dagster.resources import claimer_of, require_topic
+from marshal_dagster.kafka.topic_names import require_topic_name
+from marshal_dagster.resources import claimer_of
 from marshal_dagster.sensors.names import DEFAULT_INTERVAL_S, own_name, sensor_name
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
@@ -186,7 +187,7 @@ def data_version(topic_id: str, ends: Mapping[int, int]) -> str:
 
 
 def _spec(topic: str, translator: MarshalTranslator | None) -> AssetSpec:
-    require_topic(topic)
+    require_topic_name("topic", topic)
     return (translator or MarshalTranslator()).topic_spec(topic)
 
 

@@ -16,8 +16,9 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.rights import Right, on_topic
+from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, is_name, is_topic
+from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, is_name
 
 _SERVERS: Final = "MARSHAL_BOOTSTRAP_SERVERS"
 _DATA_PREFIX: Final = "MARSHAL_DATA_"
@@ -120,10 +121,7 @@ def telling_how_to_create(topic: str) -> Iterator[None]:
 
 def check_topic(option: str, name: str) -> None:
     """Raise `ConfigurationError` unless Kafka allows `name` for a topic."""
-    if not is_topic(name):
-        raise ConfigurationError(
-            f"{option}: {name!r} is no name that Kafka allows for a topic: use letters, digits, '.', '_' and '-'"
-        )
+    require_topic_name(option, name)
 
 
 def _check_options(options: ConnectionOptions) -> None:

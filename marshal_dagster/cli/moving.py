@@ -63,7 +63,7 @@ class Moving(Opening):
             _tell_half_done(work, moves)
             raise
         if problem is not None:
-            output.note(f"the group's offsets in Kafka were not updated (only lag tools read them): {problem}")
+            output.note(problem)
         try:
             return work.done(moves)
         except MarshalError as error:

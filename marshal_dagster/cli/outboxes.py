@@ -20,7 +20,16 @@ from marshal_dagster.cli.options import (
 from marshal_dagster.cli.parts import Command, command_group, help_text
 from marshal_dagster.election.rules import Timing
 from marshal_dagster.outbox.holds import Limits
-from marshal_dagster.outbox.options import DEFAULT_OPTIONS, HarvesterOptions
+from marshal_dagster.outbox.options import (
+    DEFAULT_OPTIONS,
+    MAX_ATTEMPTS_TEXT,
+    MAX_IN_FLIGHT_TEXT,
+    NAME_TEXT,
+    PARTITIONER_TEXT,
+    SCHEMA_TEXT,
+    TOPIC_PATIENCE_TEXT,
+    HarvesterOptions,
+)
 from marshal_dagster.outbox.tables import DEFAULT_NAME
 from marshal_dagster.postgres import DEFAULT_SCHEMA
 
@@ -37,23 +46,21 @@ Dsn = Annotated[
         show_default=False,
     ),
 ]
-Name = Annotated[str, typer.Option("--name", metavar="NAME", help="The outbox's name, which is its table's.")]
-Schema = Annotated[str, typer.Option("--schema", metavar="NAME", help="The schema that has the table.")]
+Name = Annotated[str, typer.Option("--name", metavar="NAME", help=NAME_TEXT)]
+Schema = Annotated[str, typer.Option("--schema", metavar="NAME", help=SCHEMA_TEXT)]
 Ids = Annotated[
     list[int] | None,
     typer.Argument(metavar="[ID]...", help="Rows, as `outbox parked` lists them.", show_default=False),
 ]
-MaxInFlight = Annotated[int, typer.Option("--max-in-flight", metavar="N", min=1, help="Rows in a batch, at most.")]
-MaxAttempts = Annotated[
-    int, typer.Option("--max-attempts", metavar="N", min=1, help="How often a row is tried before it is set aside.")
-]
+MaxInFlight = Annotated[int, typer.Option("--max-in-flight", metavar="N", min=1, help=MAX_IN_FLIGHT_TEXT)]
+MaxAttempts = Annotated[int, typer.Option("--max-attempts", metavar="N", min=1, help=MAX_ATTEMPTS_TEXT)]
 TopicPatience = Annotated[
     float,
     typer.Option(
         "--topic-patience",
         metavar="SECONDS",
         min=0,
-        help="How long a topic that cannot be written to is waited for, at least, before its rows are set aside.",
+        help=TOPIC_PATIENCE_TEXT,
     ),
 ]
 ReceiveDeadline = Annotated[
@@ -90,8 +97,7 @@ PartitionerName = Annotated[
     typer.Option(
         "--partitioner",
         metavar="NAME",
-        help="How a key's partition is chosen, as librdkafka names it; by default as Java's clients do. All harvesters "
-        "of an outbox need the same one.",
+        help=PARTITIONER_TEXT,
     ),
 ]
 

@@ -80,7 +80,7 @@ def _tell(request: ReprocessRequest, redo: Redo, redone: Redone | None) -> ExitC
     if redone is None:
         return ExitCode.OK
     if redone.problem is not None:
-        output.note(f"the group's offsets in Kafka were not updated (only lag tools read them): {redone.problem}")
+        output.note(redone.problem)
     if not is_done:
         output.note(
             f"the members were not through within {request.within}: what lies from {redone.reached} up to {redo.end} "

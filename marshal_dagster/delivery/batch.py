@@ -437,10 +437,7 @@ class ClaimedBatch:
         if self._sink is not None and self._to_do and self.outcome is None:
             raise BatchAborted("the block ended without batch.write(...): nothing was written, so nothing is committed")
         if self._sink is None and not self._state.was_read:
-            raise BatchAborted(
-                "the block ended without batch.read(...): nothing was read, so nothing is committed. Read the batch, "
-                "or call batch.begin_processing() before you read its ranges with a reader of your own"
-            )
+            raise BatchAborted(reading.NOTHING_READ)
 
     def _tell_kafka(self) -> None:
         """Let lag tools see the offsets that are surely in the log; best effort.
@@ -455,7 +452,7 @@ class ClaimedBatch:
         offsets = self._claims.offsets_to_tell(sure)
         problem = self._delivery.data.commit_group_offsets(self._delivery.group, self.request.topic, offsets)
         if problem is not None:
-            logger.warning("the group's offsets in Kafka were not updated (only lag tools read them): %s", problem)
+            logger.warning(problem)
 
     def _offsets_read(self) -> Mapping[int, Sequence[tuple[int, int]]]:
         spark = self._guard.spark

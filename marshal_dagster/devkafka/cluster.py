@@ -19,7 +19,7 @@ from marshal_dagster.ports import HOST, LARGEST_PORT, check_free, free_port, is_
 from .archive import with_archive
 from .errors import BrokerFailed, ClusterBusy, ClusterDiffers, DevKafkaError
 from .jars import ensure_jars
-from .launch import BrokerFolder, Launcher
+from .launch import DEFAULT_HEAP_MB, BrokerFolder, Launcher
 from .probe import brokers_known_to
 from .properties import Node, check_settings
 from .state import STATE_FILE, ClusterState, new_cluster_id, read_state, write_state
@@ -27,6 +27,8 @@ from .status import BrokerStatus, KafkaStatus
 
 DEFAULT_PORT = 9092
 BROKER_COUNTS = (1, 3)
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 30.0
 _LOCK_FILE = ".lock"
 _SMALLEST_HEAP_MB = 128
 _TEST_STOP_S = 5.0
@@ -46,7 +48,7 @@ class KafkaCluster:
         brokers: int | None = None,
         port: int | Sequence[int] | None = None,
         settings: Mapping[str, str] | None = None,
-        heap_mb: int = 512,
+        heap_mb: int = DEFAULT_HEAP_MB,
         report: Report | None = None,
     ) -> None:
         """Name a cluster; nothing is started or written.
@@ -77,7 +79,7 @@ class KafkaCluster:
         _check_heap(heap_mb)
         check_settings(self._settings)
 
-    def up(self, timeout_s: float = 60.0) -> KafkaStatus:
+    def up(self, timeout_s: float = START_TIMEOUT_S) -> KafkaStatus:
         """Start the brokers that do not run; return when all of them serve and know each other.
 
         `started` tells which were started: none, when the cluster was up already. On failure those that
@@ -97,7 +99,7 @@ class KafkaCluster:
                 state = self._launch(state, idle, within_s=timeout_s, waiting_for=state.nodes)
             return replace(self._look(state), started=tuple(node.broker_id for node in idle))
 
-    def down(self, *, wipe: bool = False, timeout_s: float = 30.0) -> KafkaStatus:
+    def down(self, *, wipe: bool = False, timeout_s: float = STOP_TIMEOUT_S) -> KafkaStatus:
         """Stop all brokers: with SIGTERM, after `timeout_s` with SIGKILL; their data stays.
 
         With `wipe` they are stopped with SIGKILL at once and their data is deleted; files of others in the
@@ -127,7 +129,7 @@ class KafkaCluster:
         state = read_state(self.directory)
         return KafkaStatus(self.directory, None, ()) if state is None else self._look(state)
 
-    def start(self, broker_id: int, timeout_s: float = 60.0) -> BrokerStatus:
+    def start(self, broker_id: int, timeout_s: float = START_TIMEOUT_S) -> BrokerStatus:
         """Start one broker that was killed or stopped, on its old ports, and return when it serves.
 
         Of three brokers one more must be running, or there is no quorum to serve in; `up` starts all that are
@@ -148,7 +150,7 @@ class KafkaCluster:
         """End one broker with SIGKILL, as a crash would; its data stays."""
         self._end(broker_id, processes.kill)
 
-    def stop(self, broker_id: int, timeout_s: float = 30.0) -> None:
+    def stop(self, broker_id: int, timeout_s: float = STOP_TIMEOUT_S) -> None:
         """End one broker in order, with SIGTERM, after `timeout_s` with SIGKILL; its data stays."""
         self._end(broker_id, lambda marks: processes.stop(marks, timeout_s))
 

@@ -22,6 +22,7 @@ _GRAVE = frozenset({None, "ERROR", "FATAL"})
 _THROWN = re.compile(r'(?:Exception in thread "[^"]*" )?(?:[\w$]+\.)*(?P<words>[\w$]+(?:Exception|Error)\b.*)')
 _TAIL_BYTES = 64 * 1024
 _FORMAT_WITHIN_S = 60.0
+DEFAULT_HEAP_MB = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Launcher:
 
     java: Java
     jars: tuple[Path, ...]
-    heap_mb: int = 512
+    heap_mb: int = DEFAULT_HEAP_MB
     settings: Mapping[str, str] | None = None
     archive_flag: str | None = None
 

@@ -253,7 +253,7 @@ class Topics:
     def commit_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> str | None:
         """Set `group`'s committed offsets in Kafka without joining it, for tools that show lag (PROTOCOL.md 6).
 
-        Best effort: gives None when they are set, else why not, in one line, and raises nothing.
+        Best effort: gives None when they are set, else that and why they are not, in one line, and raises nothing.
         """
         if not offsets:
             return None
@@ -261,7 +261,7 @@ class Topics:
             with self._group(group) as held:
                 held.commit(topic, offsets)
         except MarshalError as error:
-            return str(error)
+            return f"the group's offsets in Kafka were not updated (only lag tools read them): {error}"
         return None
 
     def has_consumers(self, group: str) -> bool:

@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from dagster import AssetKey, OpExecutionContext
 
+from marshal_dagster.choices import one_of
 from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, RangeOptions
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.ops.config import MakeSink, WorkOptions
 from marshal_dagster.protocol.positions import StartPolicy
-from marshal_dagster.resources import require_topic
 from marshal_dagster.spark.reading import check_min_partitions
 from marshal_dagster.spark.sinks import Sink
 
@@ -54,7 +55,7 @@ class BatchSpec:
 def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkOptions) -> BatchSpec:
     """Gather what run config does not change. Raises `ConfigurationError`."""
     spark_key, spark_config = options.get("spark_key"), options.get("spark_config")
-    require_topic(topic)
+    require_topic_name("topic", topic)
     min_partitions = options.get("min_partitions")
     check_min_partitions(min_partitions)
     if spark_key is not None and spark_config is not None:
@@ -63,7 +64,7 @@ def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkO
         process=process,
         topic=topic,
         sink=options.get("sink"),
-        start=_start_policy(options.get("start", StartPolicy.EARLIEST)),
+        start=one_of(StartPolicy, "start", options.get("start", StartPolicy.EARLIEST)),
         max_claims=options.get("max_claims"),
         entire_topic=options.get("entire_topic", False),
         ranges=options.get("ranges"),
@@ -75,10 +76,3 @@ def batch_spec(process: Process, topic: str, asset_key: AssetKey, options: WorkO
         spark_config=dict(spark_config or {}),
         asset_key=asset_key,
     )
-
-
-def _start_policy(start: StartPolicy | str) -> StartPolicy:
-    try:
-        return StartPolicy(start)
-    except ValueError:
-        raise ConfigurationError(f"start is {start!r}; it must be one of {', '.join(StartPolicy)}") from None

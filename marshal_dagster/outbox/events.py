@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
+from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.outbox.tables import DEFAULT_MAX_BYTES, DEFAULT_NAME, tables_to_write
 from marshal_dagster.postgres import DEFAULT_SCHEMA, identifier
-from marshal_dagster.protocol.messages import is_topic
 
 if TYPE_CHECKING:
     from psycopg.sql import Composable
@@ -49,10 +49,7 @@ class OutgoingEvents:
         Without `value` the whole row is the event, as JSON under the output's column names. A column of bytes is taken
         as it is, any other as text in UTF-8. Raises `ConfigurationError` for names and sizes that cannot be.
         """
-        if not is_topic(topic):
-            raise ConfigurationError(
-                f"topic: {topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'"
-            )
+        require_topic_name("topic", topic)
         self._topic, self._key, self._value = topic, key, value
         self._tables = tables_to_write(outbox, schema, max_bytes)
         self._max_bytes = max_bytes

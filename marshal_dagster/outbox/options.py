@@ -32,3 +32,15 @@ class HarvesterOptions:
 
 
 DEFAULT_OPTIONS: Final = HarvesterOptions()
+NAME_TEXT: Final = "The outbox's name, which is its table's."
+SCHEMA_TEXT: Final = "The schema that has the table."
+MAX_IN_FLIGHT_TEXT: Final = "Rows in a batch, at most."
+MAX_ATTEMPTS_TEXT: Final = "How often a row is tried before it is set aside."
+TOPIC_PATIENCE_TEXT: Final = (
+    "How long a topic that cannot be written to is waited for, at least, before its rows are set aside."
+)
+PARTITIONER_TEXT: Final = (
+    "How a key's partition is chosen, as librdkafka names it; by default as Java's clients do. All harvesters of an "
+    "outbox need the same one."
+)
+"""What the command line and the resource say of the options."""

@@ -6,10 +6,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.outbox.ports import ID_HEADER
 from marshal_dagster.outbox.tables import DEFAULT_MAX_BYTES, DEFAULT_NAME, tables_to_write
 from marshal_dagster.postgres import DEFAULT_SCHEMA
-from marshal_dagster.protocol.messages import is_topic
 
 if TYPE_CHECKING:
     import psycopg
@@ -98,10 +98,7 @@ class Outbox:
 
     def _row(self, record: OutboxRecord) -> tuple[Any, ...]:
         """Give a record's columns. Raises `ConfigurationError`."""
-        if not is_topic(record.topic):
-            raise ConfigurationError(
-                f"topic: {record.topic!r} is no name that Kafka allows: use letters, digits, '.', '_' and '-'"
-            )
+        require_topic_name("topic", record.topic)
         key, value = _bytes("key", record.key), _bytes("value", record.value)
         given = record.headers.items() if isinstance(record.headers, Mapping) else record.headers
         headers = [(name, _bytes(f"header {name!r}", content)) for name, content in given]

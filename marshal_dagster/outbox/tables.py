@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, LiteralString
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
-from marshal_dagster.postgres import DEFAULT_SCHEMA, Database, check_name, identifier
+from marshal_dagster.postgres import DEFAULT_SCHEMA, Database, be_only_creator, check_name, identifier
 
 if TYPE_CHECKING:
     import psycopg
@@ -136,8 +136,7 @@ class OutboxTables:
         `UnavailableError`.
         """
         with self.telling(), self.database.connect() as connection:
-            # Two that create at once would both find nothing, and one would fail.
-            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('marshal-dagster tables', 0))")
+            be_only_creator(connection)
             connection.execute(self.named(_REGISTRY), ())
             connection.execute(
                 self.named("INSERT INTO {registry} (name, uid, version) VALUES (%s, %s, 0) ON CONFLICT DO NOTHING"),

@@ -23,9 +23,8 @@ from dagster import (
     multi_asset_check,
 )
 
-from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.messages import is_name
-from marshal_dagster.resources import require_topic
+from marshal_dagster.kafka.topic_names import require_topic_name
+from marshal_dagster.resources import require_group
 from marshal_dagster.runs import topic_asset_key
 from marshal_dagster.sensors.asked import place_of
 from marshal_dagster.sensors.left import MOST_TOLD, Left
@@ -138,9 +137,8 @@ def build_given_up_check(
     `_`, and a digest comes behind. Run by hand it repeats what the sensor said last, and passes where it has said
     nothing. Raises `ConfigurationError`.
     """
-    if not is_name(group):
-        raise ConfigurationError(f"group {group!r} cannot be a name: use 1 to 255 characters, no '/', no control ones")
-    require_topic(topic)
+    require_group(group)
+    require_topic_name("topic", topic)
     key = given_up_check_key(group, topic, translator)
 
     description = f"Fails while runs of group {group!r} left something undone that no more runs are asked for."

@@ -19,8 +19,7 @@ from dagster import (
 from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.jobs import AnyJob, claimed_batch_ops
-from marshal_dagster.protocol.messages import is_name
-from marshal_dagster.resources import RationalizerResource
+from marshal_dagster.resources import RationalizerResource, require_group, resource_of
 from marshal_dagster.runs import FINISHED, GROUP_TAG, MAY_CLAIM, TOPIC_TAG
 from marshal_dagster.sensors.asked import (
     ASKED_AT_TAG,
@@ -102,8 +101,7 @@ def build_lag_sensor(
     needs DESCRIBE on the data topic, reads none of its records and is in no consumer group. Default name:
     `<group>_lag`. Raises `ConfigurationError`.
     """
-    if not is_name(group):
-        raise ConfigurationError(f"group {group!r} cannot be a name: use 1 to 255 characters, no '/', no control ones")
+    require_group(group)
     for field_name, value in (("max_runs_per_tick", max_runs_per_tick), ("max_attempts", max_attempts)):
         if value < 1:
             raise ConfigurationError(f"{field_name} is {value}; it must be at least 1")
@@ -192,12 +190,7 @@ class _Tick:
 
     @property
     def _resource(self) -> RationalizerResource:
-        found = getattr(self.context.resources, self.spec.rationalizer_key)
-        if not isinstance(found, RationalizerResource):
-            raise ConfigurationError(
-                f"resource {self.spec.rationalizer_key!r} is a {type(found).__name__}, not a RationalizerResource"
-            )
-        return found
+        return resource_of(RationalizerResource, self.context.resources, self.spec.rationalizer_key)
 
     def _skip(self, cursor: LagCursor, reason: str) -> SensorResult:
         self.context.log.info(reason)

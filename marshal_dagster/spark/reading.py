@@ -21,6 +21,10 @@ _RUN_AGAIN = (
     "Spark runs a task of this batch again, most likely as its executor was lost: its records may have been processed, "
     "so this attempt ends before the first"
 )
+NOTHING_READ: Final = (
+    "the block ended without batch.read(...): nothing was read, so nothing is committed. Read the batch, or call "
+    "batch.begin_processing() before you read its ranges with a reader of your own"
+)
 _OURS: Final = {"kafka.isolation.level": "read_committed"}
 # After each poll the connector asks for the log's ends, on a connection where a fetch at the log's end may be waiting:
 # larger and fewer polls read about twice as fast, and a short wait saves half a second in every task. No fetch but that

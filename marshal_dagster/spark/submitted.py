@@ -25,6 +25,7 @@ from marshal_dagster.processes import ProcessMark, is_alive
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.spark import jobs, reading
 from marshal_dagster.spark.launching import write_private
+from marshal_dagster.spark.reading import NOTHING_READ
 from marshal_dagster.spark.session import check_session
 from marshal_dagster.spark.sinks import Sink, WriteOutcome
 from marshal_dagster.spark.whispering import listen
@@ -178,10 +179,7 @@ class SubmittedBatch:
         """
         self.check()
         if not self._is_read:
-            raise BatchAborted(
-                "the block ended without batch.read(...): nothing was read, so nothing is committed. Read the batch, "
-                "or call batch.begin_processing() before you read its ranges with a reader of your own"
-            )
+            raise BatchAborted(NOTHING_READ)
         write_private(self._folder / _DONE_FILE, "")
 
     def write(self, sink: Sink, frame: "DataFrame") -> WriteOutcome:

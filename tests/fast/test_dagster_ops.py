@@ -834,10 +834,10 @@ def test_nothing_is_told_where_nothing_was_dropped(stand: Stand) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"topic": "no topic"}, "topic 'no topic' is no name that Kafka allows"),
+        ({"topic": "no topic"}, "topic: 'no topic' is no name that Kafka allows"),
         ({"max_records": 0}, "max_records is 0; it must be above 0"),
         ({"time_budget_s": -1}, "time_budget_s is -1; it must be above 0"),
-        ({"start": "yesterday"}, "start is 'yesterday'; it must be one of earliest, latest, fail"),
+        ({"start": "yesterday"}, "start: 'yesterday'; give earliest or latest or fail"),
         ({"spark_key": "spark", "spark_config": {}}, "spark_config: the session of resource 'spark'"),
     ],
 )
@@ -902,7 +902,7 @@ def test_what_the_sensor_saw_is_in_the_metadata(stand: Stand) -> None:
 def test_a_resource_of_another_kind_is_an_error_that_names_it(stand: Stand) -> None:
     """A claimer key that leads to something else is told at once."""
     result = stand.run(claimer_key="spark")
-    assert "resource 'spark' is a Session; it must be a ClaimerResource" in _error(result)
+    assert "resource 'spark' is of type Session; it must be ClaimerResource" in _error(result)
 
 
 def test_what_a_reader_of_the_output_should_know_is_recorded(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:

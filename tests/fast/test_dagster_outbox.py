@@ -181,5 +181,5 @@ def test_the_resources_harvester_works_as_it_says() -> None:
 def test_another_resource_in_its_place_is_told() -> None:
     """The key names something else."""
     sensor = build_outbox_backlog_sensor(DRAIN)
-    with pytest.raises(ConfigurationError, match="must be an OutboxResource"):
+    with pytest.raises(ConfigurationError, match="it must be OutboxResource"):
         sensor(build_sensor_context(resources={"outbox": "no"}))

@@ -339,7 +339,7 @@ def test_commits_of_others_are_passed_over(target: DeltaTarget) -> None:
 
 def test_commits_of_a_newer_version_are_refused() -> None:
     """Older code does not read them as its own."""
-    with pytest.raises(SinkRefused, match="of version 3, this marshal-dagster knows 2"):
+    with pytest.raises(SinkRefused, match="has version 3, this marshal-dagster knows 2"):
         Commit.from_metadata(json.dumps({"marshal-dagster": {"version": 3}}))
 
 

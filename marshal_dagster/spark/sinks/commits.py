@@ -12,6 +12,7 @@ from typing import Any
 
 from marshal_dagster.errors import SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange, StoredRanges, TakenRanges
+from marshal_dagster.spark.sinks.port import newer_version
 from marshal_dagster.spark.sinks.storage import Storage
 
 VERSION = 2
@@ -295,10 +296,7 @@ def load(storage: Storage, name: str) -> dict[str, Any] | None:
             f"{storage.full(name)} is damaged ({error}): restore it; until then nothing is written"
         ) from error
     if version not in range(1, VERSION + 1):
-        raise SinkRefused(
-            f"{storage.full(name)} has version {version}, this marshal-dagster knows {VERSION}: run one that is at "
-            "least as new as the output's last writer"
-        )
+        raise newer_version(storage.full(name), version, VERSION)
     return dict(found)
 
 

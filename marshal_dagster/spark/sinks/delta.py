@@ -23,6 +23,8 @@ from marshal_dagster.spark.sinks.port import (
     WriteOutcome,
     check_columns,
     check_ranges,
+    newer_version,
+    position_after,
     refuse_foreign_rows,
     then_checked,
     unreplaceable,
@@ -95,10 +97,7 @@ class Commit:
             return None
         ours: dict[str, Any] = said[APPLICATION]
         if ours["version"] not in {_ONE_BY_ONE, VERSION}:
-            raise SinkRefused(
-                f"the table's commits are of version {ours['version']}, this marshal-dagster knows {VERSION}: run one "
-                "that is at least as new as the table's last writer"
-            )
+            raise newer_version("the table's last commit", ours["version"], VERSION)
         one_by_one = ours["version"] == _ONE_BY_ONE
         kept = {
             (each["group"], each["topic"], partition): _kept_from(each, epoch, position)
@@ -395,14 +394,7 @@ def _key(wanted: ClaimedRange) -> _Key:
 
 
 def _kept(before: Kept | None, taken: ClaimedRange) -> Kept:
-    position = StoredPosition(
-        coordination_topic_id=taken.coordination_topic_id,
-        data_topic_id=taken.data_topic_id,
-        generation=taken.generation,
-        epoch=taken.epoch,
-        position=taken.end,
-    )
-    return Kept(position, before.first_generation if before else taken.generation)
+    return Kept(position_after(taken), before.first_generation if before else taken.generation)
 
 
 def _kept_from(common: Mapping[str, Any], epoch: int, position: int) -> Kept:

@@ -33,6 +33,7 @@ from marshal_dagster.spark.sinks.port import (
     BeforeCommit,
     OffsetsRead,
     WriteOutcome,
+    changed_result,
     check_columns,
     check_ranges,
     refuse_foreign_rows,
@@ -313,11 +314,7 @@ class KafkaSink:
             sent += 1
         transaction.flush()
         if sent != count:
-            raise SinkRefused(
-                f"{wanted} of group {wanted.group!r}: the result had {count} rows, and {sent} when they were fetched: "
-                "nothing of it was written; an executor was lost, or the result is not the same each time it is "
-                "computed"
-            )
+            raise changed_result(f"{wanted} of group {wanted.group!r}", count, sent)
 
     def _send_note(self, transaction: "Transaction", wanted: ClaimedRange, note: Note) -> None:
         """Send what says that the range is taken; last of all, since it holds up whoever reads notes until the end."""

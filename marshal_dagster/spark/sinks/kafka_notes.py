@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from marshal_dagster.errors import SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition
+from marshal_dagster.spark.sinks.port import newer_version, position_after
 
 VERSION: Final = 1
 """The newest of what a note says; a newer one is refused."""
@@ -65,10 +66,7 @@ class Note:
             raise SinkRefused(
                 f"{where} is damaged ({error!r}): nothing was written; somebody else writes to that topic"
             ) from None
-        raise SinkRefused(
-            f"{where} has version {version}, this marshal-dagster knows {VERSION}: run one that is at least as new as "
-            "the output's last writer"
-        )
+        raise newer_version(where, version, VERSION)
 
     @classmethod
     def after(cls, before: "Note | None", taken: ClaimedRange, output_topic_id: str, *, has_rows: bool) -> "Note":
@@ -78,14 +76,7 @@ class Note:
             covered = before.covered
         if has_rows and taken.first_readable < taken.end:
             covered = _joined([*covered, (taken.first_readable, taken.end)])
-        position = StoredPosition(
-            coordination_topic_id=taken.coordination_topic_id,
-            data_topic_id=taken.data_topic_id,
-            generation=taken.generation,
-            epoch=taken.epoch,
-            position=taken.end,
-        )
-        return cls(output_topic_id, position, covered, secrets.token_hex(16))
+        return cls(output_topic_id, position_after(taken), covered, secrets.token_hex(16))
 
     def is_of(self, wanted: ClaimedRange, output_topic_id: str) -> bool:
         """Say whether what is covered is of the messages of `wanted`, and still there."""

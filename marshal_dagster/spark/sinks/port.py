@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange, StoredRanges, Verdict, judge_ranges
+from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition, StoredRanges, Verdict, judge_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -160,6 +160,33 @@ def judge_all(
 ) -> dict[ClaimedRange, Verdict]:
     """Judge each range by what is `stored` beside it; raises `SinkRefused` as `judge_ranges`."""
     return {wanted: judge_ranges(stored(wanted), wanted) for wanted in ranges}
+
+
+def position_after(taken: ClaimedRange) -> StoredPosition:
+    """Return what an output stores of a partition when it has taken a range."""
+    return StoredPosition(
+        coordination_topic_id=taken.coordination_topic_id,
+        data_topic_id=taken.data_topic_id,
+        generation=taken.generation,
+        epoch=taken.epoch,
+        position=taken.end,
+    )
+
+
+def newer_version(what: str, version: object, known: int) -> SinkRefused:
+    """Return the refusal of what a newer marshal-dagster has written."""
+    return SinkRefused(
+        f"{what} has version {version}, this marshal-dagster knows {known}: run one that is at least as new as the "
+        "output's last writer"
+    )
+
+
+def changed_result(what: str, expected: int, fetched: int) -> SinkRefused:
+    """Return the refusal of a result that had another number of rows when they were fetched."""
+    return SinkRefused(
+        f"{what}: the result had {expected} rows, and {fetched} when they were fetched: nothing of it was written; an "
+        "executor was lost, or the result is not the same each time it is computed"
+    )
 
 
 def unreplaceable(wanted: ClaimedRange, older_generation: int, where: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, LiteralString, Protocol
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRefused, UnavailableError
-from marshal_dagster.postgres import DEFAULT_SCHEMA, Database, Secret, check_name, identifier
+from marshal_dagster.postgres import DEFAULT_SCHEMA, Database, Secret, be_only_creator, check_name, identifier
 from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
 from marshal_dagster.spark.sinks.copy_text import evaluated, postgres_type
 from marshal_dagster.spark.sinks.port import (
@@ -25,6 +25,7 @@ from marshal_dagster.spark.sinks.port import (
     Intervals,
     OffsetsRead,
     WriteOutcome,
+    changed_result,
     check_columns,
     check_ranges,
     judge_all,
@@ -198,8 +199,7 @@ class PostgresSink:
         Raises `UnavailableError`, as every method that follows, when the database cannot be reached or does not answer.
         """
         with self._transaction() as connection:
-            # Two that create at once would both find nothing, and one would fail.
-            connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('marshal-dagster tables', 0))")
+            be_only_creator(connection)
             for statement in _CREATE:
                 connection.execute(self._named(statement), ())
             if rows is not None:
@@ -415,11 +415,7 @@ class PostgresSink:
                 while piece := "".join(itertools.islice(text, _LINES_AT_ONCE)):
                     copy.write(piece)
             if cursor.rowcount != (expected := sum(lines.counts.values())):
-                raise SinkRefused(
-                    f"table {self._output}: the result had {expected} rows, and {cursor.rowcount} when they were "
-                    "fetched: nothing was written; an executor was lost, or the result is not the same each "
-                    "time it is computed"
-                )
+                raise changed_result(f"table {self._output}", expected, cursor.rowcount)
 
     def _move(self, connection: "Connection", columns: Sequence[str], ids: Sequence[int]) -> None:
         """Move the rows of these ranges over to where they are seen."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from marshal_dagster.errors import SinkRefused
 from marshal_dagster.protocol.ranges import ClaimedRange, StoredRanges
+from marshal_dagster.spark.sinks.port import newer_version
 
 if TYPE_CHECKING:
     import psycopg
@@ -217,10 +217,7 @@ class RangeTables:
 
     def _knows(self, version: int) -> bool:
         if version > VERSION:
-            raise SinkRefused(
-                f"table {self._table} has version {version}, this marshal-dagster knows {VERSION}: run "
-                "one that is at least as new as the output's last writer"
-            )
+            raise newer_version(f"table {self._table}", version, VERSION)
         return True
 
 
