@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from tests.faults.cluster import BROKERS, FaultyKafka
+from tests.fault_harness.cluster import BROKERS, FaultyKafka
 
 TOP: Final = Path(__file__).parents[1]
 END_WITHIN_S: Final = 30.0

@@ -20,7 +20,7 @@ from typing import Final
 from tests import soaking
 from tests.coordinator_faults.run import SETTLE_WITHIN_S, Run, Tally
 from tests.coordinator_faults.scenario import KINDS, LINKS, scenario
-from tests.faults.cluster import FaultyKafka, faulty_kafka
+from tests.fault_harness.cluster import FaultyKafka, faulty_kafka
 
 MOST_KEPT: Final = 10
 CODE: Final = (
@@ -29,6 +29,7 @@ CODE: Final = (
     "marshal_dagster/kafka",
     "marshal_dagster/errors.py",
     "tests/coordinator_faults/*.py",
+    "tests/fault_harness/*.py",
     "tests/faults/*.py",
     "tests/befalling.py",
 )

@@ -20,9 +20,9 @@ from tests.coordinator_faults.journal import Did, Line, read_journal
 from tests.coordinator_faults.judging import Ownership, Place, Verdict, gap_ms, judge, needless_stops
 from tests.coordinator_faults.scenario import LINKED, OF_LINKS, Ending, Fault, FaultKind, Scenario
 from tests.coordinator_faults.worker import GROUP, Orders, Role
-from tests.faults.cluster import FaultyKafka
+from tests.fault_harness.cluster import FaultyKafka
+from tests.fault_harness.proxy import FAIR, Weather
 from tests.faults.journal import now_ms
-from tests.faults.proxy import FAIR, Weather
 from tests.faults.run import DATA_SETTINGS, LOG_SETTINGS, Watcher
 
 COORDINATION_PARTITIONS: Final = 2

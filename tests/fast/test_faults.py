@@ -21,10 +21,10 @@ from marshal_dagster.protocol.state import Phase
 from tests import delivering as scenes
 from tests import soaking
 from tests.delivering import Scene
+from tests.fault_harness.proxy import FAIR, Proxy, Way, Weather
 from tests.faults.__main__ import Row, table
 from tests.faults.journal import Claimed, Entry, Journal, Known, Left, Part, Processed, Refused, read_journal
 from tests.faults.judging import CLOCKS_MS, ON_MS, Evidence, Trial
-from tests.faults.proxy import FAIR, Proxy, Way, Weather
 from tests.faults.scenario import APPENDS, KINDS, RANGE_APPENDS, FaultKind, scenario
 from tests.faults.worker import Orders, Worker
 

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Final
 
 from tests import soaking
-from tests.faults.cluster import FaultyKafka, faulty_kafka
+from tests.fault_harness.cluster import FaultyKafka, faulty_kafka
 from tests.faults.judging import Tally
 from tests.faults.run import STOPPING, run
 from tests.faults.scenario import KINDS, MEMBERS, scenario

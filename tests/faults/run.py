@@ -29,10 +29,10 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.placement import coordination_partition
-from tests.faults.cluster import BROKERS, FaultyKafka
+from tests.fault_harness.cluster import BROKERS, FaultyKafka
+from tests.fault_harness.proxy import FAIR, Weather
 from tests.faults.journal import Left, Refused, now_ms, read_journal
 from tests.faults.judging import Evidence, Tally, Trial
-from tests.faults.proxy import FAIR, Weather
 from tests.faults.scenario import (
     ALONE,
     HI_MS,

@@ -8,7 +8,7 @@ from typing import Final
 
 from marshal_dagster.delivery import RangeOptions
 from marshal_dagster.protocol.messages import DeliveryMode
-from tests.faults.proxy import Way
+from tests.fault_harness.proxy import Way
 from tests.real.killing import KillPoint, Side
 
 HI_MS: Final = 1_000

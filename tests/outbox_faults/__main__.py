@@ -32,6 +32,7 @@ CODE: Final = (
     "marshal_dagster/ports.py",
     "marshal_dagster/errors.py",
     "tests/outbox_faults/*.py",
+    "tests/fault_harness/*.py",
     "tests/faults/*.py",
     "tests/befalling.py",
 )

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from marshal_dagster.ports import HOST, free_port
-from tests.faults.cluster import FaultyKafka, faulty_kafka
-from tests.faults.proxy import Proxy
+from tests.fault_harness.cluster import FaultyKafka, faulty_kafka
+from tests.fault_harness.proxy import Proxy
 
 START_WITHIN_S: Final = 60
 

@@ -25,7 +25,7 @@ from marshal_dagster.outbox.ports import ID_HEADER
 from marshal_dagster.outbox.tables import OutboxTables
 from marshal_dagster.postgres import Database
 from tests.befalling import END_WITHIN_S, TICK_S, TOP, BefallenRun, Child, Failed, Script
-from tests.faults.proxy import FAIR, Weather
+from tests.fault_harness.proxy import FAIR, Weather
 from tests.outbox_faults.cluster import Services
 from tests.outbox_faults.judging import Seen, Verdict, judge
 from tests.outbox_faults.scenario import (

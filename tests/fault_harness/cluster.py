@@ -20,7 +20,7 @@ from marshal_dagster.devkafka.errors import BrokerFailed
 from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
 from marshal_dagster.devkafka.properties import Node
 from marshal_dagster.ports import HOST, free_port
-from tests.faults.proxy import Proxy
+from tests.fault_harness.proxy import Proxy
 
 BROKERS = (1, 2, 3)
 ANSWER_WITHIN_S = 20.0
