@@ -35,6 +35,16 @@ SETTINGS = {
     "log.segment.delete.delay.ms": "500",
     "num.network.threads": "1",
 }
+LOG_SETTINGS = {
+    "message.timestamp.type": "LogAppendTime",
+    "retention.ms": "-1",
+    "segment.ms": "604800000",
+    "min.insync.replicas": "2",
+    "unclean.leader.election.enable": "false",
+}
+"""Of a coordination topic."""
+DATA_SETTINGS = {"min.insync.replicas": "2", "retention.ms": "-1", "segment.ms": "60000"}
+"""Of a data topic."""
 
 
 @dataclass(frozen=True, slots=True)
