@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -20,6 +19,7 @@ from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Phase
 from tests import delivering as scenes
 from tests import soaking
+from tests.conditions import wait_until
 from tests.delivering import Scene
 from tests.fault_harness.journal import Journal, read_journal
 from tests.fault_harness.proxy import HEALTHY, LinkState, Proxy, Way
@@ -603,13 +603,6 @@ async def _has_ended(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def _until_held_back(proxy: Proxy) -> None:
-    deadline = time.monotonic() + 60
-    while not proxy.links[0].held_back:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
 async def _link_states() -> None:
     server = await asyncio.start_server(_echo, HOST, 0)
     proxy = Proxy([{1: server.sockets[0].getsockname()[1]}])
@@ -631,7 +624,7 @@ async def _link_states() -> None:
             assert await asyncio.wait_for(reader.readexactly(4), 60) == b"held"
         proxy.change(0, LinkState(held=frozenset(Way)))
         writer.write(b"gone")
-        await _until_held_back(proxy)
+        await asyncio.to_thread(wait_until, lambda: proxy.links[0].held_back, "bytes are held back", 60)
         proxy.change(0, HEALTHY, delivers_late=False)
         assert await _has_ended(reader)
         writer.close()
