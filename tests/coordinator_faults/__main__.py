@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tests.coordinator_faults.run import SETTLE_WITHIN_S, Run, Tally
 from tests.coordinator_faults.scenario import KINDS, LINKS, Scenario, scenario
@@ -52,24 +52,9 @@ def run(of: Scenario, kafka: FaultyKafka, _: int, folder: Path) -> Tally:
     return Run(of, kafka, folder).go()
 
 
-def counts(of: Scenario, tally: Tally) -> dict[str, Any]:
-    """Return what a row says of a coordinated group's run."""
-    verdict = tally.verdict
-    return {
-        "ending": of.ending.value,
-        "coordinators": of.coordinators,
-        "members": of.members,
-        "claims": tally.claims,
-        "commits": tally.commits,
-        "terms": tally.terms,
-        "stops": tally.stops,
-        "two_owners": verdict.two_owners,
-        "lost": verdict.lost,
-        "foreign": verdict.foreign,
-        "settled_after_s": tally.settled_after_s,
-        "ended_after_s": tally.ended_after_s,
-        "is_unsteady": tally.is_unsteady,
-    }
+def sources(of: Scenario, tally: Tally) -> tuple[object, ...]:
+    """Return what a row is made of."""
+    return of, tally, tally.verdict
 
 
 def summary(row: Row) -> str:
@@ -115,7 +100,7 @@ SUITE: Final = FaultSuite(
     run=run,
     tally=Tally,
     row=Row,
-    counts=counts,
+    sources=sources,
     summary=summary,
     totals=totals,
     columns=("terms", "claims", "settled after: median, longest", "two owners", "lost", "foreign"),

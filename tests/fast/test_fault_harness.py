@@ -4,17 +4,20 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from pydantic import TypeAdapter
 
 from tests import soaking
+from tests.coordinator_faults import __main__ as coordinator
 from tests.fault_harness.journal import Journal, read_journal
 from tests.fault_harness.suite import FaultSuite, RunRow
+from tests.faults import __main__ as claims
+from tests.outbox_faults import __main__ as outbox
 from tests.simulator.checkers import Violation
 
 CODE = ("tests/soaking.py",)
@@ -38,6 +41,7 @@ class Scenario(NamedTuple):
 
     seed: int
     faults: tuple[Fault, ...]
+    digit: int
 
 
 @dataclass
@@ -49,9 +53,9 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row(RunRow):
-    """A row with a count of its own."""
+    """A row with a field of its own."""
 
-    count: int
+    digit: int
 
 
 class World:
@@ -85,7 +89,7 @@ class World:
 
 def scenario(seed: int) -> Scenario:
     """Give the scenario of a seed."""
-    return Scenario(seed, (Fault(Kind.ODD if seed % 2 else Kind.EVEN),))
+    return Scenario(seed, (Fault(Kind.ODD if seed % 2 else Kind.EVEN),), seed % 10)
 
 
 def suite(world: World, lanes: int = 1) -> FaultSuite[Scenario, World, Tally, Row]:
@@ -99,11 +103,11 @@ def suite(world: World, lanes: int = 1) -> FaultSuite[Scenario, World, Tally, Ro
         run=world.run,
         tally=Tally,
         row=Row,
-        counts=lambda of, _: {"count": of.seed},
-        summary=lambda row: f"counted {row.count}",
-        totals=lambda rows: f"{sum(row.count for row in rows)} in sum",
+        sources=lambda of, _: (of,),
+        summary=lambda row: f"counted {row.digit}",
+        totals=lambda rows: f"{sum(row.digit for row in rows)} in sum",
         columns=("sum",),
-        cells=lambda rows: (str(sum(row.count for row in rows)),),
+        cells=lambda rows: (str(sum(row.digit for row in rows)),),
         notes=lambda rows: f"{len(rows)} rows.",
         lanes=lanes,
         is_alone=lambda of: of.seed % 2 == 0,
@@ -112,7 +116,7 @@ def suite(world: World, lanes: int = 1) -> FaultSuite[Scenario, World, Tally, Ro
 
 def row(commit: str, seed: int) -> dict[str, object]:
     """Give a row as it is in the file."""
-    return {"commit": commit, "seed": seed, "faults": ["odd seed"], "violations": ["one"], "seconds": 60.0, "count": 7}
+    return {"commit": commit, "seed": seed, "faults": ["odd seed"], "violations": ["one"], "seconds": 60.0, "digit": 7}
 
 
 @pytest.fixture(autouse=True)
@@ -202,3 +206,16 @@ def test_a_journal_has_whole_lines_of_several_writers(tmp_path: Path) -> None:
         Journal(tmp_path / "journal", lines).write((number, "begun"), (number, "ended"))
     assert read_journal(tmp_path / "journal", lines) == [(0, "begun"), (0, "ended"), (1, "begun"), (1, "ended")]
     assert read_journal(tmp_path / "none", lines) == []
+
+
+@pytest.mark.parametrize("suite", [claims.SUITE, outbox.SUITE, coordinator.SUITE], ids=lambda suite: suite.module)
+def test_a_row_is_read_back_as_it_was_written(suite: FaultSuite[Any, Any, Any, Any], tmp_path: Path) -> None:
+    """Of a run that came to nothing, too: each field comes from the scenario or the tally, the table shows it."""
+    tally = suite.tally()
+    tally.violations.append(Violation("it is even", "no"))
+    row = suite.row_of(suite.scenario(7), tally, "c", 7, 12.34)
+    soaking.add_row(tmp_path / "results", asdict(row))
+    assert soaking.rows_of(suite.row, tmp_path / "results") == [row]
+    assert (row.seed, row.violations, row.seconds) == (7, ("it is even: no",), 12.3)
+    assert sum(line.endswith(" 1 |") for line in suite.table([row]).splitlines()) == 1 + len(set(row.faults))
+    assert suite.summary(row)

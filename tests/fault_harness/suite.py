@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
@@ -95,10 +95,10 @@ class FaultSuite(Generic[S, V, T, R]):
     """Runs a scenario on services, in a lane and a folder."""
     tally: Callable[[], T]
     """Makes the tally of a run that came to nothing."""
-    row: Callable[..., R]
+    row: type[R]
     """The dataclass of its rows."""
-    counts: Callable[[S, T], dict[str, Any]]
-    """Returns what a row has beside the fields of every row."""
+    sources: Callable[[S, T], Sequence[object]]
+    """Returns the objects whose fields a row has under the same names, beside the fields of every row."""
     summary: Callable[[R], str]
     """Says what a run came to."""
     totals: Callable[[Sequence[R]], str]
@@ -143,6 +143,17 @@ class FaultSuite(Generic[S, V, T, R]):
                     if results:
                         soaking.add_row(results, asdict(row))
         return found
+
+    def row_of(self, of: S, tally: T, commit: str, seed: int, seconds: float) -> R:
+        """Return the row of a run."""
+        return self.row(
+            commit=commit,
+            seed=seed,
+            faults=tuple(fault.kind.value for fault in of.faults),
+            violations=tuple(str(violation) for violation in tally.violations[:MOST_KEPT]),
+            seconds=round(seconds, 1),
+            **_fields(self.row, self.sources(of, tally)),
+        )
 
     def _report(self, row: R, folder: Path) -> None:
         print(f"seed {row.seed}: {', '.join(row.faults)}: {self.summary(row)}, {row.seconds} s", flush=True)
@@ -239,14 +250,17 @@ class Bed(Generic[S, V, T, R]):
             self._free.put(lane)
         if not tally.violations:
             shutil.rmtree(folder)
-        return suite.row(
-            commit=self._commit,
-            seed=seed,
-            faults=tuple(fault.kind.value for fault in of.faults),
-            violations=tuple(str(violation) for violation in tally.violations[:MOST_KEPT]),
-            seconds=round(time.monotonic() - began_s, 1),
-            **suite.counts(of, tally),
-        )
+        return suite.row_of(of, tally, self._commit, seed, time.monotonic() - began_s)
+
+
+def _fields(row: type[RunRow], sources: Sequence[object]) -> dict[str, Any]:
+    """Return the fields that this kind of row adds, each from the first source that has it."""
+    common = {field.name for field in fields(RunRow)}
+    found = {}
+    for name in [field.name for field in fields(row) if field.name not in common]:
+        value = next(getattr(source, name) for source in sources if hasattr(source, name))
+        found[name] = tuple(value) if isinstance(value, list) else value
+    return found
 
 
 def median_and_longest(times_s: Sequence[float]) -> str:

@@ -105,6 +105,11 @@ class Scenario:
     """How members claim ranges, in a group that does."""
 
     @property
+    def claims_ranges(self) -> bool:
+        """Whether members claim ranges."""
+        return self.ranges is not None
+
+    @property
     def is_of_brokers(self) -> bool:
         """Whether it needs the cluster for itself."""
         return any(fault.kind in OF_BROKERS for fault in self.faults)

@@ -84,7 +84,7 @@ class Tally:
     """What a run came to."""
 
     verdict: Verdict = field(default_factory=Verdict)
-    committed: int = 0
+    rows: int = 0
     poisoned: int = 0
     transactions: int = 0
     rolled_back: int = 0
@@ -293,7 +293,7 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
             tally.sessions = self.tables.standing(connection).session
         seen = self._read()
         tally.verdict = judge(facts, seen, parked, waiting)
-        tally.committed, tally.poisoned = len(facts), sum(fact.is_poisoned for fact in facts)
+        tally.rows, tally.poisoned = len(facts), sum(fact.is_poisoned for fact in facts)
         counted = self.counted
         tally.transactions, tally.rolled_back, tally.long = counted.committed, counted.rolled_back, counted.long
         terms = sorted(
