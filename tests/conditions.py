@@ -26,8 +26,8 @@ def wait_until(
     """Wait until `condition` returns something true, and return that.
 
     Args:
-        condition: What is asked again and again.
-        what: The sentence that then holds, such as "the topic is drained", or a function that also says what was seen.
+        condition: Called again and again.
+        what: The sentence that then holds, such as "the topic is drained", or a function that returns it.
         within_s: The deadline in seconds.
         pause_s: The seconds between two questions.
         ignored: Errors of `condition` that count as "not yet".

@@ -74,7 +74,7 @@ def judge(mutant: Mutant, seeds: int, module: str) -> Verdict:
 
 
 def gate(mutants: Sequence[Mutant], module: str, code: Sequence[str], seeds: int) -> int:
-    """Do what the command line says: judge all mutants, or those whose names contain what is given; give the exit code.
+    """Judge all mutants, or those that the command line names by a part; return the exit code.
 
     A mutant has survived after `seeds`. `code` is what seeds depend on, as git names it; a digest of it is printed.
     """

@@ -253,7 +253,7 @@ class Simulator(Generic[S, R]):
         return tally
 
     def main(self) -> int:
-        """Do what the command line says; return the exit code."""
+        """Carry out the command line; return the exit code."""
         parser = argparse.ArgumentParser(prog=f"python -m {self.module}", description=self.description)
         parser.add_argument("--seed", type=int, help="show one seed")
         parser.add_argument("--without", default="", help="numbers of the faults of that seed to leave out: 0,3")

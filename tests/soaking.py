@@ -1,4 +1,4 @@
-"""Results that add up over several sittings: a file of JSON lines, each a row with the commit that it was had on."""
+"""Results that add up over several sittings: a file of JSON lines, each a row with the commit that it is about."""
 
 import hashlib
 import json
@@ -26,12 +26,12 @@ ALL_CODE: Final = ("marshal_dagster", "tests/*.py")
 
 
 def code_version(paths: Sequence[str]) -> str:
-    """Give the last commit that changed `paths`, and a digest of what has changed since, if anything has."""
+    """Return the last commit that changed `paths`, and a digest of what has changed since, if anything has."""
     return _git("log", "-1", "--format=%h", "--abbrev=12", "--", *paths) + _changed(paths)
 
 
 def code_digest(paths: Sequence[str]) -> str:
-    """Give a digest of what git holds of `paths`, and one of what has changed since, if anything has.
+    """Return a digest of what git holds of `paths`, and one of what has changed since, if anything has.
 
     It names the same code under whatever commit it came.
     """
@@ -61,7 +61,7 @@ def rows_of(kind: Callable[..., R], results: Path) -> list[R]:
 
 
 def of_one_commit(rows: Sequence[S], commit: str | None = None) -> list[S]:
-    """Give those of `commit`, by default that of the last row: what another state came to proves nothing of it."""
+    """Return those of `commit`, by default that of the last row: what another state came to proves nothing of it."""
     return [row for row in rows if row.commit == (commit or rows[-1].commit)]
 
 

@@ -58,7 +58,7 @@ def sources(of: Scenario, tally: Tally) -> tuple[object, ...]:
 
 
 def summary(row: Row) -> str:
-    """Say what a run came to."""
+    """Return the words about one run."""
     return (
         f"{row.ending}; {row.members} members, {row.claims} claims, {row.commits} commits, {row.terms} terms, settled "
         f"after {row.settled_after_s} s"
@@ -66,7 +66,7 @@ def summary(row: Row) -> str:
 
 
 def totals(rows: Sequence[Row]) -> str:
-    """Say what all runs came to."""
+    """Return the words about all runs."""
     return f"{sum(row.terms for row in rows)} terms"
 
 
@@ -83,7 +83,7 @@ def cells(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def notes(rows: Sequence[Row]) -> str:
-    """Say what was promised, and what was not judged."""
+    """Return what was promised, and what was not judged."""
     return (
         f"Members committed {sum(row.commits for row in rows):,} times. To be settled within {SETTLE_WITHIN_S:g} s is "
         f"promised. In {sum(row.is_unsteady for row in rows)} runs the calm was not judged: the machine was too "

@@ -11,7 +11,7 @@ from tests.fault_harness.journal import Journal, now_ms
 
 
 class Did(StrEnum):
-    """What a line tells."""
+    """What a line is about."""
 
     STARTS = "is told to start"
     STOPS = "is told to stop"
@@ -50,7 +50,7 @@ class GroupJournal(Journal[Line]):
         """Open it."""
         super().__init__(path, LINES)
 
-    def tell(self, did: Did, places: frozenset[tuple[str, int]] = frozenset()) -> None:
+    def note(self, did: Did, places: frozenset[tuple[str, int]] = frozenset()) -> None:
         """Add a line for each of these partitions, or one of none."""
         at_ms = now_ms()
         self.write(*(Line(at_ms, did, *place) for place in sorted(places or {("", 0)})))

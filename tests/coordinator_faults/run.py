@@ -1,4 +1,4 @@
-"""One seed's run: a group of its own, what befalls it, and what is looked at when all is calm."""
+"""One seed's run: a group of its own, its faults, and what is checked when all is calm."""
 
 import os
 import signal
@@ -107,7 +107,7 @@ class Run(FaultRun[Process, Line, Tally]):
         words = self.coordinator_topics
         return *self.topics, self.log_topic, words.words, words.orders, words.leader
 
-    # What goes on all the time
+    # Each tick
 
     def _live(self) -> None:
         for process in self.processes:
@@ -132,7 +132,7 @@ class Run(FaultRun[Process, Line, Tally]):
     def _settle(self, when: str) -> float:
         """Wait until each partition has an owner among the members, evenly, and that stays for a session time-out.
 
-        Give how long it took to be so, in seconds.
+        Return how long it took to be so, in seconds.
         """
         began_s = since_s = time.monotonic()
         stays_s = self.of.session_ms / 1_000 + STAYS_S
@@ -156,7 +156,7 @@ class Run(FaultRun[Process, Line, Tally]):
         return Ownership(self._owned())
 
     def _owned(self) -> dict[Place, tuple[str, int]]:
-        """Give who owns what by the log as it is read here."""
+        """Return who owns what by the log as it is read here."""
         self.watcher.look()
         return {
             place: (key["owner"]["instance"].rpartition(".")[0], key["owner"]["epoch"])
@@ -193,7 +193,7 @@ class Run(FaultRun[Process, Line, Tally]):
             self._fail("only what moves is stopped", f"{self.of.ending.value}: {needless[:5]}")
 
     def _be_without_coordinators(self, before: Ownership) -> None:
-        """Kill all coordinators for a while that is shorter than a session: what members have stays, and goes on."""
+        """Kill all coordinators for a while that is shorter than a session: members keep what they have, and work."""
         since_ms = now_ms()
         for each in self.coordinators:
             self._kill(each)
@@ -257,7 +257,7 @@ class Run(FaultRun[Process, Line, Tally]):
     def _retire(self, process: Process) -> None:
         """Have it end in order, for good."""
         process.is_held = True
-        process.tell_to_end()
+        process.terminate()
         self._wait(lambda: not process.is_alive, END_WITHIN_S, f"{process.run_id} to end")
         self._check_exit(process)
 

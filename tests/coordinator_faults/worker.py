@@ -87,17 +87,17 @@ class Worker:
 
     def start(self, places: frozenset[Place]) -> None:
         """Begin to work on these partitions."""
-        self.journal.tell(Did.STARTS, places)
+        self.journal.note(Did.STARTS, places)
         with self._changed:
             self._wanted |= places
 
     def stop(self, places: frozenset[Place]) -> None:
         """Stop working on these partitions; return once they are released."""
-        self.journal.tell(Did.STOPS, places)
+        self.journal.note(Did.STOPS, places)
         with self._changed:
             self._wanted -= places
             self._changed.wait_for(lambda: not places & self._held, STOP_WITHIN_S)
-        self.journal.tell(Did.STOPPED, places)
+        self.journal.note(Did.STOPPED, places)
 
     def work(self) -> None:
         """Take one turn: release, claim, commit."""
@@ -178,7 +178,7 @@ def be_coordinator(orders: Orders, journal: GroupJournal, is_over: threading.Eve
     while not is_over.wait(0.05):
         leads = GROUP in service.groups()
         if leads != led:
-            journal.tell(Did.LEADS if leads else Did.FOLLOWS)
+            journal.note(Did.LEADS if leads else Did.FOLLOWS)
             led = leads
     service.stop()
     running.join(20)

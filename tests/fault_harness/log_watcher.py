@@ -1,4 +1,4 @@
-"""Reads a coordination log while runs go on, as judges and scripts need it."""
+"""Reads a coordination log during a run, as judges and scripts need it."""
 
 import json
 import os

@@ -27,7 +27,7 @@ class Way(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """How a link is: `is_cut` resets and refuses connections, `held` ways let nothing through, and say nothing."""
+    """How a link is: `is_cut` resets and refuses connections, `held` ways let nothing through on open connections."""
 
     is_cut: bool = False
     delay_s: float = 0.0
@@ -54,11 +54,11 @@ class Link:
     """Chunks that wait for another state."""
 
     def refuses(self) -> bool:
-        """Tell whether no connection may stand."""
+        """Return whether connections are refused."""
         return self.state.is_cut
 
     async def pass_on(self, way: Way) -> bool:
-        """Wait until a chunk may go on; False when its connection must end instead."""
+        """Wait until a chunk may pass; return False when its connection must end instead."""
         was_held = False
         async with self.changed:
             while way in self.state.held:

@@ -32,10 +32,10 @@ HELPERS: Final = 4
 MOST_SAID: Final = 2_000
 
 STOPPING: Final = threading.Event()
-"""Whether this process was told to end: then every run does."""
+"""Whether this process is to end: then every run ends."""
 
 Script = Generator[None]
-"""What happens in time: goes on at each tick."""
+"""What happens in time: continues at each tick."""
 
 
 class Failed(Exception):
@@ -43,7 +43,7 @@ class Failed(Exception):
 
 
 class LinkFault(Protocol):
-    """What a fault says of a link."""
+    """What a fault has about a link."""
 
     @property
     def lasts_s(self) -> float:
@@ -74,7 +74,7 @@ class WorkerProcess:
 
     @property
     def run_id(self) -> str:
-        """What tells this run of it from others."""
+        """The id of this run."""
         return f"{self.name}x{self.runs}"
 
     @property
@@ -106,8 +106,8 @@ class WorkerProcess:
         if self.process is not None and self.is_alive:
             self.process.send_signal(number)
 
-    def tell_to_end(self) -> None:
-        """Send it SIGTERM; one that is stopped goes on."""
+    def terminate(self) -> None:
+        """Send it SIGTERM; a stopped process continues."""
         self.signal(signal.SIGTERM)
         self.signal(signal.SIGCONT)
 
@@ -132,7 +132,7 @@ T = TypeVar("T", bound=Tally)
 
 
 class FaultRun(ABC, Generic[P, L, T]):
-    """A seed's run on real brokers: what goes on all the time is `_tick`, faults are scripts.
+    """A seed's run on real brokers: `_tick` does what is always due, scripts inject faults.
 
     `folder` has what it leaves; `worker` is the module of its processes, `lines` the type of their journals' lines.
     """
@@ -162,7 +162,7 @@ class FaultRun(ABC, Generic[P, L, T]):
                 self._live()
             except Failed as failed:
                 self.has_failed = True
-                self._fail("the run goes on", str(failed))
+                self._fail("the run comes to its end", str(failed))
             finally:
                 self._end()
             tally = self._judge()
@@ -211,7 +211,7 @@ class FaultRun(ABC, Generic[P, L, T]):
     # Processes
 
     def _environment(self, process: P) -> Mapping[str, str]:
-        """Return what a process finds in its environment beside what this one has."""
+        """Return the variables that a process has in its environment beside those of this one."""
         del process
         return {}
 
@@ -259,13 +259,13 @@ class FaultRun(ABC, Generic[P, L, T]):
         del whereabouts
         return False
 
-    def _tell_all_to_end(self) -> None:
+    def _terminate_all(self) -> None:
         for process in self.processes:
-            process.tell_to_end()
+            process.terminate()
 
     def _end(self) -> None:
         """End all processes, after which nothing changes any more."""
-        self._tell_all_to_end()
+        self._terminate_all()
         for process in self.processes:
             deadline_s = time.monotonic() + END_WITHIN_S
             while process.is_alive and time.monotonic() < deadline_s:
@@ -276,18 +276,18 @@ class FaultRun(ABC, Generic[P, L, T]):
             if process.is_alive:
                 whereabouts = self._whereabouts(process)
                 if not self._may_hang(whereabouts):
-                    self._fail("processes end when told to", f"{process.run_id} does not{whereabouts}")
+                    self._fail("processes end at SIGTERM", f"{process.run_id} does not{whereabouts}")
                 self._kill(process)
             elif not process.is_held:
                 self._check_exit(process)
         self._helpers.shutdown()
 
-    # What goes on all the time
+    # Each tick
 
     def _tick(self) -> None:
-        """Do what is due all the time, and let a moment pass."""
+        """Do what is always due, and let a moment pass."""
         if STOPPING.is_set():
-            raise Failed("told to stop")
+            raise Failed("this process is to end")
         self._watch()
         for process in self.processes:
             if not process.is_held:
@@ -304,7 +304,7 @@ class FaultRun(ABC, Generic[P, L, T]):
             self._start(process)
 
     def _play(self, scripts: Iterable[Script], beside: Script | None = None) -> None:
-        """Tick until all scripts are over; what goes on `beside` need not be."""
+        """Tick until all scripts are over; the script `beside` them need not be."""
         left = list(scripts)
         while left:
             self._tick()
@@ -338,9 +338,9 @@ class FaultRun(ABC, Generic[P, L, T]):
         done.result()
 
     def _ended(self, process: P) -> Script:
-        """Tell a process to end, and wait for that."""
+        """Send a process SIGTERM, and wait until it has ended."""
         process.is_held = True
-        process.tell_to_end()
+        process.terminate()
         deadline_s = time.monotonic() + END_WITHIN_S
         while process.is_alive:
             process.signal(signal.SIGCONT)
@@ -359,7 +359,7 @@ class FaultRun(ABC, Generic[P, L, T]):
             self._start_again(process)
 
     def _stopped(self, processes: Iterable[P], lasts_s: float) -> Script:
-        """Stop processes where they are, and let them go on later."""
+        """Stop processes where they are, and let them continue later."""
         stopped = [process for process in processes if not process.is_held]
         for process in stopped:
             process.signal(signal.SIGSTOP)

@@ -65,7 +65,7 @@ class Services(Protocol):
     """What runs need."""
 
     def repair(self) -> None:
-        """See to it that the next run finds everything in order."""
+        """Start again what does not run, for the next run."""
 
 
 S = TypeVar("S", bound=Scenario)
@@ -100,16 +100,16 @@ class FaultSuite(Generic[S, V, T, R]):
     sources: Callable[[S, T], Sequence[object]]
     """Returns the objects whose fields a row has under the same names, beside the fields of every row."""
     summary: Callable[[R], str]
-    """Says what a run came to."""
+    """Describes a run."""
     totals: Callable[[Sequence[R]], str]
-    """Says what all runs came to."""
+    """Describes all runs."""
     columns: Sequence[str]
     """What the table has between runs and violations."""
     cells: Callable[[Sequence[R]], Sequence[str]]
     notes: Callable[[Sequence[R]], str]
-    """What is said below the table."""
+    """The text below the table."""
     lanes: int = 1
-    """How many runs go on at once, where they do not need the services for themselves."""
+    """How many runs there are at once, where they do not need the services for themselves."""
     is_alone: Callable[[S], bool] = always
     """Whether a run needs the services for itself."""
 
@@ -181,7 +181,7 @@ class FaultSuite(Generic[S, V, T, R]):
         return f"| {' | '.join(cells)} |"
 
     def main(self) -> int:
-        """Do what the command line says; return the exit code."""
+        """Carry out the command line; return the exit code."""
         parser = argparse.ArgumentParser(prog=f"python -m {self.module}", description=__doc__)
         parser.add_argument("--seed", type=int, help="run one seed")
         parser.add_argument("--first", type=int, default=0)
@@ -204,7 +204,7 @@ class FaultSuite(Generic[S, V, T, R]):
 
 
 class Bed(Generic[S, V, T, R]):
-    """Services on which runs go on; `folder` has what is left of those that violate something."""
+    """Services for runs; `folder` has what is left of those that violate something."""
 
     def __init__(self, suite: FaultSuite[S, V, T, R], services: V, lanes: int, folder: Path) -> None:
         self.folder = folder
@@ -264,5 +264,5 @@ def _fields(row: type[RunRow], sources: Sequence[object]) -> dict[str, Any]:
 
 
 def median_and_longest(times_s: Sequence[float]) -> str:
-    """Return the cell of a table that says how long something took."""
+    """Return a cell of a table: the median and the longest time."""
     return f"{median(times_s):.1f} s, {max(times_s):.1f} s" if times_s else ""

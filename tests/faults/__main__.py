@@ -50,14 +50,14 @@ def sources(of: Scenario, tally: Tally) -> tuple[object, ...]:
 
 
 def summary(row: Row) -> str:
-    """Say what a run came to."""
+    """Return the words about one run."""
     takeovers = f"{len(row.takeovers_ms)} takeovers" if row.takeovers_ms else "no takeover"
     ranges = f" by ranges ({row.together} at once)" if row.claims_ranges else ""
     return f"{row.mode}{ranges}, {row.records} records, {takeovers}, {row.refused_commits} refused commits"
 
 
 def totals(rows: Sequence[Row]) -> str:
-    """Say what all runs came to."""
+    """Return the words about all runs."""
     return f"{sum(len(row.takeovers_ms) for row in rows)} takeovers"
 
 
@@ -75,7 +75,7 @@ def cells(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def notes(rows: Sequence[Row]) -> str:
-    """Say what the modes allow, and that several members did work on one partition."""
+    """Return what the modes allow, and that several members did work on one partition."""
     dropped, repeated = sum(row.dropped for row in rows), sum(row.repeated for row in rows)
     together = [row.together for row in rows if row.claims_ranges]
     several, all_of_them = sum(count > 1 for count in together), sum(count == MEMBERS for count in together)

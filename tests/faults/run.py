@@ -1,4 +1,4 @@
-"""One seed's run: a group of members on a topic of its own, what befalls it, and what it leaves behind."""
+"""One seed's run: a group of members on a topic of its own, its faults, and what it leaves behind."""
 
 import json
 import os
@@ -138,7 +138,7 @@ class Run(FaultRun[Member, Entry, Tally]):
     def _bounds(self) -> dict[int, tuple[int, int]]:
         return self.watcher.bounds(self.topic, self.partitions)
 
-    def _tell_all_to_end(self) -> None:
+    def _terminate_all(self) -> None:
         (self.folder / "stop").touch()
 
     def _end(self) -> None:
@@ -159,7 +159,7 @@ class Run(FaultRun[Member, Entry, Tally]):
         self.watcher.write(self.folder / "log.jsonl")
         return Trial(evidence, self.watcher.records).judge()
 
-    # What goes on all the time
+    # Each tick
 
     def _watch(self) -> None:
         self.watcher.look()
@@ -179,7 +179,7 @@ class Run(FaultRun[Member, Entry, Tally]):
             self._start(process)
 
     def _wake(self, member: Member) -> None:
-        """Let a member go on that came by its step to stop later than at its time."""
+        """Let a member continue that came by its step to stop later than at its time."""
         if member.stops_itself and member.is_stopped:
             member.stops_itself = False
             member.signal(signal.SIGCONT)
@@ -242,7 +242,7 @@ class Run(FaultRun[Member, Entry, Tally]):
         return orders
 
     def _trickle(self) -> Script:
-        """Let messages arrive while faults go on."""
+        """Let messages arrive during the faults."""
         while True:
             yield from self._pause(self.chance.uniform(0.1, 0.5))
             self._add_message()
@@ -276,7 +276,7 @@ class Run(FaultRun[Member, Entry, Tally]):
         yield from scripts[fault.kind]()
 
     def _holds(self, member: Member) -> bool:
-        """Tell whether a member owns a partition, or a range of one, by the log, or has ended."""
+        """Return whether a member owns a partition, or a range of one, by the log, or has ended."""
         owners = {
             held["owner"]["instance"]
             for _, key in self.watcher.keys(GROUP)
@@ -386,7 +386,7 @@ class Run(FaultRun[Member, Entry, Tally]):
         self.kafka.configure(self.log_topic, LOG_SETTINGS)
 
     def _log_deleted(self) -> Script:
-        """All stop, so that the log is known to its end; then it is deleted, and they go on."""
+        """All stop, so that the log is known to its end; then it is deleted, and they continue."""
         for member in self.members:
             member.is_held = True
             member.signal(signal.SIGSTOP)
@@ -400,7 +400,7 @@ class Run(FaultRun[Member, Entry, Tally]):
         yield from self._until(
             lambda: all(self._has_said(member, "LogChanged", "TopicMissing") for member in self.members),
             30,
-            "members to say that the log is gone",
+            "members to report that the log is gone",
         )
 
     def _has_said(self, member: Member, *errors: str) -> bool:

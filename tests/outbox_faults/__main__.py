@@ -63,12 +63,12 @@ def sources(_: Scenario, tally: Tally) -> tuple[object, ...]:
 
 
 def summary(row: Row) -> str:
-    """Say what a run came to."""
+    """Return the words about one run."""
     return f"{row.rows} rows, {row.takeovers} takeovers, {row.sessions} sessions, drained after {row.drained_after_s} s"
 
 
 def totals(rows: Sequence[Row]) -> str:
-    """Say what all runs came to."""
+    """Return the words about all runs."""
     return f"{sum(row.takeovers for row in rows)} takeovers"
 
 
@@ -86,7 +86,7 @@ def cells(rows: Sequence[Row]) -> list[str]:
 
 
 def notes(rows: Sequence[Row]) -> str:
-    """Say what was written, and how long it took until it was published."""
+    """Return what was written, and how long it took until it was published."""
     drained = [row.drained_after_s for row in rows if row.drained_after_s] or [0.0]
     return (
         f"{sum(row.rows for row in rows):,} rows committed in {sum(row.transactions for row in rows):,} "

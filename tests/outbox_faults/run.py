@@ -1,4 +1,4 @@
-"""One seed's run: an outbox with writers and harvesters, what befalls them, and what consumers read in the end."""
+"""One seed's run: an outbox with writers and harvesters, their faults, and what consumers read in the end."""
 
 import json
 import os
@@ -69,7 +69,7 @@ class HarvesterProcess(WorkerProcess):
 
     @property
     def clock(self) -> Path:
-        """The file that says how far its time of day is off."""
+        """The file that has how far its time of day is off."""
         return self.folder / f"clock{self.number}"
 
     @property
@@ -134,7 +134,7 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
     def _topics(self) -> Sequence[str]:
         return self.places.plain, self.places.small, self.topics.notes, self.topics.leader
 
-    # What goes on all the time
+    # Each tick
 
     def _live(self) -> None:
         for process in self.processes:
@@ -171,7 +171,7 @@ class Run(FaultRun[HarvesterProcess, Line, Tally]):
         super()._end()
 
     def _is_good_end(self, process: HarvesterProcess, code: int) -> bool:
-        """One that is told to end before it has begun ends by the signal."""
+        """A harvester that gets SIGTERM before it has begun ends by the signal."""
         return code == 0 or (code == -signal.SIGTERM and not process.journal.exists())
 
     def _may_hang(self, whereabouts: str) -> bool:
