@@ -113,11 +113,11 @@ soak-faults: java $(READY) ## groups of real members under faults, on three real
 	$(BIN)/python -m tests.faults --table tests/results/faults.jsonl
 
 soak-outbox: java $(READY) ## outboxes under faults, on three real brokers and a real PostgreSQL: RUNS=200
-	$(BIN)/python -m tests.outbox_faults --runs $(RUNS) --results tests/results/outbox_faults.jsonl
+	$(BIN)/python -m tests.outbox_faults --seeds $(RUNS) --results tests/results/outbox_faults.jsonl
 	$(BIN)/python -m tests.outbox_faults --table tests/results/outbox_faults.jsonl
 
 soak-coordinator: java $(READY) ## coordinated groups under faults, on three real brokers: RUNS=200
-	$(BIN)/python -m tests.coordinator_faults --runs $(RUNS) --results tests/results/coordinator_faults.jsonl
+	$(BIN)/python -m tests.coordinator_faults --seeds $(RUNS) --results tests/results/coordinator_faults.jsonl
 	$(BIN)/python -m tests.coordinator_faults --table tests/results/coordinator_faults.jsonl
 
 mutants: $(READY) ## the library broken in one way after another: the simulator must catch each

@@ -1,19 +1,17 @@
-"""What a process of a group writes down of what it believes and does, a line each, before it does it.
+"""What a process of a group writes down (`tests.fault_harness.journal`)."""
 
-Times are milliseconds of CLOCK_BOOTTIME, which is one for all processes of a machine.
-"""
-
-import json
-import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Final
 
-from tests.faults.journal import now_ms
+from pydantic import TypeAdapter
+
+from tests.fault_harness.journal import Journal, now_ms
 
 
 class Did(StrEnum):
-    """What a line tells."""
+    """What a line is about."""
 
     STARTS = "is told to start"
     STOPS = "is told to stop"
@@ -42,30 +40,17 @@ class Line:
         return self.topic, self.partition
 
 
-class Journal:
-    """A process's journal: each line is there as a whole, or not at all, however the process ends."""
+LINES: Final = TypeAdapter(Line)
+
+
+class GroupJournal(Journal[Line]):
+    """The journal of a coordinator or a member."""
 
     def __init__(self, path: Path) -> None:
         """Open it."""
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        super().__init__(path, LINES)
 
-    def write(self, *lines: Line) -> None:
-        """Add lines."""
-        text = "".join(json.dumps(asdict(line)) + "\n" for line in lines)
-        os.write(self._file, text.encode())
-
-    def tell(self, did: Did, places: frozenset[tuple[str, int]] = frozenset()) -> None:
+    def note(self, did: Did, places: frozenset[tuple[str, int]] = frozenset()) -> None:
         """Add a line for each of these partitions, or one of none."""
         at_ms = now_ms()
         self.write(*(Line(at_ms, did, *place) for place in sorted(places or {("", 0)})))
-
-
-def read_journal(path: Path) -> list[Line]:
-    """Read what is there."""
-    if not path.exists():
-        return []
-    found = []
-    for text in path.read_text().splitlines():
-        fields = json.loads(text)
-        found.append(Line(**{**fields, "did": Did(fields["did"])}))
-    return found

@@ -1,29 +1,24 @@
-"""One seed's run: a group of its own, what befalls it, and what is looked at when all is calm."""
+"""One seed's run: a group of its own, its faults, and what is checked when all is calm."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from marshal_dagster.coordinator.wire import CoordinatorTopics
-from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
-from tests.befalling import END_WITHIN_S, TICK_S, TOP, BefallenRun, Child, Failed, Script
-from tests.coordinator_faults.journal import Did, Line, read_journal
+from tests.coordinator_faults.journal import LINES, Did, Line
 from tests.coordinator_faults.judging import Ownership, Place, Verdict, gap_ms, judge, needless_stops
 from tests.coordinator_faults.scenario import LINKED, OF_LINKS, Ending, Fault, FaultKind, Scenario
 from tests.coordinator_faults.worker import GROUP, Orders, Role
-from tests.faults.cluster import FaultyKafka
-from tests.faults.journal import now_ms
-from tests.faults.proxy import FAIR, Weather
-from tests.faults.run import DATA_SETTINGS, LOG_SETTINGS, Watcher
+from tests.fault_harness.cluster import DATA_SETTINGS, LOG_SETTINGS, FaultyKafka
+from tests.fault_harness.journal import now_ms, read_journal
+from tests.fault_harness.log_watcher import LogWatcher
+from tests.fault_harness.proxy import LinkState
+from tests.fault_harness.run import END_WITHIN_S, Failed, FaultRun, Script, WorkerProcess
+from tests.simulator.checkers import Violation
 
 COORDINATION_PARTITIONS: Final = 2
 COORDINATOR_PARTITIONS: Final = 2
@@ -35,15 +30,12 @@ STAYS_S: Final = 2.0
 
 
 @dataclass(slots=True)
-class Process(Child):
-    """One of the group's processes, run after run."""
+class Process(WorkerProcess):
+    """One of the group's processes."""
 
     role: Role
-    number: int
-    folder: Path
     is_static: bool = False
     link: int | None = None
-    runs: int = 0
 
     @property
     def name(self) -> str:
@@ -51,25 +43,10 @@ class Process(Child):
         return f"{self.role.value}{self.number}"
 
     @property
-    def run_id(self) -> str:
-        """What tells this run of it from others."""
-        return f"{self.name}x{self.runs}"
-
-    @property
     def leads(self) -> bool:
         """Whether it believes that it leads the group, by its journal."""
-        told = [line.did for line in read_journal(self.journal) if line.did in {Did.LEADS, Did.FOLLOWS}]
-        return self.is_alive and told[-1:] == [Did.LEADS]
-
-    @property
-    def journal(self) -> Path:
-        """What this run writes down."""
-        return self.folder / f"{self.run_id}.jsonl"
-
-    @property
-    def errors(self) -> Path:
-        """What this run says."""
-        return self.folder / f"{self.run_id}.stderr"
+        lines = [line.did for line in read_journal(self.journal, LINES) if line.did in {Did.LEADS, Did.FOLLOWS}]
+        return self.is_alive and lines[-1:] == [Did.LEADS]
 
 
 @dataclass(slots=True)
@@ -86,65 +63,57 @@ class Tally:
     is_unsteady: bool = False
     """Whether a busy machine took the term from the coordinator in the calm: then members may have stopped for it."""
 
+    @property
+    def violations(self) -> list[Violation]:
+        """The promises that were broken."""
+        return self.verdict.violations
 
-class Run(BefallenRun):
-    """A seed's run, from its topics to its end; `folder` has what it leaves."""
+
+class Run(FaultRun[Process, Line, Tally]):
+    """A seed's run."""
 
     def __init__(self, of: Scenario, kafka: FaultyKafka, folder: Path) -> None:
-        super().__init__(of.seed, kafka)
+        super().__init__(of.seed, kafka, folder, "tests.coordinator_faults.worker", LINES)
         self.of = of
-        self.folder = folder
         stem = f"s{of.seed}-{os.urandom(3).hex()}"
         self.topic, self.pattern, self.log_topic = f"{stem}-data", f"{stem}-more*", f"{stem}-log"
         self.topics = {self.topic: of.partitions}
         self.coordinator_topics = CoordinatorTopics(f"{stem}-words")
-        self.connection = KafkaConnection(bootstrap_servers=kafka.bootstrap_servers, timeout_s=30)
         linked = any(fault.kind in OF_LINKS for fault in of.faults)
         self.coordinators = [
-            Process(Role.COORDINATOR, n, folder, link=n if linked and n < LINKED else None)
+            Process(n, folder, Role.COORDINATOR, link=n if linked and n < LINKED else None)
             for n in range(of.coordinators)
         ]
         self.members = [
-            Process(Role.MEMBER, n, folder, n % 2 == 0, LINKED + n if linked and n < LINKED else None)
+            Process(n, folder, Role.MEMBER, n % 2 == 0, LINKED + n if linked and n < LINKED else None)
             for n in range(of.members)
         ]
-        self.stranger = Process(Role.STRANGER, 0, folder)
+        self.stranger = Process(0, folder, Role.STRANGER)
         self.twins: list[Process] = []
         self.tally = Tally()
-        self._starts: list[tuple[Process, str]] = []
 
     @property
     def processes(self) -> list[Process]:
         """All that run now."""
         return [*self.coordinators, *self.members, *self.twins, self.stranger]
 
-    def go(self) -> Tally:
-        """Let it all happen, and judge."""
-        self.folder.mkdir(parents=True)
-        with Topics(self.connection) as topics:
-            topics.create(self.log_topic, COORDINATION_PARTITIONS, 3, LOG_SETTINGS)
-            topics.create(self.topic, self.of.partitions, 3, DATA_SETTINGS)
-            self.coordinator_topics.create(self.connection, COORDINATOR_PARTITIONS)
-            self.watcher = Watcher(self.kafka.bootstrap_servers, self.log_topic, COORDINATION_PARTITIONS)
-            try:
-                self._live(topics)
-            except Failed as failed:
-                self.wrong.append(f"the group goes on: {failed}")
-            finally:
-                self._end()
-            self._judge()
-            if not self.wrong and not self.tally.verdict.violations:
-                self._remove(topics)
-        self.tally.verdict.violations[:0] = self.wrong
-        return self.tally
+    def _prepare(self) -> None:
+        self.admin.create(self.log_topic, COORDINATION_PARTITIONS, 3, LOG_SETTINGS)
+        self.admin.create(self.topic, self.of.partitions, 3, DATA_SETTINGS)
+        self.coordinator_topics.create(self.connection, COORDINATOR_PARTITIONS)
+        self.watcher = LogWatcher(self.kafka.bootstrap_servers, self.log_topic, COORDINATION_PARTITIONS)
 
-    # What goes on all the time
+    def _topics(self) -> Sequence[str]:
+        words = self.coordinator_topics
+        return *self.topics, self.log_topic, words.words, words.orders, words.leader
 
-    def _live(self, topics: Topics) -> None:
+    # Each tick
+
+    def _live(self) -> None:
         for process in self.processes:
             self._start(process)
         self._wait(lambda: len(self._owned()) >= self.of.partitions / 2, START_WITHIN_S, "a first share")
-        self._play([self._befall(fault, topics) for fault in self.of.faults])
+        self._play([self._inject(fault) for fault in self.of.faults])
         self._calm_down()
         self.tally.settled_after_s = self._settle("after the last fault")
         self._end_calmly()
@@ -163,7 +132,7 @@ class Run(BefallenRun):
     def _settle(self, when: str) -> float:
         """Wait until each partition has an owner among the members, evenly, and that stays for a session time-out.
 
-        Give how long it took to be so, in seconds.
+        Return how long it took to be so, in seconds.
         """
         began_s = since_s = time.monotonic()
         stays_s = self.of.session_ms / 1_000 + STAYS_S
@@ -187,21 +156,20 @@ class Run(BefallenRun):
         return Ownership(self._owned())
 
     def _owned(self) -> dict[Place, tuple[str, int]]:
-        """Give who owns what by the log as it is read here."""
+        """Return who owns what by the log as it is read here."""
         self.watcher.look()
-        found = {}
-        for log in self.watcher.reader.logs.values():
-            for place, key in log["groups"].get(GROUP, {"keys": {}})["keys"].items():
-                if key["owner"] is not None:
-                    found[place] = (key["owner"]["instance"].rpartition(".")[0], key["owner"]["epoch"])
-        return found
+        return {
+            place: (key["owner"]["instance"].rpartition(".")[0], key["owner"]["epoch"])
+            for place, key in self.watcher.keys(GROUP)
+            if key["owner"] is not None
+        }
 
     def _end_calmly(self) -> None:
         """Do the one thing that is looked at without any fault, and see what it moves."""
         before, since_ms = self._ownership(), now_ms()
         leaving: list[str] = []
         if self.of.ending is Ending.JOINED:
-            late = Process(Role.MEMBER, self.of.members, self.folder)
+            late = Process(self.of.members, self.folder, Role.MEMBER)
             self._start(late)
             self.members.append(late)
         elif self.of.ending is Ending.LEFT:
@@ -222,10 +190,10 @@ class Run(BefallenRun):
             self._check_unmoved(before, "under another coordinator")
         needless = needless_stops(self._journals(), since_ms, self._ownership(), leaving)
         if needless:
-            self.wrong.append(f"only what moves is stopped: {self.of.ending.value}: {needless[:5]}")
+            self._fail("only what moves is stopped", f"{self.of.ending.value}: {needless[:5]}")
 
     def _be_without_coordinators(self, before: Ownership) -> None:
-        """Kill all coordinators for a while that is shorter than a session: what members have stays, and goes on."""
+        """Kill all coordinators for a while that is shorter than a session: members keep what they have, and work."""
         since_ms = now_ms()
         for each in self.coordinators:
             self._kill(each)
@@ -233,77 +201,43 @@ class Run(BefallenRun):
         self._pause_for(self.of.session_ms / 1_000 * 0.5)
         self._check_unmoved(before, "without a coordinator")
         if stops := needless_stops(self._journals(), since_ms, before):
-            self.wrong.append(f"nothing is stopped without a coordinator: {stops[:5]}")
+            self._fail("nothing is stopped without a coordinator", str(stops[:5]))
         still = {place for place in self._places() if self._offsets().get(place, 0) <= offsets.get(place, 0)}
         if still:
-            self.wrong.append(f"progress goes on without a coordinator: not of {sorted(still)[:5]}")
+            self._fail("progress goes on without a coordinator", f"not of {sorted(still)[:5]}")
         for each in self.coordinators:
-            self._start(each)
+            self._start_again(each)
 
     def _check_unmoved(self, before: Ownership, when: str) -> None:
         """A claim whose lease a busy machine has lost may be another's of the same member, but not of another one."""
         now = self._ownership().names()
         moved = {place: (had, now.get(place)) for place, had in before.names().items() if now.get(place) != had}
         if moved:
-            self.wrong.append(f"claims stay: {when}: {moved}")
+            self._fail("claims stay", f"{when}: {moved}")
 
     def _offsets(self) -> dict[Place, int]:
         self.watcher.look()
-        return {
-            place: key["offset"]
-            for log in self.watcher.reader.logs.values()
-            for place, key in log["groups"].get(GROUP, {"keys": {}})["keys"].items()
-            if key["offset"] is not None
-        }
+        return self.watcher.offsets(GROUP)
 
     def _end(self) -> None:
-        """End all, after which nothing changes any more."""
-        for process in self.processes:
-            process.tell_to_end()
-        for process in self.processes:
-            if process.process is None:
-                continue
-            if not process.has_ended():
-                self.wrong.append(f"a process ends when told to: {process.run_id} does not")
-                self._kill(process)
-            elif not process.is_held:
-                self._check_exit(process)
-        self._helpers.shutdown()
-        deadline_s = time.monotonic() + 20
-        while not self.watcher.is_at_end() and time.monotonic() < deadline_s:
-            time.sleep(TICK_S)
+        super()._end()
+        self.watcher.read_to_end(20)
         self.watcher.close()
 
-    def _tick(self) -> None:
-        for process in self.processes:
-            if not process.is_alive and not process.is_held:
-                self._check_exit(process)
-                self._start(process)
+    def _watch(self) -> None:
         self.watcher.look()
-        time.sleep(TICK_S)
 
-    def _check_exit(self, process: Process) -> None:
-        if process.process is None:
-            return
-        code = process.process.returncode
-        if code not in {0, -signal.SIGTERM}:
-            said = process.errors.read_text()[-1_500:]
-            self.wrong.append(f"nothing else goes wrong: {process.run_id} ended with {code}: {said}")
+    def _is_good_end(self, process: Process, code: int) -> bool:
+        del process
+        return code in {0, -signal.SIGTERM}
 
     def _pause_for(self, seconds: float) -> None:
         until_s = time.monotonic() + seconds
         while time.monotonic() < until_s:
             self._tick()
 
-    def _start(self, process: Process) -> None:
-        if process.process is not None:
-            process.process.wait()
-        taken = {run_id for _, run_id in self._starts}
-        process.runs += 1
-        while process.run_id in taken:
-            process.runs += 1
-        self._starts.append((process, process.run_id))
-        orders = Orders(
+    def _orders(self, process: Process) -> Orders:
+        return Orders(
             role=process.role,
             bootstrap_servers=self.kafka.servers(process.link),
             name=process.name,
@@ -319,50 +253,36 @@ class Run(BefallenRun):
             seed=self.of.seed,
             journal=process.journal,
         )
-        with process.errors.open("wb") as errors:
-            process.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.coordinator_faults.worker", orders.model_dump_json()],
-                cwd=TOP,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-            )
-        process.is_held = False
-
-    def _kill(self, process: Process) -> None:
-        process.is_held = True
-        process.signal(signal.SIGKILL)
-        if process.process is not None:
-            process.process.wait()
 
     def _retire(self, process: Process) -> None:
         """Have it end in order, for good."""
         process.is_held = True
-        process.tell_to_end()
+        process.terminate()
         self._wait(lambda: not process.is_alive, END_WITHIN_S, f"{process.run_id} to end")
         self._check_exit(process)
 
-    # What befalls it
+    # Faults
 
-    def _befall(self, fault: Fault, topics: Topics) -> Script:
+    def _inject(self, fault: Fault) -> Script:
         yield from self._pause(fault.at_s)
         kind = FaultKind
         scripts: dict[FaultKind, Callable[[], Script]] = {
-            kind.COORDINATOR_KILLED: lambda: self._killed(fault, [self._coordinator(fault)]),
-            kind.COORDINATOR_STOPPED: lambda: self._stopped(fault, [self._coordinator(fault)]),
-            kind.ALL_COORDINATORS_KILLED: lambda: self._killed(fault, self.coordinators),
-            kind.ALL_COORDINATORS_STOPPED: lambda: self._stopped(fault, self.coordinators),
+            kind.COORDINATOR_KILLED: lambda: self._killed([self._coordinator(fault)], fault.lasts_s),
+            kind.COORDINATOR_STOPPED: lambda: self._stopped([self._coordinator(fault)], fault.lasts_s),
+            kind.ALL_COORDINATORS_KILLED: lambda: self._killed(self.coordinators, fault.lasts_s),
+            kind.ALL_COORDINATORS_STOPPED: lambda: self._stopped(self.coordinators, fault.lasts_s),
             kind.COORDINATOR_CUT: lambda: self._link(fault, fault.number % LINKED),
             kind.COORDINATOR_HELD: lambda: self._link(fault, fault.number % LINKED),
-            kind.MEMBER_KILLED: lambda: self._killed(fault, [self._member(fault)]),
-            kind.MEMBER_STOPPED: lambda: self._stopped(fault, [self._member(fault)]),
+            kind.MEMBER_KILLED: lambda: self._killed([self._member(fault)], fault.lasts_s),
+            kind.MEMBER_STOPPED: lambda: self._stopped([self._member(fault)], fault.lasts_s),
             kind.MEMBER_CUT: lambda: self._link(fault, LINKED + fault.number % LINKED),
             kind.MEMBER_HELD: lambda: self._link(fault, LINKED + fault.number % LINKED),
             kind.MEMBERS_FLAP: lambda: self._flap(fault),
             kind.NAME_TAKEN: lambda: self._name_taken(fault),
             kind.BROKER_KILLED: lambda: self._broker_fails(fault),
             kind.BROKER_STOPPED: lambda: self._broker_fails(fault),
-            kind.PARTITIONS_ADDED: lambda: self._partitions_added(topics),
-            kind.TOPIC_CREATED: lambda: self._topic_created(topics),
+            kind.PARTITIONS_ADDED: self._partitions_added,
+            kind.TOPIC_CREATED: self._topic_created,
         }
         yield from scripts[fault.kind]()
 
@@ -373,22 +293,6 @@ class Run(BefallenRun):
     def _member(self, fault: Fault) -> Process:
         return self.members[fault.number % len(self.members)]
 
-    def _killed(self, fault: Fault, processes: Iterable[Process]) -> Script:
-        held = [each for each in processes if not each.is_held]
-        for process in held:
-            self._kill(process)
-        yield from self._pause(fault.lasts_s)
-        for process in held:
-            self._start(process)
-
-    def _stopped(self, fault: Fault, processes: Iterable[Process]) -> Script:
-        held = [each for each in processes if not each.is_held]
-        for process in held:
-            process.signal(signal.SIGSTOP)
-        yield from self._pause(fault.lasts_s)
-        for process in held:
-            process.signal(signal.SIGCONT)
-
     def _flap(self, fault: Fault) -> Script:
         """Members end and come back, some of them in order, again and again."""
         for _ in range(4):
@@ -398,10 +302,9 @@ class Run(BefallenRun):
             if self.chance.random() < 0.5:
                 self._kill(member)
             else:
-                member.is_held = True
-                yield from self._until_dead(member, member.run_id)
+                yield from self._ended(member)
             yield from self._pause(fault.lasts_s)
-            self._start(member)
+            self._start_again(member)
             yield from self._pause(fault.lasts_s)
 
     def _name_taken(self, fault: Fault) -> Script:
@@ -409,7 +312,7 @@ class Run(BefallenRun):
         double = self._member(fault)
         if any(twin.number == double.number for twin in self.twins):
             return
-        twin = Process(Role.MEMBER, double.number, self.folder, double.is_static, runs=100 + double.runs)
+        twin = Process(double.number, self.folder, Role.MEMBER, double.is_static, runs=100 + double.runs)
         self._start(twin)
         self.twins.append(twin)
         yield from self._pause(fault.lasts_s)
@@ -424,28 +327,21 @@ class Run(BefallenRun):
 
     def _link(self, fault: Fault, link: int) -> Script:
         is_cut = fault.kind in {FaultKind.COORDINATOR_CUT, FaultKind.MEMBER_CUT}
-        self.kafka.proxy.change(link, Weather(is_cut, held=fault.held), delivers_late=fault.comes_late)
-        try:
-            yield from self._pause(fault.lasts_s)
-        finally:
-            self.kafka.proxy.change(link, FAIR, delivers_late=fault.comes_late)
+        yield from self._link_fails(self.kafka.proxy, link, LinkState(is_cut, held=fault.held), fault)
 
-    def _partitions_added(self, topics: Topics) -> Script:
+    def _partitions_added(self) -> Script:
         more = self.topics[self.topic] + self.chance.randint(1, 3)
-        yield from self._aside(lambda: topics.grow(self.topic, more))
+        yield from self._aside(lambda: self.admin.grow(self.topic, more))
         self.topics[self.topic] = more
 
-    def _topic_created(self, topics: Topics) -> Script:
+    def _topic_created(self) -> Script:
         name = self.pattern.replace("*", str(len(self.topics)))
-        yield from self._aside(lambda: topics.create(name, 3, 3, DATA_SETTINGS))
+        yield from self._aside(lambda: self.admin.create(name, 3, 3, DATA_SETTINGS))
         self.topics[name] = 3
 
     # What it came to
 
-    def _journals(self) -> dict[str, list[Line]]:
-        return {run_id: read_journal(self.folder / f"{run_id}.jsonl") for _, run_id in self._starts}
-
-    def _judge(self) -> None:
+    def _judge(self) -> Tally:
         journals, tally = self._journals(), self.tally
         tally.verdict = judge(GROUP, COORDINATION_PARTITIONS, self.watcher.records, journals)
         lines = [line for journal in journals.values() for line in journal]
@@ -453,15 +349,6 @@ class Run(BefallenRun):
         tally.commits = sum(line.did is Did.COMMITTED for line in lines)
         tally.terms = sum(line.did is Did.LEADS for line in lines)
         tally.stops = sum(line.did is Did.STOPS and line.place != ("", 0) for line in lines)
-        if tally.verdict.violations or self.wrong:
-            with (self.folder / "log.jsonl").open("w") as file:
-                for partition, offset, at_ms, value in self.watcher.records:
-                    text = value.decode("utf-8", "replace")
-                    line = {"partition": partition, "offset": offset, "timestamp": at_ms, "value": text}
-                    file.write(json.dumps(line) + "\n")
-
-    def _remove(self, topics: Topics) -> None:
-        words = self.coordinator_topics
-        for topic in (*self.topics, self.log_topic, words.words, words.orders, words.leader):
-            with suppress(Exception):
-                topics.delete(topic)
+        if tally.violations or self.wrong:
+            self.watcher.write(self.folder / "log.jsonl")
+        return tally

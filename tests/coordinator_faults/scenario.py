@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tests.faults.proxy import Way
+from tests.fault_harness.proxy import Way
 
 LINKED: Final = 2
 """So many of the coordinators, and of the members, have a link of a proxy."""

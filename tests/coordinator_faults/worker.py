@@ -30,8 +30,8 @@ from marshal_dagster.election.rules import Timing
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import Settings
-from tests.coordinator_faults.journal import Did, Journal, Line
-from tests.faults.journal import now_ms
+from tests.coordinator_faults.journal import Did, GroupJournal, Line
+from tests.fault_harness.journal import now_ms
 
 GROUP: Final = "fleet"
 HI_MS: Final = 1_500
@@ -72,7 +72,7 @@ class Orders(BaseModel):
 class Worker:
     """Holds what is `wanted`, one claimer after another, as a claimer asks for a partition once."""
 
-    def __init__(self, orders: Orders, journal: Journal) -> None:
+    def __init__(self, orders: Orders, journal: GroupJournal) -> None:
         self.orders = orders
         self.journal = journal
         connection = KafkaConnection(bootstrap_servers=orders.bootstrap_servers, timeout_s=5)
@@ -87,17 +87,17 @@ class Worker:
 
     def start(self, places: frozenset[Place]) -> None:
         """Begin to work on these partitions."""
-        self.journal.tell(Did.STARTS, places)
+        self.journal.note(Did.STARTS, places)
         with self._changed:
             self._wanted |= places
 
     def stop(self, places: frozenset[Place]) -> None:
         """Stop working on these partitions; return once they are released."""
-        self.journal.tell(Did.STOPS, places)
+        self.journal.note(Did.STOPS, places)
         with self._changed:
             self._wanted -= places
             self._changed.wait_for(lambda: not places & self._held, STOP_WITHIN_S)
-        self.journal.tell(Did.STOPPED, places)
+        self.journal.note(Did.STOPPED, places)
 
     def work(self) -> None:
         """Take one turn: release, claim, commit."""
@@ -163,7 +163,7 @@ class Worker:
         self.log.close()
 
 
-def be_coordinator(orders: Orders, journal: Journal, is_over: threading.Event) -> None:
+def be_coordinator(orders: Orders, journal: GroupJournal, is_over: threading.Event) -> None:
     """Coordinate until it is over."""
     # Shorter than brokers allow by default, for more takeovers in a run.
     elector._SESSION_MS = 3_000  # type: ignore[misc]
@@ -178,7 +178,7 @@ def be_coordinator(orders: Orders, journal: Journal, is_over: threading.Event) -
     while not is_over.wait(0.05):
         leads = GROUP in service.groups()
         if leads != led:
-            journal.tell(Did.LEADS if leads else Did.FOLLOWS)
+            journal.note(Did.LEADS if leads else Did.FOLLOWS)
             led = leads
     service.stop()
     running.join(20)
@@ -193,7 +193,7 @@ def _until_over(service: Coordinator, is_over: threading.Event) -> None:
             is_over.wait(0.3)
 
 
-def be_member(orders: Orders, journal: Journal, is_over: threading.Event) -> None:
+def be_member(orders: Orders, journal: GroupJournal, is_over: threading.Event) -> None:
     """Work on what the coordinator says until it is over."""
     worker = Worker(orders, journal)
     while not is_over.is_set():
@@ -233,7 +233,7 @@ def _in_background(member: CoordinatedMember, is_over: threading.Event) -> threa
     return thread
 
 
-def be_stranger(orders: Orders, journal: Journal, is_over: threading.Event) -> None:
+def be_stranger(orders: Orders, journal: GroupJournal, is_over: threading.Event) -> None:
     """Take a partition now and then, whoever is to have it."""
     worker = Worker(orders, journal)
     while not is_over.is_set():
@@ -254,7 +254,7 @@ def main() -> int:
     is_over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: is_over.set())
     be = {Role.COORDINATOR: be_coordinator, Role.MEMBER: be_member, Role.STRANGER: be_stranger}[orders.role]
-    journal = Journal(orders.journal)
+    journal = GroupJournal(orders.journal)
     while not is_over.is_set():
         try:
             be(orders, journal, is_over)

@@ -632,7 +632,11 @@ def test_a_displacement_is_seen_at_once(site: Site, look: Callable[[Claimer], No
 def test_a_heartbeat_that_takes_the_partition_back_is_no_claim(site: Site) -> None:
     """Its epoch is another one than the claim was won under: the member is displaced all the same."""
     member = site.owner_of(0, settings=GO)
-    faulty(member).before_append = lambda: site.say(about(Heartbeat, "1320e57a", offset=0)) and None
+
+    def displace() -> None:
+        site.say(about(Heartbeat, "1320e57a", offset=0))
+
+    faulty(member).before_append = displace
 
     with pytest.raises(ClaimLost):
         member.beat()

@@ -20,7 +20,7 @@ from marshal_dagster.coordinator.messages import CoordinatorMessage, MemberMessa
 from marshal_dagster.coordinator.wire import CoordinatorTopics, ReceivedRecord
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
-from tests.waiting import until
+from tests.conditions import wait_until
 
 GROUP = "etl"
 SESSION_MS = 600
@@ -173,10 +173,10 @@ def test_one_that_stops_slowly_answers_pings_meanwhile(hub: Hub) -> None:
     """It is not taken for dead, though that takes longer than its session time-out."""
     one, other = Work(), Work()
     with member(one, "a"):
-        until(lambda: one.on == PLACES)
+        wait_until(lambda: one.on == PLACES, "the member has all partitions")
         one.stop_takes_s = 3 * SESSION_MS / 1_000
         with member(other, "b"):
-            until(lambda: len(one.on) == len(other.on) == 2)
+            wait_until(lambda: len(one.on) == len(other.on) == 2, "both members have two partitions")
             assert Happening.FAILED not in hub.happened
             one.stop_takes_s = 0
 
@@ -185,10 +185,10 @@ def test_a_client_that_is_of_no_more_use_is_replaced(hub: Hub) -> None:
     """The member goes on with another one, with what it had."""
     work = Work()
     with member(work, "a") as found:
-        until(lambda: work.on == PLACES)
+        wait_until(lambda: work.on == PLACES, "the member has all partitions")
         hub.fatal.append(UnavailableError("the client has failed for good"))
-        until(lambda: hub.made == 2)
-        until(lambda: not hub.fatal and found.state is MemberState.REGISTERED)
+        wait_until(lambda: hub.made == 2, "a second producer was made")
+        wait_until(lambda: not hub.fatal and found.state is MemberState.REGISTERED, "the member is registered again")
         assert work.on == found.places == PLACES
         assert work.calls == 1
 
@@ -198,26 +198,29 @@ def test_one_whose_work_cannot_be_done_leaves_and_comes_back(hub: Hub, in_stop: 
     """Others have its share meanwhile; nobody is left with work that nobody does."""
     one, other = Work(), Work()
     with member(one, "a"):
-        until(lambda: one.on == PLACES)
+        wait_until(lambda: one.on == PLACES, "the first member has all partitions")
         if in_stop:
             one.fails.append(ValueError("it cannot stop"))
         else:
             other.fails.append(ValueError("it cannot start"))
         with member(other, "b"):
-            until(lambda: hub.happened.count(Happening.LEFT) == 1)
-            until(lambda: hub.happened.count(Happening.JOINED) == 3)
-            until(lambda: len(one.on) == len(other.on) == 2 and one.on | other.on == PLACES)
+            wait_until(lambda: hub.happened.count(Happening.LEFT) == 1, "one member has left")
+            wait_until(lambda: hub.happened.count(Happening.JOINED) == 3, "a member has joined again")
+            wait_until(
+                lambda: len(one.on) == len(other.on) == 2 and one.on | other.on == PLACES,
+                "both members have two partitions, all in all",
+            )
 
 
 def test_who_leaves_has_stopped_before_it_says_so(hub: Hub) -> None:
     """Else another would begin with what it still works on."""
     work = Work()
     with member(work, "a") as found:
-        until(lambda: work.on == PLACES)
+        wait_until(lambda: work.on == PLACES, "the member has all partitions")
         work.stop_takes_s = 0.3
     assert not work.on
     assert found.state is MemberState.GONE
-    until(lambda: hub.happened[-1] is Happening.LEFT)
+    wait_until(lambda: hub.happened[-1] is Happening.LEFT, "the member has left")
 
 
 def test_one_that_commits_by_itself_says_how_far_it_got(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
@@ -230,7 +233,7 @@ def test_one_that_commits_by_itself_says_how_far_it_got(hub: Hub, caplog: pytest
         return {("orders", 0): 17, ("orders", 1): OFFSET_INVALID}
 
     with member(work, "m0", auto_commit=True, offsets=offsets):
-        until(lambda: hub.leader.positions == {("orders", 0): 17})
+        wait_until(lambda: hub.leader.positions == {("orders", 0): 17}, "the leader knows the position")
     assert "how far it got is not known" in caplog.text
 
 
@@ -238,10 +241,10 @@ def test_whatever_goes_wrong_in_its_thread_a_member_goes_on(hub: Hub, caplog: py
     """With another client; it is told of."""
     work = Work()
     with member(work, "a") as found:
-        until(lambda: work.on == PLACES)
+        wait_until(lambda: work.on == PLACES, "the member has all partitions")
         hub.fatal.append(ZeroDivisionError("odd"))
-        until(lambda: hub.made == 2)
-        until(lambda: not hub.fatal and found.state is MemberState.REGISTERED)
+        wait_until(lambda: hub.made == 2, "a second producer was made")
+        wait_until(lambda: not hub.fatal and found.state is MemberState.REGISTERED, "the member is registered again")
     assert "ZeroDivisionError" in caplog.text
 
 
@@ -253,13 +256,13 @@ def test_leaving_waits_for_a_session_and_says_so_when_that_is_not_enough(
     monkeypatch.setattr(client, "_STOP_WITHIN_S", 0.1)
     work = Work()
     with member(work, "a", auto_commit=True) as quick:
-        until(lambda: work.on == PLACES)
+        wait_until(lambda: work.on == PLACES, "the member has all partitions")
     assert quick.is_over
     assert not work.on
     assert "has not left" not in caplog.text
     with member(work, "a") as slow:
-        until(lambda: work.on == PLACES)
+        wait_until(lambda: work.on == PLACES, "the member has all partitions again")
         work.stop_takes_s = 2 * SESSION_MS / 1_000 + 1
     assert not slow.is_over
     assert "it has not left within" in caplog.text
-    until(lambda: slow.is_over)
+    wait_until(lambda: slow.is_over, "the slow work is over")

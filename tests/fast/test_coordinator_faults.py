@@ -51,7 +51,7 @@ B = [line(Did.WORKS, 50, "b.1", 4, 1), line(Did.COMMITTED, 60, "b.1", 4, 2)]
 
 def broken(records: list[Record], a: list[Line], b: list[Line]) -> set[str]:
     """Give the promises that are found broken."""
-    return {text.partition(":")[0] for text in judge(GROUP, 2, records, {"a": a, "b": b}).violations}
+    return {violation.promise for violation in judge(GROUP, 2, records, {"a": a, "b": b}).violations}
 
 
 def test_a_good_run_passes() -> None:

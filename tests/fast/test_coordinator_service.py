@@ -44,7 +44,7 @@ from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S, HealthServer
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.telemetry import metrics
-from tests.waiting import until
+from tests.conditions import wait_until
 
 
 @pytest.fixture
@@ -215,17 +215,21 @@ def test_its_own_brokers_are_looked_at_too(
 ) -> None:
     """Where the topics to work on are on others, which answer; again and again."""
     coordinator._topic_lookup.next_ms = coordinator._topic_check.next_ms = 0.0
-    deadline_s = time.monotonic() + 10
-    while coordinator.health()["failure"] is None:
-        assert time.monotonic() < deadline_s
+
+    def takes_a_turn_and_fails() -> bool:
         turn(coordinator, ends)
-        time.sleep(0.01)
+        return coordinator.health()["failure"] is not None
+
+    wait_until(takes_a_turn_and_fails, "the health reports a failure")
     assert isinstance(coordinator.failure, UnavailableError)
     monkeypatch.setattr(CoordinatorTopics, "check", lambda *_: None)
     coordinator._topic_check.next_ms = 0.0
-    while coordinator._cannot_use is not None:
-        assert time.monotonic() < deadline_s
+
+    def takes_a_turn_and_works() -> bool:
         turn(coordinator, ends)
+        return coordinator._cannot_use is None
+
+    wait_until(takes_a_turn_and_works, "the brokers can be used again")
 
 
 def test_it_answers_over_http(coordinator: Coordinator) -> None:
@@ -460,11 +464,15 @@ def weighs(coordinator: Coordinator) -> dict[str, Any]:
 
 def until_weighed(coordinator: Coordinator, ends: Ends, group: str) -> None:
     """Take turns until a group waits for no weights."""
-    deadline_s = time.monotonic() + 10
-    while group not in coordinator._shards[0].groups or coordinator._shards[0].groups[group].awaits_weights:
-        assert time.monotonic() < deadline_s
+
+    def is_weighed() -> bool:
+        groups = coordinator._shards[0].groups
+        if group in groups and not groups[group].awaits_weights:
+            return True
         turn(coordinator, ends)
-        time.sleep(0.01)
+        return False
+
+    wait_until(is_weighed, f"{group} waits for no weights")
 
 
 def test_a_weighing_that_fails_is_done_again(
@@ -481,8 +489,8 @@ def test_a_weighing_that_fails_is_done_again(
     for left in (1, 0):
         clock.now_ms += background._WEIGH_EACH_MS + 1
         turn(coordinator, ends)
-        until(lambda left=left: len(weighs["etl"]) == left, 10)  # type: ignore[misc]
-        until(lambda: all(weighing.found.done() for weighing in weigher._weighings.values()), 10)
+        wait_until(lambda left=left: len(weighs["etl"]) == left, "the weights were asked for", 10)  # type: ignore[misc]
+        wait_until(lambda: all(each.found.done() for each in weigher._weighings.values()), "the weights are found", 10)
         turn(coordinator, ends)
     assert coordinator._shards[0].groups["etl"]._workload.weights == {("t", 0): 5.0}
 

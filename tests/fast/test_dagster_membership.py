@@ -19,6 +19,7 @@ from marshal_dagster.jobs import build_claimed_batch_job
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.membership import build_group_member_sensor, kept_member, leave_all
 from marshal_dagster.ops import build_claimed_batch_op
+from tests.conditions import wait_until
 
 CONNECTION = KafkaConnection(bootstrap_servers="127.0.0.1:1")
 SESSION_MS = 6_000
@@ -146,10 +147,7 @@ def test_a_member_whose_sensor_is_off_leaves(joined: Joined) -> None:
     time.sleep(1.2)
     assert [each.is_over for each in joined.members] == [False]
     kept_member(claimer(), interest, 0.01)
-    deadline_s = time.monotonic() + 10
-    while not all(each.is_over for each in joined.members):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
+    wait_until(lambda: all(each.is_over for each in joined.members), "the membership has ended")
     kept_member(claimer(), interest, 60)
     assert [each.is_over for each in joined.members] == [True, False]
 

@@ -31,10 +31,10 @@ from marshal_dagster.protocol.messages import (
 )
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Owner
+from tests.conditions import wait_until
 from tests.delivering import GROUP, HI_MS, TOPIC, Scene
 from tests.faulty_log import Fault, FaultyLog, of_type
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
-from tests.waiting import until
 
 ALL_MODES = list(DeliveryMode)
 AT_LEAST_ONCE = DeliveryMode.AT_LEAST_ONCE
@@ -681,7 +681,7 @@ def test_a_reason_to_stop_ends_the_batch(scene: Scene) -> None:
     batch = scene.batch(delivery)
     with pytest.raises(BatchAborted, match="the run is over") as raised, batch:
         over.set()
-        until(lambda: batch._lost is not None, 10)
+        wait_until(lambda: batch._lost is not None, "the batch has lost its claim", 10)
         raise ValueError("Spark was cancelled")
 
     assert isinstance(raised.value.__cause__, ValueError)
@@ -700,7 +700,7 @@ def test_lost_claims_are_told_in_every_mode(scene: Scene, mode: DeliveryMode) ->
     with pytest.raises(BatchAborted, match="told"), batch:
         batch.begin_processing()
         over.set()
-        until(lambda: batch._lost is not None, 10)
+        wait_until(lambda: batch._lost is not None, "the batch has lost its claim", 10)
         raise ValueError("Spark was cancelled")
 
 
@@ -714,7 +714,7 @@ def test_a_batch_whose_heartbeats_ended_does_nothing_more(scene: Scene, mode: De
     batch = scene.batch(delivery)
     with pytest.raises(BatchAborted, match="told") as raised, batch:
         over.set()
-        until(lambda: batch._lost is not None, 10)
+        wait_until(lambda: batch._lost is not None, "the batch has lost its claim", 10)
         with pytest.raises(BatchAborted):
             batch.begin_processing()
         with pytest.raises(BatchAborted):
@@ -734,7 +734,7 @@ def beats(scene: Scene) -> int:
 
 def wait_for_beats(scene: Scene, count: int) -> None:
     """Wait until there are so many heartbeats in the log."""
-    until(lambda: beats(scene) == count, 10)
+    wait_until(lambda: beats(scene) == count, "the heartbeats are in the log", 10)
 
 
 def test_long_work_is_kept_alive(scene: Scene) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from marshal_dagster.devkafka import KafkaCluster
 from marshal_dagster.devkafka.errors import BrokerFailed
-from tests.faults.cluster import FaultyKafka
+from tests.fault_harness.cluster import FaultyKafka
 
 
 class Brokers:

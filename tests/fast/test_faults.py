@@ -2,14 +2,13 @@
 
 import asyncio
 import json
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -20,11 +19,13 @@ from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Phase
 from tests import delivering as scenes
 from tests import soaking
+from tests.conditions import wait_until
 from tests.delivering import Scene
-from tests.faults.__main__ import Row, table
-from tests.faults.journal import Claimed, Entry, Journal, Known, Left, Part, Processed, Refused, read_journal
+from tests.fault_harness.journal import Journal, read_journal
+from tests.fault_harness.proxy import HEALTHY, LinkState, Proxy, Way
+from tests.faults.__main__ import SUITE, Row
+from tests.faults.journal import ENTRY, Claimed, Entry, Known, Left, Part, Processed, Refused
 from tests.faults.judging import CLOCKS_MS, ON_MS, Evidence, Trial
-from tests.faults.proxy import FAIR, Proxy, Way, Weather
 from tests.faults.scenario import APPENDS, KINDS, RANGE_APPENDS, FaultKind, scenario
 from tests.faults.worker import Orders, Worker
 
@@ -508,10 +509,10 @@ def test_ranges_that_overlap_are_caught_at_least_once() -> None:
 def test_a_journal_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Every kind of line comes back equal."""
     entries = [*work(FIRST, "run0.a", NOW_MS), known(5, 3, (5, 9, Phase.PLANNED, "run1.b", "member", 7, 9, 1))]
-    journal = Journal(tmp_path / "run0.jsonl")
+    journal = Journal(tmp_path / "run0.jsonl", ENTRY)
     for entry in entries:
         journal.write(entry)
-    assert read_journal(tmp_path / "run0.jsonl") == entries
+    assert read_journal(tmp_path / "run0.jsonl", ENTRY) == entries
 
 
 def test_what_a_worker_tells_of_ranges_is_what_the_log_says(tmp_path: Path) -> None:
@@ -520,7 +521,7 @@ def test_what_a_worker_tells_of_ranges_is_what_the_log_says(tmp_path: Path) -> N
     scene.data.make(partitions=1, messages=35)
     first, second = (scene.delivery(ranges=True) for _ in range(2))
     worker = object.__new__(Worker)
-    worker.delivery, worker.journal = first, Journal(tmp_path / "run1.jsonl")
+    worker.delivery, worker.journal = first, Journal(tmp_path / "run1.jsonl", ENTRY)
     worker.orders = cast("Orders", SimpleNamespace(run_id="run1"))
     with scene.batch(first, ranges=RangeOptions(size=10)) as batch:
         scene.work(second, ranges=RangeOptions(size=10))
@@ -528,7 +529,7 @@ def test_what_a_worker_tells_of_ranges_is_what_the_log_says(tmp_path: Path) -> N
         worker._tell_state()
         scene.process(batch)
 
-    entries = read_journal(tmp_path / "run1.jsonl")
+    entries = read_journal(tmp_path / "run1.jsonl", ENTRY)
     phases = [[each[2] for each in entry.ranges] for entry in entries if isinstance(entry, Known)]
     assert phases == [["planned", "done"]]
     home = coordination_partition(scenes.TOPIC, 4)
@@ -554,13 +555,22 @@ def test_a_part_of_the_groups_claims_ranges() -> None:
     assert steps[1] == {*RANGE_APPENDS, *APPENDS}
 
 
+def row_of(faults: tuple[str, ...], **fields: Any) -> Row:  # noqa: ANN401 - as the fields are
+    """Give a row of a run that came to nothing but `fields`."""
+    counts = ("records", "refused_commits", "lost", "dropped", "twice")
+    common = {"commit": "c", "seed": 1, "violations": (), "seconds": 8.0, "mode": "at_least_once", "repeated": 3}
+    return Row(faults=faults, **{**common, **dict.fromkeys(counts, 0), "takeovers_ms": (), **fields})
+
+
 def test_the_table_counts_a_run_in_each_of_its_faults(tmp_path: Path) -> None:
     """Rows come back from the file, and into the lines of their faults."""
-    row = Row("c", 1, "at_least_once", ("link cut", "member killed"), 9, (2_100,), 1, 0, 0, 0, 3, (), 8.0, True, 3)
+    row = row_of(
+        ("link cut", "member killed"), takeovers_ms=(2_100,), refused_commits=1, claims_ranges=True, together=3
+    )
     path = tmp_path / "faults.jsonl"
     path.write_text(json.dumps(asdict(row)) + "\n")
     assert soaking.rows_of(Row, path) == [row]
-    lines = table([row]).splitlines()
+    lines = SUITE.table([row]).splitlines()
     counts = "1 | 1 | 1 | 2.1 s, 2.1 s | 1 | 0 | 0 | 0 |"
     assert [line for line in lines if line.endswith(counts)] == [
         f"| link cut | {counts}",
@@ -574,7 +584,7 @@ def test_the_table_counts_a_run_in_each_of_its_faults(tmp_path: Path) -> None:
 
 def test_rows_of_before_ranges_are_read(tmp_path: Path) -> None:
     """A results file outlives the fields that came later."""
-    row = asdict(Row("c", 1, "at_least_once", ("link cut",), 9, (), 1, 0, 0, 0, 3, (), 8.0))
+    row = asdict(row_of(("link cut",)))
     path = tmp_path / "faults.jsonl"
     path.write_text(json.dumps({name: row[name] for name in row if name not in {"claims_ranges", "together"}}) + "\n")
     assert [(each.claims_ranges, each.together) for each in soaking.rows_of(Row, path)] == [(False, 0)]
@@ -593,14 +603,7 @@ async def _has_ended(reader: asyncio.StreamReader) -> bool:
         return True
 
 
-async def _until_held_back(proxy: Proxy) -> None:
-    deadline = time.monotonic() + 60
-    while not proxy.links[0].held_back:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.01)
-
-
-async def _weathers() -> None:
+async def _link_states() -> None:
     server = await asyncio.start_server(_echo, HOST, 0)
     proxy = Proxy([{1: server.sockets[0].getsockname()[1]}])
     proxy.start()
@@ -613,20 +616,20 @@ async def _weathers() -> None:
         writer.write(b"fair")
         assert await asyncio.wait_for(reader.readexactly(4), 60) == b"fair"
         for way in Way:
-            proxy.change(0, Weather(held=frozenset({way})))
+            proxy.change(0, LinkState(held=frozenset({way})))
             writer.write(b"held")
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(reader.read(4), 0.1)
-            proxy.change(0, FAIR)
+            proxy.change(0, HEALTHY)
             assert await asyncio.wait_for(reader.readexactly(4), 60) == b"held"
-        proxy.change(0, Weather(held=frozenset(Way)))
+        proxy.change(0, LinkState(held=frozenset(Way)))
         writer.write(b"gone")
-        await _until_held_back(proxy)
-        proxy.change(0, FAIR, delivers_late=False)
+        await asyncio.to_thread(wait_until, lambda: proxy.links[0].held_back, "bytes are held back", 60)
+        proxy.change(0, HEALTHY, delivers_late=False)
         assert await _has_ended(reader)
         writer.close()
         reader, writer = await connect()
-        proxy.change(0, Weather(is_cut=True))
+        proxy.change(0, LinkState(is_cut=True))
         assert await _has_ended(reader)
         writer.close()
     finally:
@@ -634,6 +637,6 @@ async def _weathers() -> None:
         server.close()
 
 
-def test_a_link_has_weather() -> None:
+def test_a_link_fails_in_each_way() -> None:
     """Bytes pass, are held one way and come late, vanish with their connection, and a cut link resets."""
-    asyncio.run(_weathers())
+    asyncio.run(_link_states())

@@ -102,7 +102,7 @@ def test_a_world_that_remembers_what_it_refused_is_found(monkeypatch: pytest.Mon
 
     def remember(self: PartitionWorld, message: Message, offset: int, log_time_ms: int, value: bytes | None) -> Verdict:
         verdict = judge(self, message, offset, log_time_ms, value)
-        self._beats.setdefault(value or b"", (Key(), Owner("", "", None)))
+        self._beats.setdefault(value or b"", (Key(), Owner("", "", None), False))
         return verdict
 
     monkeypatch.setattr(PartitionWorld, "_judge", remember)

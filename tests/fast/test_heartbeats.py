@@ -17,9 +17,9 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import BatchAborted, ClaimLost, LogChanged, MarshalError
 from marshal_dagster.protocol.messages import Settings
 from marshal_dagster.testing import MemoryBroker, MemoryLog
+from tests.conditions import wait_until
 from tests.faulty_log import FaultyLog
 from tests.members import GROUP, HI_MS, TOPIC, TOPIC_ID, Site, faulty
-from tests.waiting import until
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_who_takes_long_to_tell_a_reason_holds_up_no_heartbeat() -> None:
 
     with Heartbeats(member, ignore, reasons_to_stop=[hang]) as heartbeats:
         try:
-            until(lambda: log.types().count("Heartbeat") >= 6)
+            wait_until(lambda: log.types().count("Heartbeat") >= 6, "six heartbeats are in the log")
         finally:
             answered.set()
         assert heartbeats.error is None
@@ -246,7 +246,7 @@ def test_threads_keep_a_claim_alive() -> None:
     member, log = running_member(500)
     with Heartbeats(member, ignore) as heartbeats:
         began = time.monotonic()
-        until(lambda: log.types().count("Heartbeat") >= 6)
+        wait_until(lambda: log.types().count("Heartbeat") >= 6, "six heartbeats are in the log")
         assert heartbeats.error is None
         assert time.monotonic() - began > 1
         member.check([0])
@@ -274,7 +274,7 @@ def test_after_the_block_no_heartbeat_is_sent() -> None:
     before = threading.active_count()
     with Heartbeats(member, ignore):
         assert threading.active_count() == before + 2
-        until(lambda: log.types().count("Heartbeat") >= 3)
+        wait_until(lambda: log.types().count("Heartbeat") >= 3, "three heartbeats are in the log")
 
     assert threading.active_count() == before
 
@@ -289,7 +289,7 @@ def test_a_fault_in_the_heartbeats_ends_the_work() -> None:
     log.before_append = broken
     told: list[MarshalError] = []
     with Heartbeats(member, told.append):
-        until(lambda: bool(told))
+        wait_until(lambda: bool(told), "the loss is reported")
 
     assert isinstance(told[0], BatchAborted)
     assert "a client that broke" in str(told[0])
@@ -317,7 +317,7 @@ def test_the_work_ends_before_a_line_is_logged(how: str) -> None:
             log.before_append = broken
         reasons = [lambda: "enough"] if how == "a reason to stop" else []
         with Heartbeats(member, lambda _: told.set(), reasons_to_stop=reasons):
-            until(told.is_set)
+            wait_until(told.is_set, "the loss is reported")
     finally:
         logger.removeHandler(handler)
     assert told_first
@@ -332,7 +332,7 @@ def test_work_that_cannot_be_stopped_is_told_of(caplog: pytest.LogCaptureFixture
         raise RuntimeError("no gateway")
 
     with caplog.at_level(logging.ERROR), Heartbeats(member, cannot, reasons_to_stop=[lambda: "enough"]) as heartbeats:
-        until(lambda: heartbeats.error is not None)
+        wait_until(lambda: heartbeats.error is not None, "the loss is kept for the owner of the block")
 
     assert "could not be stopped" in caplog.text
 

@@ -1,13 +1,13 @@
 """The judge of the outbox's fault runs: an honest run passes, each doctored one is caught; what seeds stand for."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from tests import soaking
-from tests.outbox_faults.__main__ import Row, table
+from tests.outbox_faults.__main__ import SUITE, Row
 from tests.outbox_faults.judging import Seen, judge
 from tests.outbox_faults.scenario import KINDS, scenario
 from tests.outbox_faults.writers import Fact
@@ -73,7 +73,7 @@ def test_a_doctored_run_is_caught(doctor: Doctor, counts: tuple[int, ...], rule:
     verdict = judge(FACTS, doctor(seen()), PARKED)
     assert (verdict.lost, verdict.invented, verdict.repeated) == counts[:3]
     assert bool(verdict.out_of_order) is bool(counts[3])
-    assert any(rule in violation for violation in verdict.violations)
+    assert any(rule in violation.promise for violation in verdict.violations)
 
 
 @pytest.mark.parametrize("parked", [{}, {"poison": "", "a1": ""}], ids=["too few", "too many"])
@@ -81,7 +81,7 @@ def test_rows_set_aside_wrongly_are_caught(parked: dict[str, str]) -> None:
     """Those and only those that are poisoned are."""
     verdict = judge(FACTS, seen(), parked)
     assert verdict.wrongly_parked == 1
-    assert "the rows set aside are the poisoned ones" in verdict.violations[0]
+    assert verdict.violations[0].promise == "the rows set aside are the poisoned ones"
 
 
 def test_what_waits_is_not_lost() -> None:
@@ -104,9 +104,9 @@ def test_results_are_read_back_and_added_up(tmp_path: Path) -> None:
     row = Row(commit="c", seed=1, faults=faults, **counts, drained_after_s=2.5, violations=("wrong",), seconds=9.0)
     rows = [row, replace(row, seed=2, violations=())]
     for each in rows:
-        soaking.add_row(tmp_path / "results", {name: getattr(each, name) for name in each.__slots__})
+        soaking.add_row(tmp_path / "results", asdict(each))
     assert soaking.rows_of(Row, tmp_path / "results") == rows
-    lines = table(rows).splitlines()
+    lines = SUITE.table(rows).splitlines()
     assert (
         next(line for line in lines if "harvester killed" in line)
         == "| harvester killed | 2 | 16 | 12 | 18 | 20 | 22 | 24 | 1 |"

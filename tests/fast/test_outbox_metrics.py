@@ -1,7 +1,7 @@
 """Metrics of a harvester, read back through OpenTelemetry's SDK."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from marshal_dagster.outbox.measuring import measured
 from marshal_dagster.outbox.tables import OutboxTables, Standing
 from marshal_dagster.postgres import Database
 from marshal_dagster.telemetry import metrics
+from tests.conditions import wait_until
 
 TABLES = OutboxTables(Database("postgresql://127.0.0.1:1/db"), "billing")
 
@@ -89,20 +90,13 @@ def meters(monkeypatch: pytest.MonkeyPatch) -> Iterator[Meters]:
     meters.provider.shutdown()
 
 
-def _await(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.005)
-
-
 def test_what_a_harvester_does_is_counted(meters: Meters, backlog: type[StandInBacklog]) -> None:
     """From the block's beginning to its end, once; what was before is not, and it is handed over."""
     counts = Counts(published=100, sessions=1)
     with measured(TABLES, counts, lambda: False):
         counts.published += 5
         counts.sessions += 1
-        _await(lambda: meters.values().get("published") == 5)
+        wait_until(lambda: meters.values().get("published") == 5, "five records are counted")
         counts.published += 2
         counts.parked += 3
         counts.refused += 4
@@ -121,15 +115,15 @@ def test_the_leader_measures_the_backlog_now_and_then(
         return leads[0]
 
     with measured(TABLES, Counts(), asked_whether_it_leads):
-        _await(lambda: turns[0] > 3)
+        wait_until(lambda: turns[0] > 3, "the harvester has taken turns")
         assert backlog.asked == 0
         leads[0] = True
-        _await(lambda: backlog.asked > 0)
-        _await(lambda: turns[0] > 10)
+        wait_until(lambda: backlog.asked > 0, "the backlog was asked for")
+        wait_until(lambda: turns[0] > 10, "the harvester has taken more turns")
         assert backlog.asked == 1
         assert meters.values() == {"backlog": 12, "backlog.age": 3.5}
         monkeypatch.setattr(measuring, "LOOK_EACH_S", 0.01)
-        _await(lambda: backlog.asked > 1)
+        wait_until(lambda: backlog.asked > 1, "the backlog was asked for again")
 
 
 def test_a_database_that_is_away_stops_no_counting(
@@ -139,9 +133,9 @@ def test_a_database_that_is_away_stops_no_counting(
     backlog.fails = True
     counts = Counts()
     with measured(TABLES, counts, lambda: True):
-        _await(lambda: backlog.asked > 0)
+        wait_until(lambda: backlog.asked > 0, "the backlog was asked for")
         counts.published = 4
-        _await(lambda: meters.values().get("published") == 4)
+        wait_until(lambda: meters.values().get("published") == 4, "four records are counted")
     assert [each.levelname for each in caplog.records if each.levelno > 10] == []
 
 

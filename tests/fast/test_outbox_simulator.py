@@ -3,17 +3,19 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
 from marshal_dagster.outbox import harvest
 from marshal_dagster.outbox.ports import Noted
-from tests.outbox_simulator import __main__ as command_line
-from tests.outbox_simulator import running
+from tests import simulator_runner
+from tests.mutation_gate import LIBRARY, Mutant
 from tests.outbox_simulator.mutants import MUTANTS
+from tests.outbox_simulator.running import SIMULATOR
 from tests.outbox_simulator.scenario import CallFault, EventKind, scenario
-from tests.outbox_simulator.world import simulate
-from tests.simulator.mutants import LIBRARY, TOP, Mutant
+from tests.outbox_simulator.world import Result, simulate
+from tests.soaking import TOP
 
 _PRINT_A_SEED = (
     "from tests.outbox_simulator.world import simulate; from tests.outbox_simulator.scenario import scenario; "
@@ -23,7 +25,7 @@ _PRINT_A_SEED = (
 
 def test_two_hundred_seeds_keep_every_promise_under_every_fault() -> None:
     """What the harvest may meet with, it meets with: sessions of several members at once among it."""
-    tally = running.run_chunk(0, 200)
+    tally = SIMULATOR.run_chunk(0, 200)
     assert tally.failed == {}
     assert set(tally.faults) == {*map(str, CallFault), *map(str, EventKind)}
     assert tally.records > 2_000
@@ -63,29 +65,29 @@ def test_what_is_broken_is_caught_shrunk_and_shown(
         self._done = Noted()
 
     monkeypatch.setattr(harvest.Harvest, "begin", begin_without_note)
-    tally = running.run_chunk(0, 60)
+    tally = SIMULATOR.run_chunk(0, 60)
     seed = min(tally.failed)
-    command_line.report(tally)
+    SIMULATOR.report(tally)
     printed = capsys.readouterr().out
     assert f"python -m tests.outbox_simulator --seed {seed}" in printed
     assert f"{len(tally.failed)} violations" in printed.splitlines()[-1]
-    left_out, result = running.shrink(scenario(seed))
+    left_out, result = SIMULATOR.shrink(scenario(seed))
     assert result.violations[0].promise == "nothing is published twice"
     assert scenario(seed).without(left_out).faults <= 2
-    assert command_line.show(seed, left_out) == 1
+    assert SIMULATOR.show(seed, left_out) == 1
     assert str(result.violations[0]) in capsys.readouterr().out
 
 
 def test_a_seed_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that hangs is given up and named."""
 
-    def hang(_: object) -> None:
+    def hang(_: object) -> Result:
         while True:
             pass
 
-    monkeypatch.setattr(running, "simulate", hang)
-    monkeypatch.setattr(running, "LONGEST_SEED_S", 0.2)
-    assert running.run_one(scenario(3)).violations[0].promise == "every seed ends"
+    monkeypatch.setattr(simulator_runner, "LONGEST_SEED_S", 0.2)
+    hanging = replace(SIMULATOR, simulate=hang)
+    assert hanging.run_one(scenario(3)).violations[0].promise == "every seed ends"
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name.replace(" ", "-"))

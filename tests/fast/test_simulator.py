@@ -4,6 +4,7 @@ import json
 import random
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,16 +13,18 @@ from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.protocol.state import Group, Key
 from marshal_dagster.protocol.world import PartitionWorld
-from tests.simulator import __main__ as command_line
-from tests.simulator import running
+from tests import simulator_runner
+from tests.mutation_gate import LIBRARY, Mutant
 from tests.simulator.broker import Cluster
 from tests.simulator.checkers import LogJudge, check_attempts, check_nothing_twice
 from tests.simulator.data import Attempt, Output
-from tests.simulator.mutants import LIBRARY, MUTANTS, TOP, Mutant
+from tests.simulator.mutants import MUTANTS
+from tests.simulator.running import SIMULATOR
 from tests.simulator.scenario import scenario
 from tests.simulator.scheduling import Process, Scheduler
 from tests.simulator.snapshots import render_in_parts
-from tests.simulator.world import simulate
+from tests.simulator.world import Result, simulate
+from tests.soaking import TOP
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -131,57 +134,56 @@ def test_what_is_broken_is_caught_shrunk_and_shown(
 ) -> None:
     """A rule that is not followed is a violation; what it does not need is left out of the command that shows it."""
     monkeypatch.setattr(Key, "end_plan", lambda _: None)
-    tally = running.run_chunk(0, 20)
+    tally = SIMULATOR.run_chunk(0, 20)
     seed = min(tally.failed)
-    command_line.report(tally)
+    SIMULATOR.report(tally)
     printed = capsys.readouterr().out
     assert f"python -m tests.simulator --seed {seed}" in printed
     assert f"{len(tally.failed)} violations" in printed.splitlines()[-1]
-    left_out, result = command_line.shrink(scenario(seed))
+    left_out, result = SIMULATOR.shrink(scenario(seed))
     assert result.violations
     assert left_out == set(range(scenario(seed).faults))
-    assert command_line.show(seed, left_out) == 1
+    assert SIMULATOR.show(seed, left_out) == 1
     assert str(result.violations[0]) in capsys.readouterr().out
 
 
 def test_a_seed_that_does_not_end_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that hangs is given up and named."""
 
-    def hang(_: object) -> None:
+    def hang(_: object) -> Result:
         while True:
             pass
 
-    monkeypatch.setattr(running, "simulate", hang)
-    monkeypatch.setattr(running, "LONGEST_SEED_S", 1)
-    assert running.run_one(scenario(3)).violations[0].promise == "every seed ends"
+    monkeypatch.setattr(simulator_runner, "LONGEST_SEED_S", 1)
+    hanging = replace(SIMULATOR, simulate=hang)
+    assert hanging.run_one(scenario(3)).violations[0].promise == "every seed ends"
 
 
 def test_a_seed_that_was_stopped_for_long_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only a process's own time counts, not that in which others run."""
-    result = running.run_one(scenario(3))
+    result = SIMULATOR.run_one(scenario(3))
 
-    def wait(_: object) -> object:
+    def wait(_: object) -> Result:
         time.sleep(0.2)
         return result
 
-    monkeypatch.setattr(running, "simulate", wait)
-    monkeypatch.setattr(running, "LONGEST_SEED_S", 0.1)
-    assert running.run_one(scenario(3)) is result
+    monkeypatch.setattr(simulator_runner, "LONGEST_SEED_S", 0.1)
+    assert replace(SIMULATOR, simulate=wait).run_one(scenario(3)) is result
 
 
 @pytest.mark.thorough
 def test_a_soak_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finished ranges are kept with the commit that they ran on, and add up."""
     results = tmp_path / "results" / "soak.jsonl"
-    monkeypatch.setattr(command_line, "code_digest", lambda _: "one")
-    assert command_line.soak(0, 4, 1, results, block=2).seeds == 4
+    monkeypatch.setattr(simulator_runner, "code_digest", lambda _: "one")
+    assert SIMULATOR.soak(0, 4, 1, results, block=2).seeds == 4
     before = results.read_text()
-    again = command_line.soak(0, 6, 1, results, block=2)
+    again = SIMULATOR.soak(0, 6, 1, results, block=2)
     assert again.seeds == 6
     assert results.read_text().startswith(before)
     assert len(results.read_text().splitlines()) == 3
-    monkeypatch.setattr(command_line, "code_digest", lambda _: "another")
-    command_line.soak(0, 2, 1, results, block=2)
+    monkeypatch.setattr(simulator_runner, "code_digest", lambda _: "another")
+    SIMULATOR.soak(0, 2, 1, results, block=2)
     assert [json.loads(line)["code"] for line in results.read_text().splitlines()] == ["one"] * 3 + ["another"]
 
 

@@ -23,8 +23,8 @@ from marshal_dagster.spark.sinks import WriteOutcome
 from marshal_dagster.spark.submitted import BATCH_VARIABLE, SubmittedBatch, read_outcome, submitted_batch
 from marshal_dagster.spark.whispering import listen, telling
 from marshal_dagster.submit import Submission, handed_over
+from tests.conditions import wait_until
 from tests.delivering import Scene
-from tests.waiting import until
 
 CONNECTION = KafkaConnection(
     bootstrap_servers="127.0.0.1:1",
@@ -122,7 +122,7 @@ def test_a_lost_claim_is_taken_back_from_the_script(scene: Scene, monkeypatch: p
         with submitted_batch(submission.environment) as theirs:
             theirs.begin_processing()
             monkeypatch.setattr(ClaimedBatch, "check", lambda _: lost())
-            until(lambda: not (submission.folder / "batch.json").exists())
+            wait_until(lambda: not (submission.folder / "batch.json").exists(), "the batch's file is gone")
 
     batch = scene.batch(scene.delivery())
 
@@ -163,7 +163,7 @@ def test_a_run_that_died_and_was_not_reaped_is_dead() -> None:
         handed = submitted.HandedOver("b", "t", (), mark_of(run.pid))
         assert handed.has_launcher
         run.kill()
-        until(lambda: psutil.Process(run.pid).status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: psutil.Process(run.pid).status() == psutil.STATUS_ZOMBIE, "the process is a zombie")
         assert not handed.has_launcher
 
 

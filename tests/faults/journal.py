@@ -1,12 +1,6 @@
-"""What a member writes down of what it believes and does, a line each, before it does it.
+"""The lines of a member's journal (`tests.fault_harness.journal`)."""
 
-Times are milliseconds of CLOCK_BOOTTIME, which is one for all processes of a machine.
-"""
-
-import os
-import time
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
@@ -92,27 +86,4 @@ class Halted(Line):
 
 
 Entry = Claimed | Processed | Left | Refused | Known | Halted
-_ENTRY: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
-
-
-class Journal:
-    """A member's journal: each line is there as a whole, or not at all, however the member ends."""
-
-    def __init__(self, path: Path) -> None:
-        """Open it."""
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
-    def write(self, entry: Entry) -> None:
-        """Add a line."""
-        os.write(self._file, entry.model_dump_json().encode() + b"\n")
-
-
-def now_ms() -> float:
-    """Tell the time since boot."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) * 1_000
-
-
-def read_journal(path: Path) -> list[Entry]:
-    """Read what is there; the line that a dying member was about to write may be missing, none is half there."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return [_ENTRY.validate_json(line) for line in lines]
+ENTRY: Final[TypeAdapter[Entry]] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])

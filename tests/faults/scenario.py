@@ -8,7 +8,7 @@ from typing import Final
 
 from marshal_dagster.delivery import RangeOptions
 from marshal_dagster.protocol.messages import DeliveryMode
-from tests.faults.proxy import Way
+from tests.fault_harness.proxy import Way
 from tests.real.killing import KillPoint, Side
 
 HI_MS: Final = 1_000
@@ -103,6 +103,11 @@ class Scenario:
     faults: tuple[Fault, ...]
     ranges: RangeOptions | None = None
     """How members claim ranges, in a group that does."""
+
+    @property
+    def claims_ranges(self) -> bool:
+        """Whether members claim ranges."""
+        return self.ranges is not None
 
     @property
     def is_of_brokers(self) -> bool:

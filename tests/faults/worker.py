@@ -27,7 +27,8 @@ from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.protocol.state import RANGES, Owner, Range
 from marshal_dagster.spark.sinks import FileSink
-from tests.faults.journal import Claimed, Halted, Journal, Known, Left, Processed, Refused, now_ms, part
+from tests.fault_harness.journal import Journal, now_ms
+from tests.faults.journal import ENTRY, Claimed, Halted, Known, Left, Processed, Refused, part
 from tests.real.killing import KillableLog, KillPoint, Side, die, read_messages
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Worker:
 
     def __init__(self, orders: Orders) -> None:
         self.orders = orders
-        self.journal = Journal(orders.journal)
+        self.journal = Journal(orders.journal, ENTRY)
         self.chance = random.Random(f"{orders.seed} {orders.run_id}")
         self.connection = KafkaConnection(bootstrap_servers=orders.bootstrap_servers, timeout_s=5)
         self.after_messages = orders.after_messages

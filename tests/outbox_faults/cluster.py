@@ -1,4 +1,4 @@
-"""Three brokers and a PostgreSQL that each harvester reaches through links of its own, and what befalls them."""
+"""Three brokers and a PostgreSQL that each harvester reaches through links of its own, and their faults."""
 
 import os
 import shutil
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from marshal_dagster.ports import HOST, free_port
-from tests.faults.cluster import FaultyKafka, faulty_kafka
-from tests.faults.proxy import Proxy
+from tests.fault_harness.cluster import FaultyKafka, faulty_kafka
+from tests.fault_harness.proxy import Proxy
 
 START_WITHIN_S: Final = 60
 
@@ -33,7 +33,7 @@ class FaultyPostgres:
         self.proxy = Proxy([{0: self._port} for _ in range(links)])
 
     def dsn(self, link: int | None = None) -> str:
-        """Give the connection string: of a link, or the server's own."""
+        """Return the connection string: of a link, or the server's own."""
         port = self._port if link is None else self.proxy.links[link].ports[0]
         return f"postgresql://postgres@{HOST}:{port}/postgres"
 
@@ -80,7 +80,7 @@ class Services:
 
 @contextmanager
 def faulty_services(folder: Path, links: int) -> Iterator[Services]:
-    """Give brokers and a database that are up, and wipe them afterwards."""
+    """Start brokers and a database, and wipe them afterwards."""
     with faulty_kafka(folder / "kafka", links) as kafka, _faulty_postgres(links) as postgres:
         yield Services(kafka, postgres)
 

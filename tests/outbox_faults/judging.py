@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tests.outbox_faults.writers import Fact
+from tests.simulator.checkers import Violation
 
 
 class Seen(NamedTuple):
@@ -29,7 +30,7 @@ class Verdict:
     repeated: int = 0
     out_of_order: int = 0
     wrongly_parked: int = 0
-    violations: list[str] = field(default_factory=list)
+    violations: list[Violation] = field(default_factory=list)
 
 
 def judge(
@@ -95,4 +96,4 @@ def _check_ids(verdict: Verdict, seen: Sequence[Seen]) -> None:
 
 def _tell(verdict: Verdict, rule: str, found: Sequence[str]) -> None:
     if found:
-        verdict.violations.append(f"{rule}: {len(found)}, such as {', '.join(found[:3])}")
+        verdict.violations.append(Violation(rule, f"{len(found)}, such as {', '.join(found[:3])}"))

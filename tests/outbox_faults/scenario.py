@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from tests.faults.proxy import Way
+from tests.fault_harness.proxy import Way
 
 HARVESTERS: Final = 3
 LEADER: Final = -1

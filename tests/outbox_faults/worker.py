@@ -4,17 +4,16 @@ It ends in order at SIGTERM, and tells where its threads are at SIGUSR1.
 """
 
 import faulthandler
-import json
 import logging
-import os
 import signal
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 
 from marshal_dagster.election import elector
 from marshal_dagster.election.rules import Timing
@@ -25,10 +24,21 @@ from marshal_dagster.outbox.holds import Limits
 from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.tables import OutboxTables
 from marshal_dagster.postgres import Database
+from tests.fault_harness.journal import Journal
 
 LOOK_S: Final = 0.02
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line of a harvester's journal: it leads with this fence from now on, or does not lead."""
+
+    fence: int | None
+
+
+LINES: Final = TypeAdapter(Line)
 
 
 class Orders(BaseModel):
@@ -62,22 +72,17 @@ def harvester(orders: Orders) -> Harvester:
 
 
 def keep_journal(harvester: Harvester, path: Path, is_over: threading.Event) -> None:
-    """Write a line for each term that begins and ends, and one with the counts at the end."""
-    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
-    def write(**line: object) -> None:
-        os.write(file, json.dumps({"pid": os.getpid(), **line}).encode() + b"\n")
-
-    write(fence=None)
+    """Write a line at the beginning and the end, and one for each term that begins or ends."""
+    journal = Journal(path, LINES)
+    journal.write(Line(None))
     last = None
     while not is_over.is_set():
         term = harvester.term
         if term != last:
-            write(fence=None if term is None else term.fence)
+            journal.write(Line(None if term is None else term.fence))
             last = term
         time.sleep(LOOK_S)
-    write(fence=None)
-    os.close(file)
+    journal.write(Line(None))
 
 
 def main() -> int:

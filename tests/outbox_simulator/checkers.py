@@ -10,17 +10,6 @@ Lane = tuple[str, bytes | int]
 MOST_IDLE_TURNS: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
-    """A promise that was broken, and how."""
-
-    promise: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{self.promise}: {self.text}"
-
-
 @dataclass(eq=False, slots=True)
 class Story:
     """What became of a row that was written: the steps, which rise, at which it was inserted and became visible."""

@@ -8,7 +8,8 @@ checkers.
 import sys
 from typing import Final
 
-from tests.simulator.mutants import Mutant, gate
+from tests.mutation_gate import Mutant, gate
+from tests.outbox_simulator.running import CODE
 
 HARVEST: Final = "outbox/harvest.py"
 HOLDS: Final = "outbox/holds.py"
@@ -16,8 +17,6 @@ STORE: Final = "outbox/store.py"
 PUBLISHER: Final = "outbox/publisher.py"
 HARVESTER: Final = "outbox/harvester.py"
 RULES: Final = "election/rules.py"
-CODE: Final = ("marshal_dagster", "tests/simulator", "tests/outbox_simulator")
-"""What a seed depends on, as git names it."""
 
 MUTANTS: Final = (
     Mutant("a turn does not ask whether its session goes on", STORE, "present[0] != session", "False"),

@@ -1,117 +1,27 @@
-"""Runs seeds, one after another or in several processes, and counts what they came to."""
+"""What the seeds of the outbox's simulator depend on, and how they are run."""
 
-import gc
-import signal
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
 from typing import Final
 
-from tests.outbox_simulator.checkers import Violation
-from tests.outbox_simulator.scenario import Scenario, scenario
+from tests.outbox_simulator.scenario import scenario
 from tests.outbox_simulator.world import Result, simulate
+from tests.simulator_runner import Simulator
 
-CHUNK: Final = 100
-CHUNKS_A_PROCESS: Final = 50
-LONGEST_SEED_S: Final = 20
-"""Of the process's own time, so that a busy machine is not taken for a seed that hangs."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """What many seeds came to."""
-
-    seeds: int = 0
-    records: int = 0
-    steps: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    failed: dict[int, list[str]] = field(default_factory=dict)
-
-    def add(self, result: Result) -> None:
-        """Count one seed."""
-        self.seeds += 1
-        self.records += result.records
-        self.steps += result.steps
-        self.faults += Counter({str(kind): count for kind, count in result.befallen.items()})
-        self.outcomes += result.outcomes
-        if result.violations:
-            self.failed[result.seed] = [str(violation) for violation in result.violations]
-
-    def merge(self, other: "Tally") -> None:
-        """Count the seeds of another tally."""
-        self.seeds += other.seeds
-        self.records += other.records
-        self.steps += other.steps
-        self.faults += other.faults
-        self.outcomes += other.outcomes
-        self.failed |= other.failed
-
-    def __str__(self) -> str:
-        """Say it in one line."""
-        faults = ", ".join(f"{kind} {count:,}" for kind, count in sorted(self.faults.items()))
-        outcomes = ", ".join(f"{count:,} {what}" for what, count in sorted(self.outcomes.items()))
-        return (
-            f"{self.seeds:,} seeds, {self.records:,} records, {self.steps:,} calls, {outcomes}, "
-            f"{sum(self.faults.values()):,} faults ({faults}), {len(self.failed)} violations"
-        )
+CODE: Final = ("marshal_dagster", "tests/simulator", "tests/outbox_simulator")
+"""What happens in a seed depends on, as git names it."""
 
 
-def run_one(of: Scenario) -> Result:
-    """Run a scenario; one that does not end is a violation too."""
-
-    def give_up(*_: object) -> None:
-        raise TimeoutError
-
-    before = signal.signal(signal.SIGVTALRM, give_up)
-    signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_SEED_S)
-    try:
-        return simulate(of)
-    except TimeoutError:
-        endless = Violation("every seed ends", f"not after {LONGEST_SEED_S} s")
-        return Result(of.seed, (endless,), 0, 0, Counter())
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
+def outcomes(result: Result) -> Counter[str]:
+    """Return what harvests and elections came to in a seed."""
+    return result.outcomes
 
 
-def run_chunk(first: int, seeds: int, *, until_first: bool = False) -> Tally:
-    """Run seeds one after another."""
-    tally = Tally()
-    for seed in range(first, first + seeds):
-        tally.add(run_one(scenario(seed)))
-        if until_first and tally.failed:
-            break
-    return tally
-
-
-def run_range(first: int, seeds: int, processes: int, *, until_first: bool = False) -> Tally:
-    """Run seeds in several processes."""
-    if processes == 1:
-        return run_chunk(first, seeds, until_first=until_first)
-    tally = Tally()
-    end, share = first + seeds, CHUNK * CHUNKS_A_PROCESS * processes
-    for begin in range(first, end, share):
-        starts = range(begin, min(begin + share, end), CHUNK)
-        # Dearer than the memory of the seeds that one process runs.
-        with ProcessPoolExecutor(processes, initializer=gc.disable) as pool:
-            parts = [pool.submit(run_chunk, start, min(CHUNK, end - start)) for start in starts]
-            for part in parts:
-                tally.merge(part.result())
-                if until_first and tally.failed:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    return tally
-    return tally
-
-
-def shrink(of: Scenario) -> tuple[set[int], Result]:
-    """Leave out what the first violation of a scenario does not need."""
-    left_out: set[int] = set()
-    result = run_one(of)
-    promise = result.violations[0].promise
-    for number in range(of.faults):
-        tried = run_one(of.without(left_out | {number}))
-        if any(violation.promise == promise for violation in tried.violations):
-            left_out.add(number)
-            result = tried
-    return left_out, result
+SIMULATOR: Final = Simulator(
+    module="tests.outbox_simulator",
+    description="Runs seeds of an outbox; the last line counts them, records, steps, faults and violations.",
+    code=CODE,
+    scenario=scenario,
+    simulate=simulate,
+    result=Result,
+    outcomes=outcomes,
+)

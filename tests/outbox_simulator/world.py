@@ -22,11 +22,12 @@ from marshal_dagster.outbox.publisher import KafkaPublisher
 from marshal_dagster.outbox.store import PostgresStore
 from marshal_dagster.outbox.tables import VERSION, Standing
 from tests.outbox_simulator import kafka
-from tests.outbox_simulator.checkers import Judge, Story, Violation
+from tests.outbox_simulator.checkers import Judge, Story
 from tests.outbox_simulator.database import NO_RIGHT, Database, Stored, Tables
 from tests.outbox_simulator.group import TIMING, Group, SimulatedElector
 from tests.outbox_simulator.network import Network, Side
 from tests.outbox_simulator.scenario import TOPICS, Event, EventKind, Scenario, Writing
+from tests.simulator.checkers import Violation
 from tests.simulator.scheduling import Process, Scheduler, Task
 
 T = TypeVar("T")

@@ -4,7 +4,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyspark
 
 from marshal_dagster.java import find_java
 from marshal_dagster.spark.connector import fetch_connector
+from tests.conditions import wait_until
 
 SERVER = "org.apache.hadoop:hadoop-client-minicluster:3.4.1"
 """Of the version of Hadoop that PySpark ships."""
@@ -83,19 +83,17 @@ def _free_port() -> int:
 
 
 def _wait_for(port: int, node: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while True:
-        with socket.socket() as tried:
-            if tried.connect_ex(("127.0.0.1", port)) == 0:
-                return
+    def is_up() -> bool:
         assert node.poll() is None, "the NameNode has ended"
-        assert time.monotonic() < deadline, "the NameNode is not up"
-        time.sleep(0.1)
+        with socket.socket() as tried:
+            return tried.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(is_up, "the NameNode is up", _DEADLINE_S, pause_s=0.1)
 
 
 def _wait_for_a_data_node(folder: Path, node: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while not list((folder / "data").glob("current/BP-*/current")):
+    def is_up() -> bool:
         assert node.poll() is None, "the DataNode has ended"
-        assert time.monotonic() < deadline, "the DataNode is not up"
-        time.sleep(0.1)
+        return any((folder / "data").glob("current/BP-*/current"))
+
+    wait_until(is_up, "the DataNode is up", _DEADLINE_S, pause_s=0.1)

@@ -1,6 +1,5 @@
 """A broker with TLS, passwords and rights: one listener for each way of connecting, and an authorizer."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from marshal_dagster.devkafka.properties import Node
 from marshal_dagster.devkafka.state import new_cluster_id
 from marshal_dagster.java import find_java
 from marshal_dagster.ports import HOST, free_port
+from tests.conditions import wait_until
 from tests.real.certificates import self_signed, signed_by
 
 PLAIN_USER, PLAIN_PASSWORD = "paula", "plain-password"
@@ -105,11 +105,12 @@ def secured_kafka(directory: Path) -> Iterator[SecuredKafka]:
     launcher.prepare(folder, node, [node], new_cluster_id())
     mark = launcher.start(folder)
     try:
-        deadline = time.monotonic() + WITHIN_S
-        while not brokers_known_to(node.port):
-            assert processes.is_alive(mark), folder.last_words({folder.log: 0, folder.console: 0})
-            assert time.monotonic() < deadline, folder.last_words({folder.log: 0, folder.console: 0})
-            time.sleep(0.05)
+        wait_until(
+            lambda: not processes.is_alive(mark) or brokers_known_to(node.port),
+            lambda: f"the broker answers: {folder.last_words({folder.log: 0, folder.console: 0})}",
+            WITHIN_S,
+        )
+        assert processes.is_alive(mark), folder.last_words({folder.log: 0, folder.console: 0})
         secured = SecuredKafka(
             {name: f"{HOST}:{port}" for name, port in ports.items()},
             files["authority.pem"],

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ import psutil
 import pyspark
 
 from marshal_dagster.ports import HOST, free_port
+from tests.conditions import wait_until
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent
 WORKERS: Final = 2
@@ -102,10 +102,12 @@ class SparkCluster:
 
     def wait_for(self, workers: int) -> None:
         """Wait until so many workers are known."""
-        deadline = time.monotonic() + _READY_WITHIN_S
-        while self.alive_workers() != workers:
-            assert time.monotonic() < deadline, self.told()
-            time.sleep(0.1)
+        wait_until(
+            lambda: self.alive_workers() == workers,
+            lambda: f"{workers} workers are known: {self.told()}",
+            _READY_WITHIN_S,
+            pause_s=0.1,
+        )
 
     def told(self) -> str:
         """Give the end of what the processes printed."""

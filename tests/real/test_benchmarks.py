@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.conditions import wait_until
 from tests.fast.test_benchmarks import check_form
 
 TOP = Path(__file__).resolve().parents[2]
@@ -141,11 +141,12 @@ def test_a_benchmark_that_is_stopped_stops_its_broker() -> None:
 
 def broker_of(pid: int) -> psutil.Process:
     """Wait for the broker that the process `pid` starts."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+
+    def broker() -> psutil.Process | None:
         for child in psutil.Process(pid).children():
             with suppress(psutil.NoSuchProcess):  # others end meanwhile
                 if "kafka.Kafka" in child.cmdline():
                     return child
-        time.sleep(0.05)
-    raise AssertionError("no broker was started within 60 s")
+        return None
+
+    return wait_until(broker, "a broker is started", 60)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.wire import CoordinatorTopics
 from marshal_dagster.kafka.connection import KafkaConnection
+from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 
 WITHIN_S = 90.0
@@ -54,10 +54,11 @@ def call(connection: KafkaConnection, name: str) -> Iterator[Call]:
 
 def settled(members: Sequence[CoordinatedMember], partitions: int) -> list[int]:
     """Wait until so many partitions are assigned; give how many each member has."""
-    deadline_s = time.monotonic() + WITHIN_S
-    while sum(len(each.places) for each in members) < partitions:
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
+    wait_until(
+        lambda: sum(len(each.places) for each in members) >= partitions,
+        f"{partitions} partitions are assigned",
+        WITHIN_S,
+    )
     return [len(each.places) for each in members]
 
 
@@ -115,9 +116,9 @@ def test_a_group_is_led_and_looked_at(connection: KafkaConnection, name: str, ca
             how = json.load(answer)
         assert (answer.status, how["role"], how["groups"], how["members"]) == (200, "leader", 1, 2)
         assert (how["partitions"], how["failure"]) == (2, None)
-    deadline_s = time.monotonic() + WITHIN_S
-    while said(call("assignments", "etl"))[1] != "Group etl has no members\n":
-        assert time.monotonic() < deadline_s
+    wait_until(
+        lambda: said(call("assignments", "etl"))[1] == "Group etl has no members\n", "no member is left", WITHIN_S
+    )
 
     serving.send_signal(signal.SIGTERM)
     code, out, _ = said(serving)

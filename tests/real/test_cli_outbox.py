@@ -8,7 +8,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from marshal_dagster import Outbox, OutboxRecord
 from tests.cli import COMMAND, REPOSITORY, Answer, call, environ, start
+from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 from tests.sink_outputs import own_schema
 
@@ -212,16 +213,11 @@ def test_of_two_harvesters_the_other_takes_over(stand: Stand) -> None:
 
 def _told_apart(first: Harvesting, second: Harvesting, addresses: Sequence[str]) -> tuple[Harvesting, Harvesting]:
     """Wait until one leads; give that one first."""
-    _await(lambda: "leader" in {health(address)[1]["role"] for address in addresses})
+    wait_until(
+        lambda: "leader" in {health(address)[1]["role"] for address in addresses}, "one of the two leads", WITHIN_S
+    )
     is_first = health(addresses[0])[1]["role"] == "leader"
     return (first, second) if is_first else (second, first)
-
-
-def _await(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_what_is_missing_is_one_line(stand: Stand) -> None:

@@ -1,6 +1,5 @@
 """The coordination topic on a real cluster: created, looked at, refused; and one reader of it in a process."""
 
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.inspection import Inspection, Replicas
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import Settings
+from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 
 WITHIN_S = 30.0
@@ -111,10 +111,12 @@ def test_three_brokers_hold_three_replicas(tmp_path: Path) -> None:
         assert len(claimer.claim(range(10))) == 10
         log.close()
         with Inspection(connection) as cluster_now:
-            deadline = time.monotonic() + WITHIN_S
-            while set(cluster_now.standing("__marshal").replicas.values()) != {Replicas(3, 2, has_leader=True)}:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            two_left = {Replicas(3, 2, has_leader=True)}
+            wait_until(
+                lambda: set(cluster_now.standing("__marshal").replicas.values()) == two_left,
+                "each partition has two replicas in sync",
+                WITHIN_S,
+            )
 
 
 def test_a_second_tick_reads_only_new_records(connection: KafkaConnection, topics: Topics, created: str) -> None:
@@ -155,9 +157,7 @@ def test_a_topic_that_turns_to_senders_timestamps_ends_every_claim(connection: K
                 return True
             return False
 
-        deadline_s = time.monotonic() + 30
-        while not beat_until_noticed():
-            assert time.monotonic() < deadline_s
+        wait_until(beat_until_noticed, "the member notices its sender's timestamp", 30)
         assert claimer.claims == {}
 
 

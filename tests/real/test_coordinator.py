@@ -1,7 +1,6 @@
 """Coordinators and members on a real broker."""
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,8 +19,8 @@ from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, end_of, 
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
+from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
-from tests.waiting import until
 
 SESSION_MS = 3_000
 
@@ -104,12 +103,12 @@ def test_members_come_and_go_and_the_coordinator_is_replaced(
         first = ExitStack()
         first.enter_context(coordinator(connection, topics_of))
         members = [stack.enter_context(member(connection, topics_of, f"m{number}", wanted)) for number in range(2)]
-        until(even(members, 12), 60)
+        wait_until(even(members, 12), "the members share all partitions evenly", 60)
         for each in members:
             each.stopped.clear()
 
         members.append(stack.enter_context(member(connection, topics_of, "m2", wanted)))
-        until(even(members, 12), 30)
+        wait_until(even(members, 12), "the members share all partitions evenly", 30)
         assert sorted(len(each.stopped) for each in members) == [0, 2, 2]
 
         stack.enter_context(coordinator(connection, topics_of))
@@ -117,11 +116,11 @@ def test_members_come_and_go_and_the_coordinator_is_replaced(
         for each in members:
             each.stopped.clear()
         with member(connection, topics_of, "m3", wanted) as late:
-            until(even([*members, late], 12), 60)
+            wait_until(even([*members, late], 12), "the member that came late has its share", 60)
             assert all(len(each.stopped) <= 1 for each in members)
-        until(even(members, 12), 30)
+        wait_until(even(members, 12), "the members share the partitions of the one that left", 30)
         topics.grow(wanted, 15)
-        until(even(members, 15), 30)
+        wait_until(even(members, 15), "the partitions that were added are shared evenly", 30)
 
 
 def test_coordinators_share_the_groups(
@@ -137,15 +136,19 @@ def test_coordinators_share_the_groups(
         first = stack.enter_context(coordinator(connection, topics_of))
         other = ExitStack()
         second = other.enter_context(coordinator(connection, topics_of))
-        until(lambda: first.health()["partitions"] == second.health()["partitions"] == 1, 60)
+        wait_until(
+            lambda: first.health()["partitions"] == second.health()["partitions"] == 1,
+            "each coordinator leads one partition",
+            60,
+        )
         members = [stack.enter_context(member(connection, topics_of, "m", wanted, group)) for group in groups]
-        until(lambda: all(even([each], 4)() for each in members), 60)
+        wait_until(lambda: all(even([each], 4)() for each in members), "each member has all of its group", 60)
         assert sorted([*first.groups(), *second.groups()]) == sorted(groups)
         for each in members:
             each.stopped.clear()
         other.close()
-        until(lambda: sorted(first.groups()) == sorted(groups), 60)
-        until(lambda: first.health()["members"] == 2, 60)
+        wait_until(lambda: sorted(first.groups()) == sorted(groups), "the one that is left leads all groups", 60)
+        wait_until(lambda: first.health()["members"] == 2, "the one that is left knows both members", 60)
         assert [each.stopped for each in members] == [[], []]
 
 
@@ -173,9 +176,9 @@ def test_a_second_of_the_same_name_is_refused(
     """It is told why, and gets nothing; the first goes on."""
     wanted = topic(2)
     with coordinator(connection, topics_of), member(connection, topics_of, "m", wanted) as first:
-        until(even([first], 2), 60)
+        wait_until(even([first], 2), "the first member has both partitions", 60)
         with member(connection, topics_of, "m", wanted) as second:
-            until(lambda: second.client.state is MemberState.REFUSED, 30)
+            wait_until(lambda: second.client.state is MemberState.REFUSED, "the second member is refused", 30)
             assert second.client.error == "duplicate_id"
         assert even([first], 2)()
 
@@ -187,13 +190,17 @@ def test_nothing_is_kept_of_a_member_that_has_gone(
     wanted, partition = topic(4), partition_of("etl", topics_of.partitions(connection))
     with coordinator(connection, topics_of), member(connection, topics_of, "stays", wanted) as stays:
         with member(connection, topics_of, "goes", wanted) as goes:
-            until(even([stays, goes], 4), 60)
-        until(even([stays], 4), 30)
+            wait_until(even([stays, goes], 4), "both members have their share", 60)
+        wait_until(even([stays], 4), "the member that stays has all", 30)
 
         def kept() -> set[bytes]:
             return {came.key for _, came in read_coordinator_messages(connection, topics_of.orders, [partition])}
 
-        until(lambda: not any(key.startswith(b"etl/goes/") for key in kept()), 10)
+        wait_until(
+            lambda: not any(key.startswith(b"etl/goes/") for key in kept()),
+            "nothing is kept of the member that left",
+            10,
+        )
         assert b"etl/stays/start" in kept()
 
 
@@ -203,7 +210,7 @@ def test_a_coordinator_may_be_told_which_topics_there_are(
     """The brokers are not asked then."""
     look = {"nowhere": 7}.copy
     with coordinator(connection, topics_of, look), member(connection, topics_of, "m", "nowhere") as one:
-        until(even([one], 7), 60)
+        wait_until(even([one], 7), "the member has all partitions", 60)
 
 
 @pytest.mark.parametrize("commits", [True, False])
@@ -218,7 +225,7 @@ def test_a_partition_that_ends_in_a_transaction_is_read_to_its_end(
     producer.produce(topics_of.orders, render(ping), b"key", 0)
     producer.flush(30)
     (producer.commit_transaction if commits else producer.abort_transaction)(30)
-    until(lambda: end_of(connection, topics_of.orders, 0) == 2, 30)
+    wait_until(lambda: end_of(connection, topics_of.orders, 0) == 2, "both orders are in the topic", 30)
     found = read_coordinator_messages(connection, topics_of.orders, [0])
     assert [(order, came.offset, came.key) for order, came in found] == [(ping, 0, b"key")]
 
@@ -237,13 +244,16 @@ def test_a_reader_whose_position_is_gone_goes_on_at_the_end(
     reader = Reader(connection, topics_of.words)
     try:
         reader.follow({0: 0})
-        until(lambda: not list(reader.read(0.1)) and reader.ends.get(0) == 3, 30)
+        wait_until(lambda: not list(reader.read(0.1)) and reader.ends.get(0) == 3, "the reader is at the end", 30)
         producer.produce(topics_of.words, b"new", partition=0)
         producer.flush(30)
         found: list[bytes | None] = []
-        deadline_s = time.monotonic() + 30
-        while not found and time.monotonic() < deadline_s:
-            found += [each.value for each in reader.read(0.1)]
+
+        def finds_some() -> bool:
+            found.extend(each.value for each in reader.read(0.1))
+            return bool(found)
+
+        wait_until(finds_some, "the new record is read", 30)
         assert (found, end_of(connection, topics_of.words, 0)) == ([b"new"], 4)
     finally:
         reader.close()

@@ -23,7 +23,7 @@ from marshal_dagster.devkafka import running_kafka
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.spark.sinks import FileSink
-from tests.waiting import until
+from tests.conditions import wait_until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -110,7 +110,7 @@ class Depot:
             counts = shares.values()
             return set(shares) == set(members) and sum(counts) == PARTITIONS and max(counts) - min(counts) <= 1
 
-        until(is_even, WAIT_S, what=f"{members} share all partitions evenly")
+        wait_until(is_even, f"{members} share all partitions evenly", WAIT_S)
         self.tell(", ".join(f"{name} {count}" for name, count in self.shares().items()))
 
     def taken(self) -> int:
@@ -181,7 +181,7 @@ def test_deployments_come_and_go_and_coordinators_are_killed(depot: Depot, spark
     assert depot.processes.pop("east").wait(WAIT_S) == 0
 
     depot.write(PARTITIONS)
-    until(lambda: depot.taken() == depot.written.total(), WAIT_S, what="all is taken")
+    wait_until(lambda: depot.taken() == depot.written.total(), "all is taken", WAIT_S)
     depot.tell(f"{depot.written.total()} messages are taken")
     found = FileSink(depot.folder / "out").read(spark).select("partition", "offset").collect()
     wanted = [(number, offset) for number, count in depot.written.items() for offset in range(count)]

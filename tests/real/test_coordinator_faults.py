@@ -5,7 +5,7 @@
 
 import pytest
 
-from tests.coordinator_faults.__main__ import running_bed
+from tests.coordinator_faults.__main__ import SUITE
 from tests.coordinator_faults.scenario import FaultKind, scenario
 
 SEEDS = (0, 782)
@@ -28,8 +28,8 @@ def test_the_seeds_have_the_worst_faults() -> None:
 @pytest.mark.timeout(400)
 def test_a_coordinated_group_keeps_its_promises_under_faults() -> None:
     """Never two owners, no offset lost or committed by a stranger; soon all is worked on again, and evenly."""
-    with running_bed() as bed:
-        rows = [bed.row(seed) for seed in SEEDS]
+    with SUITE.bed() as bed:
+        rows = list(bed.rows(SEEDS))
     assert [(row.seed, row.violations) for row in rows if row.violations] == []
     assert sum(row.two_owners + row.lost + row.foreign for row in rows) == 0
     assert min(row.commits for row in rows) > 20

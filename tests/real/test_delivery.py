@@ -37,12 +37,12 @@ from marshal_dagster.protocol.messages import DeliveryMode, ReleaseGroup, Revoki
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.positions import StartPolicy
 from marshal_dagster.protocol.state import Key
+from tests.conditions import wait_until
 from tests.delivering import MemorySink
 from tests.printed import lines_about
 from tests.real.conftest import MakeTopic
 from tests.real.killing import KillableLog, Killed, KillPoint, Message, Side, read_messages
 from tests.real.test_spark_reading import Writer
-from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -286,7 +286,8 @@ def test_an_open_transaction(group: Group, topic: MakeTopic, kafka: str) -> None
     assert group.topics.commit_group_offsets(late.name, name, {0: 4}) is None
     assert late.drain(late.open(), name) == []
     other.commit_transaction(30)
-    until(lambda: group.topics.offsets(name, [0])[0].end > 2, 30)  # the broker says so before its marker is written
+    # The broker reports the end of a transaction before its marker is written.
+    wait_until(lambda: group.topics.offsets(name, [0])[0].end > 2, "the marker is written", 30)
     assert [spans(batch) for batch in group.drain(delivery, name)] == [{0: (2, 6)}]
     assert group.processed == {(0, at): 1 for at in range(5)}
     assert [spans(batch) for batch in late.drain(late.open(), name)] == [{0: (4, 6)}]
@@ -307,8 +308,10 @@ def test_compacted_gaps(group: Group, topic: MakeTopic, kafka: str) -> None:
     writer = Writer(kafka, name, 1)
     for key in ("a", "b", "a", "c", "d", "d", "d", "b", "e", "a"):
         writer.plain(1, key=key)
-    deadline = time.monotonic() + 120
-    while True:
+    end = 0
+
+    def is_compacted() -> bool:
+        nonlocal end
         writer.plain(1, key="tail")  # only segments that are no longer written to are compacted
         end = writer.reported[0][-1] + 1
         probe = Group(group.connection, group.coordination_topic, group.topics)
@@ -316,10 +319,9 @@ def test_compacted_gaps(group: Group, topic: MakeTopic, kafka: str) -> None:
             batch.begin_processing()
             left = [offset for _, offset in read_messages(group.connection, batch.ranges)]
         probe.close()
-        if [offset for offset in left if offset < 10] == [3, 6, 7, 8, 9]:
-            break
-        assert time.monotonic() < deadline, left
-        time.sleep(1)
+        return [offset for offset in left if offset < 10] == [3, 6, 7, 8, 9]
+
+    wait_until(is_compacted, "compaction has left the newest message of each key", 120, pause_s=1)
 
     batches = group.drain(group.open(), name, max_records=2)
 
@@ -428,7 +430,7 @@ def test_a_paused_group(group: Group, topic: MakeTopic, fill: Fill) -> None:
     idle = group.work(delivery, name).idle
     assert idle is not None
     assert (idle.reason, str(until_s) in idle.text) == (IdleReason.PAUSED, True)
-    until(lambda: time.time() > until_s, 10)
+    wait_until(lambda: time.time() > until_s, "the pause is over", 10)
     group.drain(delivery, name)
     assert group.processed == {(0, at): 1 for at in range(8)}
 
@@ -493,8 +495,9 @@ def test_two_topics_at_once(group: Group, topic: MakeTopic, fill: Fill) -> None:
         fill(name, 1, 4)
     with group.batch(delivery, names[0]) as one, group.batch(delivery, names[1]) as two:
         seen = [batch._claimer.claims[0].lease for batch in (one, two)]
-        until(
+        wait_until(
             lambda: all(batch._claimer.claims[0].lease != lease for batch, lease in zip((one, two), seen, strict=True)),
+            "both leases are renewed",
             10,
         )
         for batch in (one, two):
@@ -572,19 +575,15 @@ def stop_working_when_lost(group: Group, kill_broker: Callable[[int], None]) -> 
     with group.batch(group.open(interval_ms=2_000), "orders") as batch:
         batch.begin_processing()
         kill_broker(1)
-        until(lambda: batch._lost is not None, 20)
+        wait_until(lambda: batch._lost is not None, "the batch has lost its claim", 20)
         raise RuntimeError("the work was cut off")
 
 
 def wait_for_drained(group: Group, timeout_s: float = 150) -> None:
     """Have later runs try until the topic is drained."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        try:
-            batch = group.work(group.open(interval_ms=2_000), "orders")
-        except MarshalError:
-            continue
-        if batch.idle is not None and batch.idle.reason is IdleReason.DRAINED:
-            return
-        time.sleep(0.1)
-    raise AssertionError("not drained")
+
+    def is_drained() -> bool:
+        idle = group.work(group.open(interval_ms=2_000), "orders").idle
+        return idle is not None and idle.reason is IdleReason.DRAINED
+
+    wait_until(is_drained, "the topic is drained", timeout_s, ignored=MarshalError)

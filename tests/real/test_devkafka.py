@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -26,6 +25,7 @@ from marshal_dagster.devkafka import (
     running_kafka,
 )
 from marshal_dagster.ports import is_free
+from tests.conditions import wait_until
 
 TIMEOUT_S = 30.0
 
@@ -67,14 +67,16 @@ def read(cluster: KafkaCluster, topic: str, count: int) -> list[bytes]:
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "reader"})
     consumer.assign([TopicPartition(topic, 0, 0)])
     values: list[bytes] = []
-    deadline = time.monotonic() + TIMEOUT_S
-    while len(values) < count:
-        assert time.monotonic() < deadline
+
+    def are_read() -> bool:
         for message in consumer.consume(count, 0.5):
             value = message.value()
             assert message.error() is None
             assert value is not None
             values.append(value)
+        return len(values) >= count
+
+    wait_until(are_read, f"{count} messages are read", TIMEOUT_S)
     consumer.close()
     return values
 
@@ -238,10 +240,9 @@ def test_a_frozen_broker_is_running_but_not_ready(tmp_path: Path) -> None:
     with cluster_in(tmp_path) as cluster:
         (pid,) = pids(cluster.up())
         os.kill(pid, signal.SIGSTOP)
-        deadline = time.monotonic() + TIMEOUT_S
-        while (frozen := cluster.status()).is_up:  # its threads stop one after another
-            assert time.monotonic() < deadline
-        assert frozen.is_running
+        # Its threads stop one after another.
+        wait_until(lambda: not cluster.status().is_up, "the frozen broker does not answer", TIMEOUT_S)
+        assert cluster.status().is_running
         cluster.down(timeout_s=0.2)
         assert not psutil.pid_exists(pid)
 
@@ -312,10 +313,11 @@ def test_three_brokers_live_on_without_one(tmp_path: Path) -> None:
         assert cluster.up().started == ()
         assert read(cluster, "kept", 2) == [b"a", b"b"]
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-        deadline = time.monotonic() + TIMEOUT_S
-        while len(admin.list_topics("kept", TIMEOUT_S).topics["kept"].partitions[0].isrs) < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(
+            lambda: len(admin.list_topics("kept", TIMEOUT_S).topics["kept"].partitions[0].isrs) == 3,
+            "all replicas are in sync",
+            TIMEOUT_S,
+        )
 
         cluster.kill(1)
         cluster.kill(3)

@@ -18,10 +18,10 @@ from marshal_dagster.election.rules import Elected, Event, Resigned, Timing
 from marshal_dagster.errors import RightMissing, TopicMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
+from tests.conditions import wait_until
 from tests.election_child import boot_ms
 from tests.real.conftest import MakeTopic
 from tests.real.secured_kafka import PLAIN_PASSWORD, PLAIN_USER, SecuredKafka, secured_kafka
-from tests.waiting import until
 
 SESSION_S = 6.0
 FEW_S = 4.0
@@ -77,8 +77,8 @@ class Election:
         """Start two; give the one that leads, and the other."""
         for _ in range(2):
             self.start()
-        until(lambda: all(member.is_there for member in self.members), WITHIN_S)
-        until(lambda: any(member.leads() for member in self.members), WITHIN_S)
+        wait_until(lambda: all(member.is_there for member in self.members), "all members are there", WITHIN_S)
+        wait_until(lambda: any(member.leads() for member in self.members), "a member leads", WITHIN_S)
         leader, other = sorted(self.members, key=Member.leads, reverse=True)
         assert not other.leads()
         return leader, other
@@ -120,7 +120,7 @@ def test_another_leads_when_the_leader_is_killed(election: Election) -> None:
     """Within the session's time-out and a little."""
     leader, other = election.start_both()
     os.kill(leader.process.pid, signal.SIGKILL)
-    until(other.leads, SESSION_S + FEW_S)
+    wait_until(other.leads, "another member leads", SESSION_S + FEW_S)
     check_terms(election, 2)
 
 
@@ -128,7 +128,7 @@ def test_a_leader_that_ends_hands_over_at_once(election: Election) -> None:
     """It says that it resigns, leaves the group, and the other leads, long before a session's time-out."""
     leader, other = election.start_both()
     leader.process.terminate()
-    until(other.leads, SESSION_S / 2)
+    wait_until(other.leads, "another member leads", SESSION_S / 2)
     assert leader.process.wait(WITHIN_S) == 0
     events = [(line["event"], line.get("told")) for line in leader.lines() if "event" in line]
     first, _ = [fence for fence, _, _ in election.terms()]
@@ -141,12 +141,16 @@ def test_a_leader_that_was_stopped_does_not_believe_that_it_leads(election: Elec
     leader, other = election.start_both()
     fence = leader.fence
     os.kill(leader.process.pid, signal.SIGSTOP)
-    until(other.leads, SESSION_S + FEW_S)
+    wait_until(other.leads, "another member leads", SESSION_S + FEW_S)
     before = len(leader.lines())
     continued_ms = boot_ms()
     os.kill(leader.process.pid, signal.SIGCONT)
-    until(lambda: ("Resigned", fence) in [(line.get("event"), line.get("told")) for line in leader.lines()], WITHIN_S)
-    until(lambda: len(leader.lines()) > before + 20, WITHIN_S)
+    wait_until(
+        lambda: ("Resigned", fence) in [(line.get("event"), line.get("told")) for line in leader.lines()],
+        "the former leader has resigned",
+        WITHIN_S,
+    )
+    wait_until(lambda: len(leader.lines()) > before + 20, "the former leader beats on", WITHIN_S)
     answers = [line for line in leader.lines() if "fence" in line and line["at_ms"] > continued_ms]
     assert len(answers) > 10
     assert {line["fence"] for line in answers} == {None}
@@ -166,8 +170,8 @@ def test_a_leader_that_hears_nothing_of_itself_steps_down(connection: KafkaConne
         with Topics(connection) as topics:
             # The broker takes no beat any more.
             set_largest(connection, name, 1)
-            until(lambda: not elector.leads(first), WITHIN_S)
-            until(lambda: len(events) == 2, WITHIN_S)
+            wait_until(lambda: not elector.leads(first), "the elector has lost the first term", WITHIN_S)
+            wait_until(lambda: len(events) == 2, "two events were reported", WITHIN_S)
             assert topics.has_consumers(elector.group)
         assert isinstance(events[1], Resigned)
         assert events[1].reason == "heard no beat of its own of the last 1 s"
@@ -207,7 +211,7 @@ def test_each_partition_has_a_leader_of_its_own(connection: KafkaConnection, top
         assert beside is not None
         elector.give_up(first, "told to")
         assert not elector.leads(first)
-        until(lambda: elector.term() is not None, WITHIN_S)
+        wait_until(lambda: elector.term() is not None, "the elector leads", WITHIN_S)
         later = elector.term()
         assert later is not None
         assert later.fence > first.fence
@@ -218,7 +222,7 @@ def test_one_that_stands_aside_lets_another_of_its_process_lead(connection: Kafk
     """It leaves the group alone, comes back when its time is over, and leads again when the other one stands aside."""
     name = topic(1, LEADER_SETTINGS)
     with Elector(connection, name, f"group-{name}") as one, Elector(connection, name, f"group-{name}") as another:
-        until(lambda: one.term() is not None or another.term() is not None, WITHIN_S)
+        wait_until(lambda: one.term() is not None or another.term() is not None, "one of the two leads", WITHIN_S)
         leader, other = (one, another) if one.term() is not None else (another, one)
         first = leader.term()
         assert first is not None
@@ -226,7 +230,7 @@ def test_one_that_stands_aside_lets_another_of_its_process_lead(connection: Kafk
         second = other.wait_for_term(SESSION_S)
         assert second is not None
         assert second.fence > first.fence
-        until(lambda: leader._aside_s == 0, WITHIN_S)
+        wait_until(lambda: leader._aside_s == 0, "the pause after the failure is over", WITHIN_S)
         other.stand_aside(first, "an earlier term", FEW_S)
         assert (leader.term(), other.term(), other._aside_s) == (None, second, 0)
         other.stand_aside(second, "no database", WITHIN_S)
@@ -279,16 +283,18 @@ def test_a_right_that_is_missing_is_told(secured: SecuredKafka) -> None:
             pass
         assert "\n" not in str(told.value)
         secured.grant(PLAIN_USER, right, "TOPIC", topic)
-    until(lambda: enters(stand()), WITHIN_S)
+    wait_until(lambda: enters(stand()), "the rights on the topic are known", WITHIN_S)
     with stand() as one, stand() as another:
         both = (one, another)
-        until(lambda: all(each.failure is not None for each in both), WITHIN_S)
+        wait_until(
+            lambda: all(each.failure is not None for each in both), "both report that a right is missing", WITHIN_S
+        )
         for each in both:
             assert "grant this user READ on group 'group'" in str(each.failure)
             assert "\n" not in str(each.failure)
         secured.grant(PLAIN_USER, "READ", "GROUP", group)
-        until(lambda: any(each.term() is not None for each in both), WITHIN_S)
-        until(lambda: all(each.failure is None for each in both), WITHIN_S)
+        wait_until(lambda: any(each.term() is not None for each in both), "one of the two leads", WITHIN_S)
+        wait_until(lambda: all(each.failure is None for each in both), "neither reports a failure", WITHIN_S)
 
 
 def enters(elector: Elector) -> bool:

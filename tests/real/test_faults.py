@@ -8,7 +8,7 @@ from itertools import product
 import pytest
 
 from marshal_dagster.protocol.messages import DeliveryMode
-from tests.faults.__main__ import LANES, running_bed
+from tests.faults.__main__ import SUITE
 from tests.faults.scenario import FaultKind, scenario
 
 SEEDS = (4, 15, 25, 70, 76, 85, 88, 112, 141, 142)
@@ -24,7 +24,7 @@ def test_the_seeds_have_every_fault() -> None:
 @pytest.mark.timeout(400)
 def test_a_group_keeps_its_promises_under_faults() -> None:
     """Whatever befalls members and brokers: nothing lost, nothing done twice, no claim or commit believed in vain."""
-    with running_bed(LANES) as bed:
+    with SUITE.bed() as bed:
         rows = list(bed.rows(SEEDS))
     assert [(row.seed, row.violations) for row in rows if row.violations] == []
     assert sum(row.lost + row.twice for row in rows) == 0

@@ -10,6 +10,7 @@ from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.clients import Isolation
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
+from tests.conditions import wait_until
 from tests.printed import lines_about
 from tests.real.conftest import MakeTopic
 
@@ -52,10 +53,12 @@ def append(producer: Producer, topic: str, values: list[bytes]) -> list[Message]
 def read(consumer: Consumer) -> list[Message]:
     """Read until the end shows, or another error."""
     found: list[Message] = []
-    deadline = time.monotonic() + WITHIN_S
-    while not found or found[-1].error() is None:
-        found += consumer.consume(1000, timeout=0.5)
-        assert time.monotonic() < deadline, found
+
+    def is_at_end() -> bool:
+        found.extend(consumer.consume(1000, timeout=0.5))
+        return bool(found) and found[-1].error() is not None
+
+    wait_until(is_at_end, lambda: f"the end shows: {found}", WITHIN_S)
     return found
 
 
@@ -171,10 +174,8 @@ def test_isolation_decides_what_shows_of_transactions(
         writer.produce(name, value, partition=0)
         assert writer.flush(WITHIN_S) == 0
         (writer.commit_transaction if commits else writer.abort_transaction)(WITHIN_S)
-    deadline = time.monotonic() + WITHIN_S
     with Topics(connection) as topics:
-        while topics.offsets(name, [0])[0].end != 6:
-            assert time.monotonic() < deadline
+        wait_until(lambda: topics.offsets(name, [0])[0].end == 6, "the last marker is there", WITHIN_S)
     reader, log = clients.consumer(connection, client_id="test", isolation=isolation)
     reader.assign([TopicPartition(name, 0, 0)])
     found = read(reader)

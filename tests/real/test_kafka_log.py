@@ -21,6 +21,7 @@ from marshal_dagster.errors import ClaimLost, LogChanged, TopicMissing, Unavaila
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import Settings
+from tests.conditions import wait_until
 from tests.fast.test_log_port import SOON_S, House, LogPort, read, values
 from tests.printed import lines_about
 from tests.real.conftest import MakeTopic
@@ -68,11 +69,12 @@ class KafkaHouse:
         producer.begin_transaction()
         producer.produce(self.topic, b"marker", partition=partition)
         producer.commit_transaction(20)
-        deadline = time.monotonic() + SOON_S
-        end = offset_of_end(self._topics, self.topic, partition, committed_only=False)
-        while offset_of_end(self._topics, self.topic, partition, committed_only=True) != end:
-            assert time.monotonic() < deadline
+
+        def is_there() -> bool:
             end = offset_of_end(self._topics, self.topic, partition, committed_only=False)
+            return offset_of_end(self._topics, self.topic, partition, committed_only=True) == end
+
+        wait_until(is_there, "the marker is there", SOON_S)
 
     def retain_from(self, partition: int, start: int) -> None:
         """Delete records."""
@@ -224,10 +226,13 @@ def test_a_log_on_a_broker_that_is_down_fails_in_time(
         assert time.monotonic() - began < 20
         assert len(caplog.records) < 5
         cluster.start(1)
-        deadline = time.monotonic() + 30
-        while (again := log.append([Append(0, b"c")])[0]).offset is None:
-            assert time.monotonic() < deadline, again
-        assert values(read(log, {0: again.offset + 1}, timeout_s=20), 0)[-1] == b"c"
+
+        def end_after_append() -> int | None:
+            offset = log.append([Append(0, b"c")])[0].offset
+            return None if offset is None else offset + 1
+
+        end = wait_until(end_after_append, "the broker takes a record again", 30)
+        assert values(read(log, {0: end}, timeout_s=20), 0)[-1] == b"c"
         log.close()
     assert len(lines_about(connection.bootstrap_servers, capfd.readouterr().err)) < 5
 

@@ -13,6 +13,7 @@ from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import OffsetBounds, Topics
+from tests.conditions import wait_for_line
 
 RESTARTS = 2
 WITHIN_S = 60.0
@@ -68,17 +69,6 @@ def test_questions_are_answered_again_after_each_restart(cluster: KafkaCluster) 
             asking.kill()
         assert asking.stderr is not None
         assert asking.stderr.read() == ""
-
-
-def wait_for_line(process: "subprocess.Popen[str]", beginning: str) -> None:
-    """Read what the process prints up to a line that begins so; fail when it ends or takes too long."""
-    assert process.stdout is not None
-    deadline = time.monotonic() + WITHIN_S
-    for line in process.stdout:
-        if line.startswith(beginning):
-            return
-        assert time.monotonic() < deadline, line
-    pytest.fail(f"the process ended with {process.wait()} before a line {beginning!r}")
 
 
 def test_a_broker_that_is_down_is_told_in_time_and_found_when_it_is_back(cluster: KafkaCluster) -> None:

@@ -7,8 +7,8 @@ from marshal_dagster.errors import TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.sampling import FEW, RECORDS, bytes_per_offset
 from marshal_dagster.kafka.topics import Topics
+from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
-from tests.waiting import until
 
 
 def test_the_largest_mean_of_what_is_unread_counts(
@@ -34,7 +34,8 @@ def test_the_largest_mean_of_what_is_unread_counts(
             within.produce(name, value=b"v" * 80, partition=2)
         assert within.flush(30) == 0
         end(30)
-    until(lambda: topics.offsets(name, [2])[2].end == 2 * (3 + 1), 10)  # markers come after the answer that it ended
+    # Markers come after the answer that the transaction ended.
+    wait_until(lambda: topics.offsets(name, [2])[2].end == 2 * (3 + 1), "all messages and markers are there", 10)
     assert bytes_per_offset(topics, connection, group, name) == 80
 
 
@@ -61,7 +62,7 @@ def test_offsets_without_records_make_batches_smaller_and_never_larger(
             within.produce(name, value=b"v" * 100)
         assert within.flush(30) == 0
         end(30)
-    until(lambda: topics.offsets(name, [0])[0].end == 100 + 1 + 10 + 1, 10)
+    wait_until(lambda: topics.offsets(name, [0])[0].end == 100 + 1 + 10 + 1, "all messages and markers are there", 10)
     assert bytes_per_offset(topics, connection, "sampled", name) == 100
 
 

@@ -23,6 +23,7 @@ from marshal_dagster.kafka.topics import OffsetBounds, Topics
 from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.spark.reading import read_ranges
 from tests.cli import call
+from tests.conditions import wait_until
 from tests.printed import lines_about
 from tests.real.secured_kafka import (
     PLAIN_PASSWORD,
@@ -32,7 +33,6 @@ from tests.real.secured_kafka import (
     SecuredKafka,
     secured_kafka,
 )
-from tests.waiting import until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -227,7 +227,7 @@ def test_a_right_that_is_missing_is_named(secured: SecuredKafka, admin: Topics) 
         assert text is not None
         assert "grant this user READ on group 'g' and on topic 'rights'" in text
         secured.grant(PLAIN_USER, "DESCRIBE", "TOPIC", "rights")
-        until(lambda: answers(lambda: topics.describe("rights")), WITHIN_S)
+        wait_until(lambda: answers(lambda: topics.describe("rights")), "the right to describe is known", WITHIN_S)
         assert topics.offsets("rights", [0]) == {0: OffsetBounds(0, 0)}
         with pytest.raises(RightMissing, match="DESCRIBE on group 'g'"):
             topics.group_offsets("g", "rights")
@@ -250,19 +250,21 @@ def test_reading_by_position_takes_no_right_on_a_group(secured: SecuredKafka, ad
     secured.grant(SCRAM_USER, "READ", "TOPIC", "readable")
     connection = connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured))
     with Topics(connection) as topics:
-        until(lambda: answers(lambda: topics.describe("readable")), WITHIN_S)
+        wait_until(lambda: answers(lambda: topics.describe("readable")), "the right to describe is known", WITHIN_S)
     reader, log = clients.consumer(connection, client_id="test")
     reader.assign([TopicPartition("readable", 0, 0)])
     values, codes = [], set()
-    deadline = time.monotonic() + WITHIN_S
-    while KafkaError._PARTITION_EOF not in codes:
-        assert time.monotonic() < deadline
+
+    def is_at_end() -> bool:
         for message in reader.consume(100, timeout=0.2):
             error = message.error()
             if error is None:
                 values.append(message.value())
             else:
                 codes.add(error.code())
+        return KafkaError._PARTITION_EOF in codes
+
+    wait_until(is_at_end, "the end of the partition shows", WITHIN_S)
     clients.let_go(reader, log)
     assert values == [b"0", b"1", b"2", b"3", b"4"]
     assert codes - {KafkaError._PARTITION_EOF} <= clients.HARMLESS_TO_A_READER
@@ -279,7 +281,9 @@ def test_offsets_of_many_partitions_take_the_right_to_describe_alone(
         with pytest.raises(RightMissing, match="grant this user DESCRIBE on topic 'described'"):
             topics.offsets("described", [0, 1])
         secured.grant(SCRAM_USER, "DESCRIBE", "TOPIC", "described")
-        until(lambda: answers(lambda: topics.offsets("described", [0, 1])), WITHIN_S)
+        wait_until(
+            lambda: answers(lambda: topics.offsets("described", [0, 1])), "the right to describe is known", WITHIN_S
+        )
         monkeypatch.setattr("marshal_dagster.kafka.topics._Asking._ask", None)
         assert topics.offsets("described", [0, 1]) == dict.fromkeys((0, 1), OffsetBounds(0, 0))
 
@@ -312,7 +316,7 @@ def test_a_producer_that_polls_itself_finds_the_fatal_error_in_its_log(secured: 
             client.poll(0.05)
         return log.fatal is not None
 
-    until(is_fatal, WITHIN_S)
+    wait_until(is_fatal, "the error is fatal", WITHIN_S)
     assert "Cluster authorization failed" in (log.fatal or "")
     clients.let_go(client, log)
 
@@ -330,7 +334,7 @@ def test_who_may_not_write_snapshots_goes_without(
         secured.grant(SCRAM_USER, right, "TOPIC", topic)
     connection = connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured))
     with Topics(connection) as topics:
-        until(lambda: answers(lambda: topics.describe("log_snapshot")), WITHIN_S)
+        wait_until(lambda: answers(lambda: topics.describe("log_snapshot")), "the right to describe is known", WITHIN_S)
     log = KafkaLog(connection, "log")
     rationalizer = Rationalizer(log)
 
@@ -338,7 +342,11 @@ def test_who_may_not_write_snapshots_goes_without(
         assert renew_snapshots(rationalizer, kafka_snapshots(connection, "log")) == []
     assert "grant WRITE on topic 'log_snapshot'" in caplog.text
     secured.grant(SCRAM_USER, "WRITE", "TOPIC", "log_snapshot")
-    until(lambda: renew_snapshots(rationalizer, kafka_snapshots(connection, "log")) == [0], WITHIN_S)
+    wait_until(
+        lambda: renew_snapshots(rationalizer, kafka_snapshots(connection, "log")) == [0],
+        "a snapshot can be written",
+        WITHIN_S,
+    )
     log.close()
 
 
@@ -366,17 +374,25 @@ def test_doctor_tells_what_this_user_can_do(
     assert (stranger["state"], stranger["found"]) == ("problem", "on doctored: none, not even Describe")
     assert f"--allow-principal User:{PLAIN_USER} --operation Describe --operation Read" in stranger["mend"]
     secured.grant(PLAIN_USER, "DESCRIBE", "TOPIC", "doctored")
-    until(lambda: ("problem", "on doctored: Describe; not Read") in rights(), WITHIN_S)
+    wait_until(
+        lambda: ("problem", "on doctored: Describe; not Read") in rights(),
+        "the missing right to read is reported",
+        WITHIN_S,
+    )
     secured.grant(PLAIN_USER, "READ", "TOPIC", "doctored")
     secured.grant(PLAIN_USER, "READ", "TOPIC", "doctored_snapshot")
-    until(lambda: [state for state, _ in rights()] == ["ok", "ok"], WITHIN_S)
+    wait_until(lambda: [state for state, _ in rights()] == ["ok", "ok"], "all rights are found", WITHIN_S)
     reader = findings()
     assert "problem" not in [each["state"] for each in reader]
     assert "it can look" in next(each["found"] for each in reader if each["name"] == "rights")
     settings = next(each for each in reader if each["name"] == "topic settings")
     assert (settings["state"], "DESCRIBE_CONFIGS" in settings["found"]) == ("not checked", True)
     secured.grant(PLAIN_USER, "WRITE", "TOPIC", "doctored")
-    until(lambda: ("warning", "on doctored_snapshot: Describe, Read; not Write") in rights(), WITHIN_S)
+    wait_until(
+        lambda: ("warning", "on doctored_snapshot: Describe, Read; not Write") in rights(),
+        "the missing right to write is reported",
+        WITHIN_S,
+    )
     assert "it can claim" in rights()[0][1]
 
 

@@ -21,6 +21,7 @@ from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, rend
 from marshal_dagster.protocol.snapshots import PART_BYTES, Record
 from marshal_dagster.protocol.snapshots import render as snapshot_records
 from marshal_dagster.protocol.world import PartitionWorld, World
+from tests.conditions import wait_until
 from tests.fast.test_snapshot_port import SnapshotTopicPort
 from tests.members import TOPIC, about
 from tests.real.conftest import MakeTopic
@@ -89,16 +90,14 @@ def test_compaction_leaves_the_newest_and_it_is_found(kept: KafkaSnapshotTopic) 
     for offset in range(2, 12):
         world.resume_at(offset, 1_000 * offset)
         Snapshots(kept).write(world, IDENTITY)
-    deadline = time.monotonic() + SOON_S
-    while True:
+
+    def end_when_compacted() -> int | None:
         kept.append(0, [Record(b"junk", b"rolls the segment")])
-        at = kept.bounds([0])[0]
-        (records,) = kept.read({0: Bounds(0, at.end)}, 10).values()
-        if len([value for _, value in records if value]) < 10:
-            break
-        assert time.monotonic() < deadline, records
-        time.sleep(0.2)
-    assert at.end > 20
+        end = kept.bounds([0])[0].end
+        (records,) = kept.read({0: Bounds(0, end)}, 10).values()
+        return end if len([value for _, value in records if value]) < 10 else None
+
+    assert wait_until(end_when_compacted, "the snapshots before are compacted away", SOON_S, pause_s=0.2) > 20
     found = newest(kept, world)
     assert found is not None
     assert found.next_offset == 11

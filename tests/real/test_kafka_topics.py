@@ -14,8 +14,8 @@ from marshal_dagster.devkafka import running_kafka
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import OffsetBounds, Topics
+from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
-from tests.waiting import until
 
 WITHIN_S = 10.0
 
@@ -166,10 +166,10 @@ def test_the_committed_end_stays_before_an_open_transaction(
     transactions.begin_transaction()
     transactions.produce(name, "open")
     assert transactions.flush(WITHIN_S) == 0
-    until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 2)}, WITHIN_S)
+    wait_until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 2)}, "the committed offset is seen", WITHIN_S)
     assert topics.offsets(name, [0], committed_only=False) == {0: OffsetBounds(0, 3)}
     transactions.abort_transaction(WITHIN_S)
-    until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 4)}, WITHIN_S)
+    wait_until(lambda: topics.offsets(name, [0]) == {0: OffsetBounds(0, 4)}, "the committed offset is seen", WITHIN_S)
 
 
 def test_a_thousand_partitions_are_looked_up_together(topics: Topics, topic: MakeTopic) -> None:
@@ -257,10 +257,12 @@ def test_offsets_of_a_group_with_live_consumers_are_left_alone(kafka: str, topic
     group = f"group-of-{name}"
     reader = Consumer({"bootstrap.servers": kafka, "group.id": group, "enable.auto.commit": False})
     reader.subscribe([name])
-    deadline = time.monotonic() + 3 * WITHIN_S
-    while not reader.assignment():
-        assert time.monotonic() < deadline
+
+    def is_assigned() -> bool:
         reader.poll(0.1)
+        return bool(reader.assignment())
+
+    wait_until(is_assigned, "the consumer has partitions", 3 * WITHIN_S)
     text = topics.commit_group_offsets(group, name, {0: 1})
     assert text is not None
     assert "Kafka consumers are at work in that group" in text
@@ -316,6 +318,6 @@ def test_offsets_are_looked_up_by_time(kafka: str, asked_of: Topics, topic: Make
     transactions.flush(WITHIN_S)
     assert asked_of.offsets_at(name, [2], 4_000) == {}
     transactions.commit_transaction(WITHIN_S)
-    until(lambda: asked_of.offsets_at(name, [2], 4_000) == {2: 0}, WITHIN_S)
+    wait_until(lambda: asked_of.offsets_at(name, [2], 4_000) == {2: 0}, "the offset at the time is seen", WITHIN_S)
     with pytest.raises(TopicMissing, match="no-such-topic"):
         asked_of.offsets_at("no-such-topic", [0], 0)

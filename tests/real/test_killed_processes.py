@@ -13,6 +13,7 @@ import pytest
 
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.protocol.messages import DeliveryMode
+from tests.conditions import wait_for_line
 from tests.real.batch_worker import Orders
 from tests.real.conftest import MakeTopic
 from tests.real.killing import Message, Side
@@ -50,15 +51,6 @@ class Workers:
         path = self.orders().output
         lines = path.read_text().splitlines() if path.exists() else []
         return Counter((int(line.split()[0]), int(line.split()[1])) for line in lines)
-
-
-def wait_until_said(worker: subprocess.Popen[str], what: str) -> str:
-    """Read what the worker says up to a line that begins with `what`."""
-    assert worker.stdout is not None
-    for line in worker.stdout:
-        if line.startswith(what):
-            return line
-    raise AssertionError(f"ended without saying {what!r}")
 
 
 def all_messages() -> set[Message]:
@@ -142,16 +134,16 @@ def test_at_most_once_with_a_killed_process(workers: Workers, kill: dict[str, ob
 def test_a_stopped_member_is_fenced(workers: Workers) -> None:
     """A member stopped past its lease and continued commits nothing; it says so, and who holds its claims now."""
     stopped = workers.start(pause_s=1)
-    plan = ranges_claimed(wait_until_said(stopped, "claimed"))
-    wait_until_said(stopped, "processing")
+    plan = ranges_claimed(wait_for_line(stopped, "claimed"))
+    wait_for_line(stopped, "processing")
     stopped.send_signal(signal.SIGSTOP)
     successor = workers.start(pause_s=0)
-    taken = ranges_claimed(wait_until_said(successor, "claimed"))
+    taken = ranges_claimed(wait_for_line(successor, "claimed"))
     assert taken, "one of its claims is stale at least: each is so from a time of its own"
     assert taken <= plan, "the successor takes over that very plan"
     assert successor.wait(DEADLINE_S) == 0
     stopped.send_signal(signal.SIGCONT)
-    said = wait_until_said(stopped, "failed")
+    said = wait_for_line(stopped, "failed")
     assert "ClaimLost" in said
     assert stopped.wait(DEADLINE_S) == 1
     assert set(workers.output()) == all_messages()
@@ -164,9 +156,9 @@ def test_an_orphan_stops(workers: Workers) -> None:
     workers.started.append(parent)
     assert parent.stdout is not None
     child = psutil.Process(int(parent.stdout.readline()))
-    wait_until_said(parent, "processing")
+    wait_for_line(parent, "processing")
     parent.kill()
-    assert "the parent process ended" in wait_until_said(parent, "failed")
+    assert "the parent process ended" in wait_for_line(parent, "failed")
     child.wait(DEADLINE_S)
     assert workers.run()[0] == 0
     assert set(workers.output()) == all_messages()

@@ -26,6 +26,7 @@ from marshal_dagster.operator_jobs import (
 )
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
+from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.killing import read_messages
 from tests.real.sink_worker import COLUMNS, value_of
@@ -174,10 +175,8 @@ def test_nothing_is_lost_or_repeated_however_it_is_operated(deployment: Deployme
             starts[partition].append(start)
         if is_paused:
             deployment.execute(build_resume_job(), ResumeConfig())
-    deadline = time.monotonic() + WITHIN_S
-    while topics.group_offsets(GROUP, deployment.topic) != dict.fromkeys(range(PARTITIONS), MESSAGES):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    ends = dict.fromkeys(range(PARTITIONS), MESSAGES)
+    wait_until(lambda: topics.group_offsets(GROUP, deployment.topic) == ends, "the topic is drained", WITHIN_S)
     deployment.over.set()
     for thread in threads:
         thread.join(WITHIN_S)

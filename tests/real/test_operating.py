@@ -1,7 +1,6 @@
 """A group is paused, repositioned and resumed on a real broker, by shell and by Dagster, while a member works on."""
 
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 
@@ -26,6 +25,7 @@ from marshal_dagster.operator_jobs import (
 from marshal_dagster.protocol.messages import Settings
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
 from tests.cli import Answer, start
+from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 
 GROUP = "etl"
@@ -67,6 +67,15 @@ class Worker(threading.Thread):
         self.join(WITHIN_S)
         self._rationalizer.close()
 
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait until it holds; fail at once when the work has failed."""
+
+        def holds() -> bool:
+            assert self.failure is None
+            return bool(condition())
+
+        wait_until(holds, what, WITHIN_S)
+
     def _turn(self) -> None:
         member = Member(GROUP, "worker", new_instance_id("worker"))
         claimer = Claimer(self._rationalizer, member, self._topic, SETTINGS)
@@ -99,15 +108,6 @@ class Worker(threading.Thread):
             claimer.plan(ends)
             claimer.commit(ends)
             self.done += [(number, *begun[number], end) for number, end in ends.items()]
-
-
-def eventually(condition: Callable[[], object], worker: Worker) -> None:
-    """Wait until it holds."""
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        assert worker.failure is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def starts_by_generation(done: list[Batch]) -> dict[int, list[int]]:
@@ -157,10 +157,10 @@ def positions(call: Call, data: str) -> list[int | None]:
 
 def test_a_group_is_paused_repositioned_and_resumed(call: Call, worker: Worker, topics: Topics, data: str) -> None:
     """The member waits through the pause, goes on at the new positions, and skips or repeats nothing else."""
-    eventually(lambda: len(worker.done) >= 2 * PARTITIONS, worker)
+    worker.wait_until(lambda: len(worker.done) >= 2 * PARTITIONS, "all partitions were worked on twice")
     paused = call("pause", GROUP, "--for", "10m", "--json")
     assert paused.code == 0, paused.err
-    eventually(worker.is_waiting.is_set, worker)
+    worker.wait_until(worker.is_waiting.is_set, "the worker waits for the end of the pause")
     reached = positions(call, data)
     turns = worker.turns
     refused = call("position", "set", GROUP, data, "--offsets", "9999", "--yes")
@@ -171,11 +171,11 @@ def test_a_group_is_paused_repositioned_and_resumed(call: Call, worker: Worker, 
     assert asked.code == 0, asked.err
     assert positions(call, data) == [3, 5]
     assert topics.group_offsets(GROUP, data) == {0: 3, 1: 5}
-    eventually(lambda: worker.turns > turns, worker)
+    worker.wait_until(lambda: worker.turns > turns, "the worker takes another turn")
     assert worker.is_waiting.is_set(), "the pause that was in force is back"
     resumed = call("resume", GROUP)
     assert resumed.code == 0, resumed.err
-    eventually(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, worker)
+    worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
     starts = starts_by_generation(worker.done)
     assert starts == {0: [0, 3], 1: [0, 5]}
     assert all(at is not None and at > 0 for at in reached)
@@ -183,13 +183,13 @@ def test_a_group_is_paused_repositioned_and_resumed(call: Call, worker: Worker, 
 
 def test_positions_are_set_while_a_member_is_at_work(call: Call, worker: Worker, data: str) -> None:
     """It leaves for that, and goes on at the new positions; nobody paused it before, so nothing stays paused."""
-    eventually(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, worker)
+    worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
     answer = call("position", "set", GROUP, data, "--back", "20", "--yes", "--wait", "20s", "--json")
     assert answer.code == 0, answer.err
     assert [(row["before"], row["after"], row["set"]) for row in answer.json["positions"]] == [
         (MESSAGES, MESSAGES - 20, True)
     ] * PARTITIONS
-    eventually(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, worker)
+    worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
     assert starts_by_generation(worker.done) == {0: [0, MESSAGES - 20], 1: [0, MESSAGES - 20]}
     assert not worker.is_waiting.is_set()
 
@@ -207,20 +207,20 @@ def test_dagster_pauses_repositions_and_resumes(  # noqa: PLR0917 - fixtures
         with dg.DagsterInstance.ephemeral() as instance:
             assert job.execute_in_process(run_config, instance, resources={"claimer": claimer}).success
 
-    eventually(lambda: worker.done, worker)
+    worker.wait_until(lambda: worker.done, "the worker has done something")
     run(build_pause_job(), PauseConfig(duration="10m"))
-    eventually(worker.is_waiting.is_set, worker)
+    worker.wait_until(worker.is_waiting.is_set, "the worker waits for the end of the pause")
     run(build_set_position_job(), SetPositionConfig(topic=data, offsets="0=3,1=5", wait_s=20))
     assert positions(call, data) == [3, 5]
     assert topics.group_offsets(GROUP, data) == {0: 3, 1: 5}
     run(build_resume_job(), ResumeConfig())
-    eventually(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, worker)
+    worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
     assert starts_by_generation(worker.done) == {0: [0, 3], 1: [0, 5]}
 
 
 def test_a_range_is_done_again_by_a_member_at_work(call: Call, worker: Worker, data: str) -> None:
     """From its start, a batch further than its end at most or until the pause, and then on from where it stood."""
-    eventually(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, worker)
+    worker.wait_until(lambda: positions(call, data) == [MESSAGES] * PARTITIONS, "the topic is drained")
     answer = call(
         *("reprocess", GROUP, data, "--partition", "1", "--from", "100", "--to", "150", "--within", "30s"),
         *("--wait", "20s", "--yes", "--json"),
@@ -232,7 +232,7 @@ def test_a_range_is_done_again_by_a_member_at_work(call: Call, worker: Worker, d
     assert starts_by_generation(worker.done) == {0: [0], 1: [0, 100]}
     assert worker.done[-1][3] == answer.json["reached"]
     turns = worker.turns
-    eventually(lambda: worker.turns > turns + 2, worker)
+    worker.wait_until(lambda: worker.turns > turns + 2, "the worker takes more turns")
     assert not worker.is_waiting.is_set()
 
 

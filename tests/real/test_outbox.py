@@ -28,11 +28,11 @@ from marshal_dagster.outbox.stash import Outbox, OutboxRecord
 from marshal_dagster.outbox.store import PostgresStore
 from marshal_dagster.outbox.tables import OutboxTables
 from marshal_dagster.postgres import Database
+from tests.conditions import wait_until
 from tests.outbox_child import STEPS
 from tests.outbox_faults.worker import Orders
 from tests.outboxes import LONG_MS, Site, values
 from tests.real.conftest import MakeTopic
-from tests.waiting import until
 
 WITHIN_S = 30
 MEGABYTE = 1_000_000
@@ -57,7 +57,11 @@ def running(site: Site) -> Iterator[None]:
     thread = threading.Thread(target=harvester.run)
     thread.start()
     try:
-        until(lambda: harvester.term is not None and harvester.counts.sessions > 0, WITHIN_S)
+        wait_until(
+            lambda: harvester.term is not None and harvester.counts.sessions > 0,
+            "the harvester leads and has begun a session",
+            WITHIN_S,
+        )
         yield
     finally:
         harvester.stop()
@@ -186,7 +190,11 @@ def test_dead_rows_are_not_read_again_and_again(site: Site) -> None:
         for _ in range(10):
             assert len(store.turn(session, Turn(limit=1_000, limit_bytes=MEGABYTE)).rows) == 100
         store.close()
-        until(lambda: sum(scans(connection, site)) >= sum(before) + 10, WITHIN_S)
+        wait_until(
+            lambda: sum(scans(connection, site)) >= sum(before) + 10,
+            "PostgreSQL has counted the scans of ten questions",
+            WITHIN_S,
+        )
         assert scans(connection, site)[0] == before[0]
 
 

@@ -38,7 +38,7 @@ from marshal_dagster.outbox.looking import Backlog, OutboxStatus
 from marshal_dagster.outbox.ports import ID_HEADER
 from marshal_dagster.outbox.tables import OutboxTables
 from marshal_dagster.postgres import Database
-from tests.waiting import until
+from tests.conditions import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "outbox"
 ROOT = EXAMPLE.parents[1]
@@ -154,7 +154,7 @@ class Circle:
                 self.start_run()
             return False
 
-        until(goes_on, WAIT_S, what=what)
+        wait_until(goes_on, what, WAIT_S)
 
     @contextmanager
     def caught_at_work(self) -> Iterator[psutil.Process]:
@@ -166,8 +166,8 @@ class Circle:
                 locking.execute("LOCK TABLE outbox IN SHARE MODE")
                 return self.status().rows > 0
 
-            until(has_work, WAIT_S, what="there is a backlog")
-            until(lambda: self.ask(STRIKING), WAIT_S, what="the harvester has published a batch")
+            wait_until(has_work, "there is a backlog", WAIT_S)
+            wait_until(lambda: self.ask(STRIKING), "the harvester has published a batch", WAIT_S)
             yield psutil.Process(int(str(self.status().standing.leader).rpartition(":")[2]))
 
     def notes_leader(self) -> int:
@@ -265,7 +265,7 @@ def break_it(circle: Circle) -> None:
     with circle.caught_at_work() as leader:
         leader.kill()
         circle.tell(f"killed the harvester that led; {circle.status().rows} rows of its backlog are left")
-    until(lambda: circle.ask(HELD), WAIT_S, what="the run has moved the rows of its second batch")
+    wait_until(lambda: circle.ask(HELD), "the run has moved the rows of its second batch", WAIT_S)
     circle.tell(f"killed the run within its second transaction: {kill_tree(first.pid)} processes")
     circle.ask(END_HELD)
     assert circle.rows() == BATCH
@@ -337,7 +337,7 @@ def test_each_delay_is_seen_once_and_in_order(circle: Circle) -> None:
     assert len(rows) == FLIGHTS
     assert_ranges_are_whole(circle, wanted)
 
-    until(lambda: len(circle.seen()) >= FLIGHTS, WAIT_S, what="the consumer has seen all", pause_s=0.5)
+    wait_until(lambda: len(circle.seen()) >= FLIGHTS, "the consumer has seen all", WAIT_S, pause_s=0.5)
     consumer.terminate()
     assert consumer.wait(WAIT_S) == 0
     seen = [event for _, event in circle.seen()]

@@ -5,7 +5,7 @@
 
 import pytest
 
-from tests.outbox_faults.__main__ import running_bed
+from tests.outbox_faults.__main__ import SUITE
 from tests.outbox_faults.scenario import LEADER, FaultKind, scenario
 
 SEEDS = (10, 65, 397)
@@ -31,8 +31,8 @@ def test_the_seeds_have_the_worst_faults() -> None:
 @pytest.mark.timeout(300)
 def test_an_outbox_keeps_its_promises_under_faults() -> None:
     """Nothing committed is lost, nothing else is published, nothing twice, and each key keeps its order."""
-    with running_bed() as bed:
-        rows = [bed.row(seed) for seed in SEEDS]
+    with SUITE.bed() as bed:
+        rows = list(bed.rows(SEEDS))
     assert [(row.seed, row.violations) for row in rows if row.violations] == []
     assert sum(row.lost + row.invented + row.repeated + row.out_of_order for row in rows) == 0
     assert sum(row.takeovers for row in rows) > 0

@@ -15,6 +15,7 @@ from marshal_dagster.errors import ClaimLost
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import Settings
 from marshal_dagster.protocol.state import Key, Phase
+from tests.conditions import wait_until
 
 GROUP, DATA_TOPIC, TOPIC_ID = "sharers", "orders", "A" * 22
 SETTINGS = Settings(8_000, features=("ranges",))
@@ -90,11 +91,15 @@ def test_three_members_share_a_partition_and_outlive_a_fourth(site: Site) -> Non
     ]
     for thread in threads:
         thread.start()
-    deadline_s = time.monotonic() + WITHIN_S
-    while not [each for each in site.key().ranges if (*each[:2], each.phase) == (SIZE, MESSAGES, Phase.DONE)]:
-        assert time.monotonic() < deadline_s
-        assert site.key().offset == 0, "the dead member's range was taken before the others were done"
-        time.sleep(0.05)
+
+    def others_are_done() -> bool:
+        key = site.key()
+        if any((*each[:2], each.phase) == (SIZE, MESSAGES, Phase.DONE) for each in key.ranges):
+            return True
+        assert key.offset == 0, "the dead member's range was taken before the others were done"
+        return False
+
+    wait_until(others_are_done, "all other ranges are done", WITHIN_S, pause_s=0.05)
     for thread in threads:
         thread.join(WITHIN_S)
 

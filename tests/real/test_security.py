@@ -7,7 +7,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from marshal_dagster.spark.sinks.conformance import LocalFrame
 from marshal_dagster.spark.sinks.conformance.target import never, part, rows_of
 from marshal_dagster.spark.sinks.kafka import NOTES_SETTINGS
 from tests.cli import Answer, call, start
+from tests.conditions import wait_until
 from tests.kafka_outputs import KafkaOutput
 from tests.real.secured_kafka import SecuredKafka, secured_kafka
 
@@ -112,8 +112,8 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
         # An idempotent producer of who may write nowhere is refused at once; one that may write elsewhere is not.
         secured.grant("reader", "WRITE", "TOPIC", "elsewhere")
         with Topics(connection_of(secured, "maker")) as maker:
-            eventually(lambda: create_coordination_topic(maker, "__marshal", 2))
-            eventually(lambda: create_snapshot_topic(maker, "__marshal"))
+            wait_until_allowed(lambda: create_coordination_topic(maker, "__marshal", 2))
+            wait_until_allowed(lambda: create_snapshot_topic(maker, "__marshal"))
         yield secured
 
 
@@ -198,7 +198,7 @@ def test_a_writer_fills_a_topic_and_no_other(stand: Stand, secured: SecuredKafka
         said += ["WRITE on topic 'another_marshal_ranges'", "WRITE on transactional ids that begin with 'marshal"]
         told = ""
         for missing, granted_then in zip(said, ["DESCRIBE", "WRITE", "READ", "WRITE", None], strict=True):
-            told = eventually_told(lambda: another.sink().verdicts(wanted), missing)
+            told = wait_until_refused(lambda: another.sink().verdicts(wanted), missing)
             if granted_then is not None:
                 secured.grant(
                     "writer", granted_then, "TOPIC", "another" if "another'" in missing else "another_marshal_ranges"
@@ -217,17 +217,18 @@ def deliver_rows(sink: KafkaSink, ranges: Sequence[ClaimedRange]) -> WriteOutcom
     return sink.write(frame, ranges, never)
 
 
-def eventually_told(question: Callable[[], object], said: str) -> str:
+def wait_until_refused(question: Callable[[], object], said: str) -> str:
     """Ask until the answer is an error that says so: brokers learn of a new right in the background."""
-    deadline = time.monotonic() + WITHIN_S
-    while True:
+    answers: list[str] = []
+
+    def answer() -> str | None:
         with pytest.raises(RightMissing) as raised:
             question()
-        assert "\n" not in str(raised.value)
-        if f"grant this user {said}" in str(raised.value):
-            return str(raised.value)
-        assert time.monotonic() < deadline, raised.value
-        time.sleep(0.05)
+        answers.append(str(raised.value))
+        assert "\n" not in answers[-1]
+        return answers[-1] if f"grant this user {said}" in answers[-1] else None
+
+    return wait_until(answer, lambda: f"an error asks for {said}, the last: {answers[-1]}", WITHIN_S)
 
 
 def test_an_operator_acts_on_a_group_and_reads_no_data(stand: Stand) -> None:
@@ -246,7 +247,7 @@ def test_an_operator_acts_on_a_group_and_reads_no_data(stand: Stand) -> None:
 
 def test_a_coordinator_tells_members_and_has_no_data(stand: Stand) -> None:
     """With the page's rights a group is led and looked at; none of its roles can do the work of another."""
-    made = eventually_ok(lambda: stand.call("maker", "coordinator", "init", "--partitions", "2"))
+    made = wait_until_ok(lambda: stand.call("maker", "coordinator", "init", "--partitions", "2"))
     assert "__marshal_coordinator_orders" in made.out
     topics = CoordinatorTopics()
     with pytest.raises(RightMissing, match="on topic '__marshal_coordinator_leader'"):
@@ -262,10 +263,7 @@ def test_a_coordinator_tells_members_and_has_no_data(stand: Stand) -> None:
         with CoordinatedMember(
             as_member, "shops", "east", start=lambda _: None, stop=lambda _: None, topics_wanted=["orders"]
         ) as member:
-            deadline = time.monotonic() + 2 * WITHIN_S
-            while member.places != {("orders", 0)}:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            wait_until(lambda: member.places == {("orders", 0)}, "the member has the partition", 2 * WITHIN_S)
             assert stand.call("reader", "coordinator", "status").code == 0
             assert "east" in stand.call("reader", "coordinator", "assignments", "shops").out
     finally:
@@ -277,13 +275,15 @@ def test_a_coordinator_tells_members_and_has_no_data(stand: Stand) -> None:
     assert refused(stand, "coordinator", "__marshal")
 
 
-def eventually_ok(question: Callable[[], Answer]) -> Answer:
+def wait_until_ok(question: Callable[[], Answer]) -> Answer:
     """Ask until the exit code is 0."""
-    deadline = time.monotonic() + WITHIN_S
-    while (answer := question()).code != 0:
-        assert time.monotonic() < deadline, answer.err
-        time.sleep(0.05)
-    return answer
+    answers: list[Answer] = []
+
+    def answer() -> Answer | None:
+        answers.append(question())
+        return None if answers[-1].code else answers[-1]
+
+    return wait_until(answer, lambda: f"the command succeeds, not: {answers[-1].err}", WITHIN_S)
 
 
 def test_who_makes_the_topics_cannot_use_them(stand: Stand) -> None:
@@ -564,14 +564,6 @@ def refused(stand: Stand, role: str, topic: str) -> bool:
     return codes == [KafkaError.TOPIC_AUTHORIZATION_FAILED]
 
 
-def eventually(condition: Callable[[], object]) -> None:
+def wait_until_allowed(action: Callable[[], object]) -> None:
     """Ask until it raises nothing: brokers learn of a new right in the background."""
-    deadline = time.monotonic() + WITHIN_S
-    while True:
-        try:
-            condition()
-        except MarshalError:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        else:
-            return
+    wait_until(lambda: (action(),), "the action is allowed", WITHIN_S, ignored=MarshalError)

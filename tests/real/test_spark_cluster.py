@@ -1,6 +1,5 @@
 """Claimed batches on Spark's own standalone cluster, by its master's URL."""
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.session import SINGLE_EXECUTION
 from marshal_dagster.spark.sinks import DeltaSink, FileSink, delta_settings
 from marshal_dagster.spark.sinks.delta_table import DELTA
+from tests.conditions import wait_until
 from tests.real.spark_cluster import WORKERS, SparkCluster, running_cluster
 from tests.real.spark_driver import (
     MESSAGES,
@@ -120,10 +120,7 @@ def test_a_revoked_batch_ends_its_tasks_on_the_cluster(driver: Driver, work: Wor
     assert "held by nobody" in error
     assert "was stopped" in came_of
     assert took_s < 20
-    deadline = time.monotonic() + 30
-    while driver.call(tasks_at_work, work):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not driver.call(tasks_at_work, work), "no task is at work", 30, pause_s=0.1)
 
 
 @pytest.mark.parametrize("into", ["files", "table"])
@@ -133,10 +130,7 @@ def test_a_killed_worker_costs_no_record(
     """A worker dies in the middle of a batch with its executor: the other does its tasks, each row is there once."""
     table = Table(request.getfixturevalue("postgres")) if into == "table" else None
     result = driver.start(write_through_the_sink, work, 100, table and (table.dsn, table.schema))
-    deadline = time.monotonic() + WITHIN_S
-    while not work.mark.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(work.mark.exists, "the batch is at work", WITHIN_S)
     cluster.kill_worker()
     result()
     found = table.rows() if table else rows_in(FileSink(work.output).committed_files())
@@ -151,10 +145,9 @@ def test_a_task_that_is_lost_with_its_worker_is_not_run_again_at_most_once(
     """No offset is processed twice; what was committed for the batch is reported as dropped."""
     once = replace(work, mode=DeliveryMode.AT_MOST_ONCE, where=replace(work.where, settings=SINGLE))
     result = driver.start(note_each, once)
-    deadline = time.monotonic() + WITHIN_S
-    while not (work.output.exists() and work.output.read_text().count("\n") > 2):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(
+        lambda: work.output.exists() and work.output.read_text().count("\n") > 2, "three messages are noted", WITHIN_S
+    )
     cluster.kill_worker()
     states = result()
     noted = work.output.read_text().splitlines()

@@ -30,6 +30,7 @@ from marshal_dagster.spark.sinks import DeltaSink, FileSink, KafkaSink, Postgres
 from marshal_dagster.spark.sinks.delta_table import DELTA
 from marshal_dagster.spark_resources import SparkConnectResource
 from tests.avro_bytes import encode, framed
+from tests.conditions import RUN_S, wait_until
 from tests.protobuf_bytes import framed_message, orders_file
 from tests.real.batch_function import mark_when_at_work, values
 from tests.real.conftest import MakeTopic
@@ -55,7 +56,6 @@ from tests.real.test_decoding import JSONS, MISFIT, ORDER_1, ORDER_2, batch, out
 from tests.real.test_decoding import messages as read_letters
 from tests.real.test_kill_points_sinks import KafkaTopic
 from tests.registry import running_registry
-from tests.waiting import RUN_S, until
 
 SMALL = {"spark.master": "local[2]", "spark.driver.memory": "512m", "spark.sql.shuffle.partitions": "2"}
 PAGE = free_port()
@@ -193,7 +193,7 @@ def interrupt_a_batch(work: Work) -> float:
 
 def alarm_when_at_work(mark: Path) -> None:
     """Send this process a signal."""
-    until(mark.exists, RUN_S)
+    wait_until(mark.exists, "the batch is at work", RUN_S)
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGALRM)
 
 
@@ -285,7 +285,7 @@ def test_an_interrupt_leaves_the_batch_at_once(driver: Driver, work: Work) -> No
         with urllib.request.urlopen(jobs, timeout=20) as answer:
             return len(json.load(answer))
 
-    until(lambda: not running(), 8)
+    wait_until(lambda: not running(), "no operation runs", 8)
 
 
 def test_the_servers_page_shows_no_secret(driver: Driver, work: Work) -> None:
@@ -311,7 +311,7 @@ def test_a_killed_server_fails_the_batch_at_once_and_the_next_run_redoes_it(
     """One line says that the server has ended; its claims are released, and with another server no row is missing."""
     server = start(home)
     result = driver.start(run_job, work, str(home.folder), 500)
-    until(work.mark.exists, WITHIN_S)
+    wait_until(work.mark.exists, "the batch is at work", WITHIN_S)
     psutil.Process(server.process.pid).kill()
     killed_s = time.monotonic()
     success, error = result()

@@ -17,8 +17,8 @@ from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark.jobs import batch_jobs, cancel, progress
 from marshal_dagster.spark.reading import read_ranges, read_schema
 from marshal_dagster.spark.session import check_session, check_single_execution
+from tests.conditions import RUN_S, wait_until
 from tests.real.spark_driver import Where, Work, lose_a_batch
-from tests.waiting import RUN_S, until
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,13 +48,13 @@ def test_cancelling_ends_a_running_action(spark: "SparkSession") -> None:
 
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(work)
-        until(lambda: running(spark, "b1"), RUN_S)
+        wait_until(lambda: running(spark, "b1"), "Spark works on b1", RUN_S)
         started = time.monotonic()
         cancel(spark, "b1", "the lease has ended")
         future.result(30)
     assert time.monotonic() - started < 10
     assert "the lease has ended" in failures[0]
-    until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), RUN_S)
+    wait_until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), "no job is left", RUN_S)
 
 
 def test_a_revoked_batch_has_its_jobs_cancelled(
@@ -66,7 +66,7 @@ def test_a_revoked_batch_has_its_jobs_cancelled(
     assert "held by nobody" in error
     assert "was stopped" in came_of
     assert took_s < 20
-    until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), 5)
+    wait_until(lambda: not spark.sparkContext.statusTracker().getActiveJobsIds(), "no job is left", 5)
 
 
 def test_a_cancelled_batch_starts_no_more_jobs(spark: "SparkSession") -> None:
@@ -82,14 +82,18 @@ def test_a_cancelled_batch_starts_no_more_jobs(spark: "SparkSession") -> None:
 
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(work)
-        until(lambda: running(spark, "b2"), RUN_S)
+        wait_until(lambda: running(spark, "b2"), "Spark works on b2", RUN_S)
         cancel(spark, "b2")
         cancel(spark, "b2")
         future.result(60)
     assert len(ended) == 3
     with batch_jobs(spark, "b2"):
         assert spark.range(10).count() == 10
-    until(lambda: not any(thread.name.startswith("cancel ") for thread in threading.enumerate()), RUN_S)
+    wait_until(
+        lambda: not any(thread.name.startswith("cancel ") for thread in threading.enumerate()),
+        "no thread that cancels is left",
+        RUN_S,
+    )
 
 
 def test_other_jobs_of_the_session_go_on(spark: "SparkSession") -> None:
@@ -98,7 +102,7 @@ def test_other_jobs_of_the_session_go_on(spark: "SparkSession") -> None:
 
     def other() -> int:
         with batch_jobs(spark, "b3, the other"):
-            until(go_on.is_set, RUN_S)
+            wait_until(go_on.is_set, "the task may go on", RUN_S)
             return spark.range(1000).count()
 
     with ThreadPoolExecutor(2) as pool:
@@ -123,7 +127,7 @@ def test_threads_of_the_batch_belong_to_it(spark: "SparkSession") -> None:
     with batch_jobs(spark, "b4"):
         thread = InheritableThread(target=work)
         thread.start()
-        until(lambda: running(spark, "b4"), RUN_S)
+        wait_until(lambda: running(spark, "b4"), "Spark works on b4", RUN_S)
         cancel(spark, "b4", "enough")
         thread.join(30)
     assert not thread.is_alive()
@@ -147,7 +151,11 @@ def test_progress_counts_tasks(spark: "SparkSession", tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(work)
         try:
-            until(lambda: future.done() or ((found := progress(spark, "b5")) and found.tasks_done == 2), RUN_S)
+            wait_until(
+                lambda: future.done() or ((found := progress(spark, "b5")) and found.tasks_done == 2),
+                "two tasks are done, or the work has ended",
+                RUN_S,
+            )
             found = progress(spark, "b5")
             assert found is not None
             assert (found.active_stages, found.tasks_total) == (1, 3)

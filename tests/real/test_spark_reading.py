@@ -1,6 +1,5 @@
 """Reading exact offset ranges: what the log holds there, whatever else lies between."""
 
-import time
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING
@@ -13,6 +12,7 @@ from pyspark.sql import functions as f
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.reading import offsets_read, read_ranges, read_schema, run_once
+from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.spark_driver import Driver, Where, session
 
@@ -98,10 +98,11 @@ class Writer:
 
     def _await_markers(self, ends: list[int]) -> None:
         """Wait for the markers: the broker writes them some time after it has answered that a transaction ended."""
-        deadline = time.monotonic() + 30
-        while watermarks(self.kafka, self.topic, range(self.partitions)) != ends:
-            assert time.monotonic() < deadline, "no marker in every partition"
-            time.sleep(0.05)
+        wait_until(
+            lambda: watermarks(self.kafka, self.topic, range(self.partitions)) == ends,
+            "there is a marker in every partition",
+            30,
+        )
 
 
 def test_rows_are_the_messages_at_exactly_these_offsets(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
@@ -192,17 +193,17 @@ def test_every_range_over_compacted_gaps(spark: "SparkSession", kafka: str, topi
     writer = Writer(kafka, name, len(ranges))
     for key in ("a", "b", "a", "c", "d", "d", "d", "b", "e", "a"):
         writer.plain(1, key=key)
-    deadline = time.monotonic() + 120
-    end = 10
-    while True:
+    end, left = 10, dict[int, list[int]]()
+
+    def is_compacted() -> bool:
+        nonlocal end
         # Only segments that are no longer written to are compacted; a later message closes the one before.
         writer.plain(1, key="tail")
         end += 1
-        left = {partition: remaining(kafka, name, partition) for partition in (0, len(ranges) - 1)}
-        if all(within(offsets, (0, 10)) == [3, 6, 7, 8, 9] for offsets in left.values()):
-            break
-        assert time.monotonic() < deadline, left
-        time.sleep(1)
+        left.update({partition: remaining(kafka, name, partition) for partition in (0, len(ranges) - 1)})
+        return all(within(offsets, (0, 10)) == [3, 6, 7, 8, 9] for offsets in left.values())
+
+    wait_until(is_compacted, lambda: f"compaction has left the newest messages, not {left}", 120, pause_s=1)
     frame = read_ranges(spark, options(kafka), name, dict(enumerate(ranges)))
     found = offsets_of(frame)
     for partition, bounds in enumerate(ranges):
@@ -326,14 +327,16 @@ def remaining(kafka: str, topic: str, partition: int) -> list[int]:
         end = reader.get_watermark_offsets(place, timeout=30)[1]
         reader.assign([place])
         found: list[int] = []
-        deadline = time.monotonic() + 30
-        while not found or found[-1] < end - 1:
-            assert time.monotonic() < deadline, (found, end)
+
+        def is_at_end() -> bool:
             for message in reader.consume(1000, timeout=1):
                 offset = message.offset()
                 assert message.error() is None
                 assert offset is not None
                 found.append(offset)
+            return bool(found) and found[-1] >= end - 1
+
+        wait_until(is_at_end, lambda: f"all is read to {end}: {found}", 30)
         return found
 
 
@@ -346,10 +349,7 @@ def test_consumers_that_idle_are_let_go(driver: Driver, kafka: str, filled: str)
     """Of batch after batch in a warm session neither the consumers stay nor what they have fetched."""
     where = Where("local[2]")
     assert driver.call(connections_after_a_read, where, kafka, filled) > 0
-    deadline = time.monotonic() + 60
-    while driver.call(connections, where, kafka):
-        assert time.monotonic() < deadline
-        time.sleep(1)
+    wait_until(lambda: not driver.call(connections, where, kafka), "no connection is left", 60, pause_s=1)
 
 
 def connections_after_a_read(where: Where, kafka: str, topic: str) -> int:

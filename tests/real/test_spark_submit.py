@@ -25,13 +25,13 @@ from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark.sinks import FileSink
 from marshal_dagster.submit import Submission, handed_over
+from tests.conditions import RUN_S, wait_until
 from tests.real import submitted_script
 from tests.real.batch_function import values
 from tests.real.spark_cluster import stop_tree
 from tests.real.spark_driver import MESSAGES, PARTITIONS, Where, Work, claimed, messages, revoke, rows_in
 from tests.real.submitted_script import Orders
 from tests.real.test_spark_cluster import key_of
-from tests.waiting import RUN_S, until
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,7 +88,7 @@ def test_the_example_parses_each_order_once_though_its_first_script_is_killed(
             threading.Thread(target=kill_at_work, args=(mark, killed_s), daemon=True).start()
             assert not job.execute_in_process(instance=instance, raise_on_error=False).success
             assert time.monotonic() - killed_s[0] < 30
-        until(lambda: spark_processes() == before, 10)
+        wait_until(lambda: spark_processes() == before, "no Spark process is left", 10)
         assert not FileSink(example.OUTPUT).committed_files()
         brokers, log = os.environ["MARSHAL_BOOTSTRAP_SERVERS"], os.environ["ORDERS_COORDINATION_TOPIC"]
         key = key_of(Work(Where("local[2]"), brokers, log, "orders", example.OUTPUT, group="parsed-orders"))
@@ -116,7 +116,7 @@ def test_what_becomes_of_a_scripts_batches(work: Work, script: "Script", spark: 
         with claimed(work, sink) as batch, handed_over(batch, connection) as submission:
             script.start(submission)
             script.work_on(submission.folder, work, SLOW_MS, goes_on=True)
-            until(work.mark.exists, RUN_S)
+            wait_until(work.mark.exists, "the batch is at work", RUN_S)
             revoke(work)
             raise ChildProcessError(script.says(20))
 
@@ -134,7 +134,7 @@ def test_what_becomes_of_a_scripts_batches(work: Work, script: "Script", spark: 
     work = replace(work, mode=DeliveryMode.AT_LEAST_ONCE, group="another", output=work.output.with_name("another"))
     with killed_run(work) as folder:
         script.work_on(folder, work, SLOW_MS)
-        until(work.mark.exists, RUN_S)
+        wait_until(work.mark.exists, "the batch is at work", RUN_S)
     assert "has died: its claim goes stale" in script.says(20)
     assert script.ends(20) != 0
     assert not folder.exists()
@@ -171,7 +171,7 @@ class Script:
     def says(self, within_s: float = 150) -> str:
         """Wait for what it says became of the next batch."""
         path = self.folder / "said"
-        until(lambda: path.read_text().count("\n") > self._heard, within_s)
+        wait_until(lambda: path.read_text().count("\n") > self._heard, "the script reports its next batch", within_s)
         self._heard += 1
         self._below = self._below or psutil.Process(self._process.pid).children(recursive=True)
         return path.read_text().splitlines()[self._heard - 1]
@@ -220,7 +220,7 @@ def hand_over(work: Work, told: Connection) -> None:
 
 def kill_at_work(mark: Path, killed_s: list[float]) -> None:
     """Kill the script's own process once Spark is at work for it, and note when."""
-    until(mark.exists, RUN_S)
+    wait_until(mark.exists, "the batch is at work", RUN_S)
     for each in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # another one, which has ended meanwhile
             if SCRIPT.name in " ".join(each.cmdline()) and each.name() != "java":

@@ -24,6 +24,7 @@ from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.state import Key
+from tests.conditions import wait_for_line, wait_until
 from tests.kafka_outputs import KafkaOutput
 from tests.real.conftest import MakeTopic
 from tests.real.killing import KillableLog, Killed, KillPoint, Side
@@ -78,13 +79,12 @@ class Site:
     def wait_until_claimable(self, output: Output) -> None:
         """Wait until all claims are stale or released."""
         claimer = self.batch(output)._whole.claimer
-        deadline = time.monotonic() + DEADLINE_S
-        while True:
+
+        def is_claimable() -> bool:
             claimer.rationalizer.catch_up()
-            if len(claimer.claimable(range(PARTITIONS))) == PARTITIONS:
-                return
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+            return len(claimer.claimable(range(PARTITIONS))) == PARTITIONS
+
+        wait_until(is_claimable, "all partitions can be claimed", DEADLINE_S)
 
     def drain(self, output: Output, spark: "SparkSession") -> list[ClaimedBatch]:
         """Take over in this process: wait until what is held is stale, and work until the topic is drained."""
@@ -174,13 +174,7 @@ class Worker:
 
     def wait_until_said(self, what: str) -> str:
         """Read what it says up to a line that begins with `what`."""
-        assert self.process.stdout is not None
-        said = []
-        for line in self.process.stdout:
-            said.append(line)
-            if line.startswith(what):
-                return line
-        raise AssertionError(f"ended without saying {what!r}: {said}")
+        return wait_for_line(self.process, what)
 
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal."""
@@ -195,9 +189,7 @@ class Worker:
     def kill_all(self, when: Callable[[], bool] = lambda: True) -> None:
         """Kill its whole process group, a JVM too, at the moment `when` is true; wait until none of it is left."""
         processes = [psutil.Process(self.process.pid), *children(self.process.pid)]
-        deadline = time.monotonic() + DEADLINE_S
-        while not when():
-            assert time.monotonic() < deadline
+        wait_until(when, "the moment to kill has come", DEADLINE_S, pause_s=0)
         os.killpg(self.process.pid, signal.SIGKILL)
         assert self.process.wait(DEADLINE_S) == -signal.SIGKILL
         _, alive = psutil.wait_procs(processes, DEADLINE_S)

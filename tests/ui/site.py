@@ -9,10 +9,11 @@ from urllib.request import urlopen
 
 from confluent_kafka import Producer
 
-from demo.deployment import ROOT, running, wait_for
+from demo.deployment import ROOT, running
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.ports import free_port
+from tests.conditions import wait_until
 
 FLIGHTS, MAX_RECORDS, BATCHES = 3_000, 1_000, 3
 ORDERS, ORDERS_PARTITIONS, ORDERS_COUNT = "orders", 2, 250
@@ -53,7 +54,8 @@ def running_site(directory: Path) -> Iterator[Site]:
         workspace.write_text(WORKSPACE.format(root=ROOT))
         dagster = deployment.start("dagster", "dev", "-w", str(workspace), "-h", "127.0.0.1", "-p", str(site.port))
         try:
-            wait_for(f"Dagster's webserver (see {directory / 'dagster.log'})", lambda: _answers(site), START_S)
+            log = directory / "dagster.log"
+            wait_until(lambda: _answers(site), f"Dagster's webserver answers (see {log})", START_S, pause_s=0.1)
             yield site
         finally:
             deployment.stop()
@@ -69,9 +71,9 @@ def _load_orders(connection: KafkaConnection) -> None:
     assert producer.flush(30) == 0
 
 
-def _answers(site: Site) -> bool | None:
+def _answers(site: Site) -> bool:
     try:
         with urlopen(site.at("/server_info"), timeout=5) as answer:  # noqa: S310 - our own
-            return bool(answer.status == 200) or None
+            return bool(answer.status == 200)
     except (URLError, OSError):
-        return None
+        return False

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from demo import flights
-from demo.deployment import wait_for
+from tests.conditions import wait_until
 from tests.ui.pages import DEMO, RUN_MS, launch, open_launchpad
 from tests.ui.site import BATCHES, FLIGHTS, MAX_RECORDS
 
@@ -52,7 +52,7 @@ def _expect_line(page: Page, timeout_s: float) -> None:
     page.get_by_role("button", name="Plots").click()
     lag = page.get_by_text("lag", exact=True).first.locator("xpath=following::canvas[1]")
     lag.scroll_into_view_if_needed()
-    wait_for("a line over all batches", lambda: lag.evaluate(SPAN) > 0.5 or None, timeout_s)
+    wait_until(lambda: lag.evaluate(SPAN) > 0.5, "the line spans all batches", timeout_s, pause_s=0.1)
 
 
 def test_a_run_shows_what_each_of_its_batches_did(page: Page, flights_run: str, shoot: "Shoot") -> None:
@@ -103,7 +103,7 @@ def wait_for_reason(page: Page, reason: str) -> str:
         told = skip_reason(page)
         return told if reason in told else None
 
-    return wait_for(f"a tick with {reason!r}", look, TICK_S)
+    return wait_until(look, f"a tick was skipped for {reason!r}", TICK_S, pause_s=0.1)
 
 
 def test_a_group_is_paused_and_resumed_by_clicking(page: Page, flights_run: str, shoot: "Shoot") -> None:  # noqa: ARG001 - its run comes first

@@ -26,42 +26,42 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Weather:
-    """How a link is: `is_cut` resets and refuses connections, `held` ways let nothing through, and say nothing."""
+class LinkState:
+    """How a link is: `is_cut` resets and refuses connections, `held` ways let nothing through on open connections."""
 
     is_cut: bool = False
     delay_s: float = 0.0
     held: frozenset[Way] = frozenset()
 
 
-FAIR = Weather()
+HEALTHY = LinkState()
 
 
 @dataclass(slots=True, eq=False)
 class Link:
     """One member's way to the brokers; `ports` are what it connects to, by broker.
 
-    What was held arrives late once the weather is fair again, or, without `delivers_late`, never: its connection is
+    What was held arrives late once the link is healthy again, or, without `delivers_late`, never: its connection is
     reset.
     """
 
-    weather: Weather = FAIR
+    state: LinkState = HEALTHY
     delivers_late: bool = True
     ports: dict[int, int] = field(default_factory=dict)
     connections: set[asyncio.StreamWriter] = field(default_factory=set)
     changed: asyncio.Condition = field(default_factory=asyncio.Condition)
     held_back: int = 0
-    """Chunks that wait for other weather."""
+    """Chunks that wait for another state."""
 
     def refuses(self) -> bool:
-        """Tell whether no connection may stand."""
-        return self.weather.is_cut
+        """Return whether connections are refused."""
+        return self.state.is_cut
 
     async def pass_on(self, way: Way) -> bool:
-        """Wait until a chunk may go on; False when its connection must end instead."""
+        """Wait until a chunk may pass; return False when its connection must end instead."""
         was_held = False
         async with self.changed:
-            while way in self.weather.held:
+            while way in self.state.held:
                 was_held = True
                 self.held_back += 1
                 try:
@@ -70,8 +70,8 @@ class Link:
                     self.held_back -= 1
         if was_held and not self.delivers_late:
             return False
-        if self.weather.delay_s:
-            await asyncio.sleep(self.weather.delay_s)
+        if self.state.delay_s:
+            await asyncio.sleep(self.state.delay_s)
         return True
 
     def reset_all(self) -> None:
@@ -103,18 +103,18 @@ class Proxy:
         self._thread.join(_START_WITHIN_S)
         self._loop.close()
 
-    def change(self, link: int, weather: Weather, *, delivers_late: bool = True) -> None:
-        """Change a link's weather, for connections that stand too."""
-        self._call(self._change(self.links[link], weather, delivers_late))
+    def change(self, link: int, state: LinkState, *, delivers_late: bool = True) -> None:
+        """Change a link's state, for connections that stand too."""
+        self._call(self._change(self.links[link], state, delivers_late))
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(_START_WITHIN_S)
 
-    async def _change(self, link: Link, weather: Weather, delivers_late: bool) -> None:
+    async def _change(self, link: Link, state: LinkState, delivers_late: bool) -> None:
         async with link.changed:
-            link.weather, link.delivers_late = weather, delivers_late
+            link.state, link.delivers_late = state, delivers_late
             link.changed.notify_all()
-        if weather.is_cut:
+        if state.is_cut:
             link.reset_all()
 
     async def _listen(self) -> None:
@@ -148,7 +148,7 @@ def _connector(link: Link, port: int) -> Any:  # noqa: ANN401 - asyncio names no
             writer.transport.abort()
             return
         both = {writer, broker_writer}
-        if link.refuses():  # the weather changed while the broker was connected to
+        if link.refuses():  # the state changed while the broker was connected to
             for each in both:
                 each.transport.abort()
             return

@@ -1,4 +1,4 @@
-"""Three brokers with a listener for each link of the proxy, and what befalls them."""
+"""Three brokers with a listener for each link of the proxy, and their faults."""
 
 import os
 import signal
@@ -20,7 +20,7 @@ from marshal_dagster.devkafka.errors import BrokerFailed
 from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
 from marshal_dagster.devkafka.properties import Node
 from marshal_dagster.ports import HOST, free_port
-from tests.faults.proxy import Proxy
+from tests.fault_harness.proxy import Proxy
 
 BROKERS = (1, 2, 3)
 ANSWER_WITHIN_S = 20.0
@@ -35,6 +35,16 @@ SETTINGS = {
     "log.segment.delete.delay.ms": "500",
     "num.network.threads": "1",
 }
+LOG_SETTINGS = {
+    "message.timestamp.type": "LogAppendTime",
+    "retention.ms": "-1",
+    "segment.ms": "604800000",
+    "min.insync.replicas": "2",
+    "unclean.leader.election.enable": "false",
+}
+"""Of a coordination topic."""
+DATA_SETTINGS = {"min.insync.replicas": "2", "retention.ms": "-1", "segment.ms": "60000"}
+"""Of a data topic."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +88,13 @@ class FaultyKafka(KafkaCluster):
         self._kills_over: list[int] = []
 
     def servers(self, link: int | None) -> str:
-        """Give the bootstrap servers: of a link, or the brokers' own."""
+        """Return the bootstrap servers: of a link, or the brokers' own."""
         if link is None:
             return self.bootstrap_servers
         return ",".join(f"{HOST}:{port}" for port in self.proxy.links[link].ports.values())
 
     def leader(self, topic: str, partition: int) -> int:
-        """Give the broker that leads a partition."""
+        """Return the broker that leads a partition."""
         metadata = self.admin().list_topics(topic, timeout=ANSWER_WITHIN_S)
         return int(metadata.topics[topic].partitions[partition].leader)
 
@@ -93,7 +103,7 @@ class FaultyKafka(KafkaCluster):
         os.kill(self._pid(broker), signal.SIGSTOP)
 
     def resume(self, broker: int) -> None:
-        """Let it go on."""
+        """Let a broker's process continue."""
         with suppress(ProcessLookupError):
             os.kill(self._pid(broker), signal.SIGCONT)
 
@@ -104,7 +114,7 @@ class FaultyKafka(KafkaCluster):
         self._kills_over.append(broker_id)
 
     def repair(self) -> None:
-        """See to it that all brokers run and know each other; begins anew when one is killed meanwhile."""
+        """Start what does not run, until all brokers know each other; begin again when one is killed meanwhile."""
         while True:
             over = len(self._kills_over)
             for broker in BROKERS:
@@ -118,7 +128,7 @@ class FaultyKafka(KafkaCluster):
                 return
 
     def configure(self, topic: str, settings: Mapping[str, str]) -> None:
-        """Give a topic these settings."""
+        """Set these settings of a topic."""
         entries = [
             ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET) for name, value in settings.items()
         ]
@@ -127,7 +137,7 @@ class FaultyKafka(KafkaCluster):
             done.result(ANSWER_WITHIN_S)
 
     def admin(self) -> AdminClient:
-        """Give the one admin client: whose handle is dropped, its answers are."""
+        """Return the one admin client: the answers of a client whose handle is dropped are lost."""
         if self._admin is None:
             self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
         return self._admin
@@ -147,7 +157,7 @@ class FaultyKafka(KafkaCluster):
 
 
 def _reserved() -> socket.socket:
-    """Bind a free port, so that nobody else is given it before the brokers are."""
+    """Bind a free port, so that no other process gets it before the brokers do."""
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     reserved.bind((HOST, free_port()))
@@ -157,7 +167,7 @@ def _reserved() -> socket.socket:
 
 @contextmanager
 def faulty_kafka(directory: Path, links: int) -> Iterator[FaultyKafka]:
-    """Give a cluster that is up, and wipe it afterwards."""
+    """Start a cluster, and wipe it afterwards."""
     cluster = FaultyKafka(directory, links)
     cluster.proxy.start()
     try:

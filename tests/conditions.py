@@ -1,0 +1,69 @@
+"""The one way in which tests wait for what another thread, process or server does."""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+if TYPE_CHECKING:
+    import subprocess
+
+T = TypeVar("T")
+
+WITHIN_S: Final = 20.0
+RUN_S: Final = 150.0
+"""More than a busy machine takes for a run of Dagster's, or what Spark is to do in one."""
+
+
+def wait_until(
+    condition: Callable[[], T | None],
+    what: str | Callable[[], object],
+    within_s: float = WITHIN_S,
+    *,
+    pause_s: float = 0.02,
+    ignored: type[Exception] | tuple[type[Exception], ...] = (),
+) -> T:
+    """Wait until `condition` returns something true, and return that.
+
+    Args:
+        condition: Called again and again.
+        what: The sentence that then holds, such as "the topic is drained", or a function that returns it.
+        within_s: The deadline in seconds.
+        pause_s: The seconds between two questions.
+        ignored: Errors of `condition` that count as "not yet".
+
+    Raises:
+        AssertionError: The condition does not hold in time; the message has `what`.
+    """
+    deadline_s = time.monotonic() + within_s
+    while True:
+        last: Exception | None = None
+        try:
+            if found := condition():
+                return found
+        except ignored as error:
+            last = error
+        if time.monotonic() >= deadline_s:
+            said = what if isinstance(what, str) else what()
+            raise AssertionError(f"not within {within_s:g} s: {said}") from last
+        time.sleep(pause_s)
+
+
+def wait_for_line(process: "subprocess.Popen[str]", beginning: str, within_s: float = RUN_S) -> str:
+    """Read what a process prints up to a line that begins so, and return that line; it is killed after `within_s`.
+
+    Raises:
+        AssertionError: The process ends without such a line; the message has what it printed.
+    """
+    assert process.stdout is not None
+    deadline = threading.Timer(within_s, process.kill)
+    deadline.start()
+    printed: list[str] = []
+    try:
+        for line in process.stdout:
+            if line.startswith(beginning):
+                return line
+            printed.append(line)
+    finally:
+        deadline.cancel()
+    raise AssertionError(f"the process ended with {process.wait()} before a line {beginning!r}: {printed}")

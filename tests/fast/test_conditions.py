@@ -1,0 +1,51 @@
+"""How tests wait: for a condition, with a deadline and words for what was waited for."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.conditions import wait_for_line, wait_until
+
+
+def test_what_a_condition_returns_is_given_back() -> None:
+    """The first answer that is true; errors that are ignored count as "not yet"."""
+    answers = iter([None, KeyError(), 7])
+
+    def ask() -> int | None:
+        answer = next(answers)
+        if isinstance(answer, KeyError):
+            raise answer
+        return answer
+
+    assert wait_until(ask, "there is a number", ignored=KeyError) == 7
+
+
+def test_what_does_not_come_in_time_is_said() -> None:
+    """In the words of the caller, with what it saw and the error that was ignored; other errors go through."""
+    seen: list[int] = []
+    with pytest.raises(AssertionError, match=r"^not within 0.05 s: three were seen: \[1, 1") as failed:
+        wait_until(lambda: seen.append(1), lambda: f"three were seen: {seen}", 0.05, pause_s=0.001)
+    assert failed.value.__cause__ is None
+    with pytest.raises(AssertionError, match="a division") as failed:
+        wait_until(lambda: 1 // 0, "a division", 0, ignored=ZeroDivisionError)
+    assert isinstance(failed.value.__cause__, ZeroDivisionError)
+    with pytest.raises(ZeroDivisionError):
+        wait_until(lambda: 1 // 0, "a division")
+
+
+def _prints(code: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def test_a_line_of_a_process_is_waited_for() -> None:
+    """One that ends before, or takes too long, fails with what it printed."""
+    with _prints("print('begun'); print('ready 7')") as process:
+        assert wait_for_line(process, "ready") == "ready 7\n"
+    with _prints("print('begun')") as process, pytest.raises(AssertionError, match=r"ended with 0 .*'ready': .*begun"):
+        wait_for_line(process, "ready")
+    with (
+        _prints("import time; print('begun', flush=True); time.sleep(60)") as process,
+        pytest.raises(AssertionError, match=r"ended with -9 .*'ready'"),
+    ):
+        wait_for_line(process, "ready", 0.5)
