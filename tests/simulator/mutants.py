@@ -149,8 +149,8 @@ MUTANTS: Final = (
     Mutant(
         "members with different heartbeat intervals",
         "coordination/agreement.py",
-        "    if group.settings != settings:\n        raise",
-        "    if False:\n        raise",
+        "    if group.settings == settings:\n        return\n",
+        "    if True:\n        return\n",
     ),
     Mutant(
         "an instance id is used for two tenures",
@@ -609,8 +609,14 @@ MUTANTS: Final = (
     Mutant(
         "members claim although settings could not be given",
         AGREEMENT,
-        "    if group.settings != settings:\n        raise",
-        "    if group.settings_accepted and group.settings != settings:\n        raise",
+        "    if group.settings == settings:\n",
+        "    if group.settings == settings or not group.settings_accepted:\n",
+    ),
+    Mutant(
+        "ids of the data topic are looked at in a Go group",
+        "delivery/ground.py",
+        "known = replace(key, data_topic_id=None) if self.is_go else key",
+        "known = key",
     ),
     Mutant(
         "members go on beside a Go consumer in their group",
