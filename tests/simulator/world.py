@@ -657,11 +657,11 @@ class Simulation:
         kind, _, _, instance, client, _, _, partition, *_ = value.split("/")
         read_to = log.read.get(self.home, 0)
         state = self.judge.state(self.home, (GROUP, TOPIC, int(partition)), read_to)
-        if client.startswith(GO_CLIENT) and self._is_used_by_go(client, read_to):
-            self.fail("a Go consumer's client id is its own", value)
         if kind != "ClaimingPartition":
             if state[0] != instance:
                 self.fail("a displaced member sends nothing more", f"{value}, read up to {read_to}: {state[0]}")
+        elif client.startswith(GO_CLIENT) and self._is_used_by_go(client, read_to):
+            self.fail("a Go consumer's client id is its own", value)
         elif state[3] is not None:
             now_ms = max(self.judge.log_time_before(self.home, read_to), run.clock.wall_ms())
             if now_ms - int(str(state[3])) <= 2 * self.hi_ms + GO_PATIENCE_MS:
