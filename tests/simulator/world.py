@@ -791,6 +791,11 @@ class Simulation:
             if not read.certain:
                 continue
             check_readers_agree(self.judge, number, _seen(read))
+            partition, offset = self.judge.unplanned.get(GROUP, (number, inf))
+            if partition == number and reader._began_at[number] <= offset < read.next_offset:
+                noted = read.unplanned.get(GROUP)
+                if noted is None or noted.log_offset != offset:
+                    self.fail("a heartbeat without a plan is noticed", f"at {offset}: {noted}")
 
     def _check_taken_up(self) -> None:
         """When faults have stopped, every partition with something to read is soon worked on."""
