@@ -114,8 +114,9 @@ class GoMember:
                 self._beat(partition)
             world.scheduler.sleep(world.hi_ms * chance.uniform(0.3, 0.9))
         if chance.random() < 0.6:
-            for partition, offset in self._held.items():
-                self._say("ReleasingPartition", partition, offset)
+            for partition in self._held:
+                self._process(partition)
+                self._say("ReleasingPartition", partition, self._held[partition])
         else:
             world.befallen["Go member that dies"] += 1
 
