@@ -26,6 +26,7 @@ CLAIMER: Final = "coordination/claimer.py"
 BATCH: Final = "delivery/batch.py"
 WHOLE: Final = "delivery/whole.py"
 BASE_CLAIMER: Final = "coordination/base_claimer.py"
+GROUP_READER: Final = "coordination/group_reader.py"
 RANGE_CLAIMER: Final = "coordination/range_claimer.py"
 KEY_RANGES: Final = "protocol/key_ranges.py"
 SNAPSHOTS: Final = "protocol/snapshots.py"
@@ -173,18 +174,18 @@ MUTANTS: Final = (
     Mutant(
         "claims are kept in a log that is only observed",
         BASE_CLAIMER,
-        "        elif not self._is_certain():\n            self._tenure.lose_all(_OBSERVED)\n",
+        "        elif not self._reader.is_certain:\n            self._tenure.lose_all(_OBSERVED)\n",
         "        elif False:\n            self._tenure.lose_all(_OBSERVED)\n",
         (
             (
                 BASE_CLAIMER,
-                "        if not self._is_certain():\n            self._fence_what_changed()\n            raise",
+                "        if not self._reader.is_certain:\n            self._fence_what_changed()\n            raise",
                 "        if False:\n            raise",
             ),
             (
                 BASE_CLAIMER,
                 "        self._fence_what_changed()\n        for claim in",
-                "        if not self._is_certain():\n            return\n        for claim in",
+                "        if not self._reader.is_certain:\n            return\n        for claim in",
             ),
         ),
     ),
@@ -510,7 +511,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "members of Go groups revoke from the dead",
-        BASE_CLAIMER,
+        GROUP_READER,
         "        if is_dead is nobody_is_dead or self.is_go:",
         "        if is_dead is nobody_is_dead:",
     ),
@@ -553,7 +554,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a member has the client id of a Go consumer",
-        BASE_CLAIMER,
+        GROUP_READER,
         "        if self.member.client in clients:",
         "        if False:",
     ),
@@ -621,8 +622,8 @@ MUTANTS: Final = (
     Mutant(
         "members go on beside a Go consumer in their group",
         BASE_CLAIMER,
-        "        elif (seen := self._home.unplanned.get(self.member.group)) is not None and seen.log_offset",
-        "        elif (seen := self._home.unplanned.get(self.member.group)) is not None and -seen.log_offset",
+        ") is not None and seen.log_offset >= self._began_at:",
+        ") is not None and seen.log_offset < 0:",
     ),
     Mutant(
         "a heartbeat without a plan is read over",
