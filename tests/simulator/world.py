@@ -207,6 +207,11 @@ class Simulation:
         """The coordination partition of the topic."""
         return coordination_partition(TOPIC, self.scenario.coordination_partitions)
 
+    @property
+    def partitions(self) -> range:
+        """The coordination partitions."""
+        return range(self.scenario.coordination_partitions)
+
     def run(self) -> Result:
         """Go through the whole seed."""
         scheduler = self.scheduler
@@ -264,7 +269,7 @@ class Simulation:
         if beginning is not Beginning.NOTHING:
             self.befallen[beginning] += 1
         if beginning is Beginning.GO_SETTINGS:
-            self._write_settings(GROUP, self.settings(self.scenario.members[0]))
+            self._write_settings(GROUP, self.settings(self.scenario.members[0]), self.partitions)
         elif beginning is Beginning.GO_KEYS:
             keys_left_by_go(self, chance, GROUP)
         elif beginning in {Beginning.BESIDE_GO, Beginning.BESIDE_BOTH}:
@@ -273,13 +278,15 @@ class Simulation:
             is_go, has_plans = beginning is Beginning.FORMER_GO, beginning is Beginning.FORMER_PLAN
             topic_id = FORMER_TOPIC_ID if is_go else self.data.describe(TOPIC).topic_id
             keys_of_former_members(self, chance, topic_id, has_plans=has_plans)
+        if beginning is Beginning.FORMER_PLAN:  # somebody does not know that they are refused then
+            self._write_settings(GROUP, self.settings(self.scenario.members[0]), [self.home])
         if beginning is Beginning.BESIDE_BOTH:
-            self._write_settings("others", Settings())
+            self._write_settings("others", Settings(), self.partitions)
         self.is_refused = beginning in {Beginning.GO_KEYS, Beginning.BESIDE_GO}
 
-    def _write_settings(self, group: str, settings: Settings) -> None:
+    def _write_settings(self, group: str, settings: Settings, partitions: Iterable[int]) -> None:
         fields = f"1/1700000000/first.0/operator/{group}//0/{settings_text(settings)}"
-        for partition in range(self.scenario.coordination_partitions):
+        for partition in partitions:
             self.cluster.put(partition, f"GroupSettings/{fields}".encode())
 
     def _let_go_members_in(self) -> None:
