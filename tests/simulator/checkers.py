@@ -168,12 +168,6 @@ class LogJudge:
         """Give heartbeat interval, rule set, delivery and features, after the records below `before_offset`, or all."""
         return _rules_in_force(_before(self.groups[partition].get(group, []), before_offset, UNHEARD_OF))
 
-    def go_groups(self, partition: int) -> set[str]:
-        """Give the groups that Go consumers use: without settings, and a key has an offset but no data topic id."""
-        known = {group for group in self.groups[partition] if self.has_settings(partition, group)}
-        found = ((place[0], states[-1][1]) for place, states in self.history[partition].items() if states)
-        return {group for group, state in found if group not in known and state[4] is not None and state[8] is None}
-
     def is_usable_to_former(self, partition: int) -> bool:
         """Tell whether every group with keys has settings: then a snapshot of a former version counts."""
         groups = {place[0] for place, states in self.history[partition].items() if states}
