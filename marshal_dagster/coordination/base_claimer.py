@@ -351,6 +351,7 @@ class BaseClaimer(ABC, Generic[H]):
         words = [self._last_word(claim, signed) for claim in sendable]
         self._sender.send_last([word for word in words if word is not None])
         tenure.unseen -= going
+        self._refresh()  # what was read back with them may have ended other claims
         if leaving and not tenure.claims:
             self.rationalizer.log.purge()
 

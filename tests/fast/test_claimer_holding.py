@@ -19,6 +19,7 @@ from marshal_dagster.errors import (
     UnavailableError,
 )
 from marshal_dagster.protocol.messages import (
+    WITHOUT_SETTINGS,
     ClaimingMessages,
     DeliveryMode,
     Heartbeat,
@@ -216,6 +217,20 @@ def test_who_lost_one_claim_sends_nothing_more_for_it(site: Site) -> None:
     member.release()
 
     assert [value.split("/")[7] for value in site.values()[before:]] == ["1"]
+
+
+def test_what_is_read_back_with_a_release_ends_other_claims_too(site: Site) -> None:
+    """Who reads of its displacement with its own release sends nothing more for that key: simulator seed 4837."""
+    member = site.owner_of(0, 1, settings=WITHOUT_SETTINGS)
+    site.say(about(Heartbeat, "go1", 1, offset=0))
+    member.release([0])
+    before = len(site.values())
+
+    assert list(member.claims) == []
+    with pytest.raises(ClaimLost):
+        member.plan({1: 5})
+
+    assert len(site.values()) == before
 
 
 def test_check_waits_for_nobody_that_waits_for_it(site: Site) -> None:

@@ -15,12 +15,14 @@ from marshal_dagster.protocol.state import Group, Key
 from marshal_dagster.protocol.world import PartitionWorld
 from tests import simulator_runner
 from tests.mutation_gate import LIBRARY, Mutant
-from tests.simulator.broker import Cluster
-from tests.simulator.checkers import LogJudge, check_attempts, check_nothing_twice
+from tests.plain_reader import parse
+from tests.simulator.broker import Cluster, SimulatedClock
+from tests.simulator.checkers import LogJudge, SnapshotJudge, check_attempts, check_nothing_twice
 from tests.simulator.data import Attempt, Output
+from tests.simulator.go_members import GoView
 from tests.simulator.mutants import MUTANTS
 from tests.simulator.running import SIMULATOR
-from tests.simulator.scenario import scenario
+from tests.simulator.scenario import Beginning, scenario
 from tests.simulator.scheduling import Process, Scheduler
 from tests.simulator.snapshots import render_in_parts
 from tests.simulator.world import Result, simulate
@@ -107,6 +109,38 @@ def test_a_reader_is_told_of_what_it_counts_on(reads_on_from: int, is_told: bool
 def test_an_alarm_that_was_false_is_none(seed: int) -> None:
     """Records that were only looked at; claims in the midst of the step that lets go of them."""
     assert simulate(scenario(seed)).violations == ()
+
+
+@pytest.mark.parametrize(("age_s", "is_claimed"), [(-1, False), (0, True), (119, True), (120, False)])
+def test_a_go_process_judges_by_its_clock_and_the_senders_time(age_s: int, is_claimed: bool) -> None:
+    """A claim is stale at exactly two intervals, and while it is dated ahead of the clock of who judges."""
+    clock = SimulatedClock(Scheduler(seed=0))
+    view = GoView("etl", clock)
+    sent_s = clock.wall_ms() // 1_000 - age_s
+    value = f"ClaimingPartition/1/{sent_s}/another-1/another/etl/orders/0"
+    view.read(parse(value.encode(), 0, 1), sent_s)
+    assert view.is_claimed(0) == is_claimed
+
+
+def test_a_former_snapshot_that_is_deleted_is_a_violation() -> None:
+    """What members of the version before start from stays; it does not count as the newest snapshot."""
+    broken: list[str] = []
+    judge = SnapshotJudge(lambda promise, _: broken.append(promise))
+    for key in (b"1/topic/1/0/9/former/0", b"3/topic/1/0/5/present/0"):
+        judge.read(0, key, b"{}")
+    judge.read(0, b"3/topic/1/0/5/present/0", None)
+    assert broken == []
+    judge.read(0, b"1/topic/1/0/9/former/0", None)
+    assert broken == ["former snapshots stay"]
+
+
+@pytest.mark.parametrize("beginning", Beginning)
+def test_every_beginning_keeps_every_promise(beginning: Beginning) -> None:
+    """Whatever is in the log before the members start."""
+    of = next(of for of in map(scenario, range(1_000)) if of.beginning is beginning)
+    result = simulate(of)
+    assert result.violations == ()
+    assert result.befallen[beginning] == (beginning is not Beginning.NOTHING)
 
 
 def test_nothing_is_in_the_output_twice() -> None:

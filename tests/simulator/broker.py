@@ -4,6 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
+from math import inf
 
 from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, LogIdentity
 from marshal_dagster.testing import MemoryBroker, MemoryLog
@@ -11,6 +12,8 @@ from tests.simulator.scheduling import Process, Scheduler
 
 EPOCH_MS = 1_700_000_000_000
 """The unix time at which virtual time begins."""
+LONGEST_WAIT_MS = 2_000
+"""So long a broker takes for an answer at most, an eighth of the heartbeat interval if that is less."""
 
 
 class AppendFault(StrEnum):
@@ -71,6 +74,10 @@ class Cluster:
         """Told coordination partition, offset, timestamp and value of each record as it gets into the log."""
         self.work_of: Callable[[Process], object] = lambda _: None
         """Tells what a process is at."""
+        self.wall_of: Callable[[Process], int | None] = lambda _: None
+        """Tells a process's unix time in ms, which its records get while the topic has senders' timestamps."""
+        self.about_to_append: Callable[[SimulatedLog, Process, Sequence[Append]], None] = lambda *_: None
+        """Told the records of each append, before anything befalls them."""
         self.left_queue: Callable[[object, bytes], None] = lambda *_: None
         """Told what its process was at, and the value, for each record that leaves a sender's queue late."""
         self.faults_end_ms = float("inf")
@@ -84,9 +91,14 @@ class Cluster:
         """Open the log for a process that waits `slowness` times as long as others for each answer."""
         return SimulatedLog(self, process, slowness)
 
-    def put(self, partition: int, value: bytes) -> int:
-        """Let a record into the log."""
-        timestamp_ms = self.broker.now_ms()
+    def put(self, partition: int, value: bytes, sender_ms: int | None = None) -> int:
+        """Let a record into the log, with its sender's timestamp if the topic has those."""
+        if sender_ms is None or not self.broker.is_sender_timed:
+            sender_ms = self.broker.now_ms()
+        return self.put_at(partition, value, sender_ms)
+
+    def put_at(self, partition: int, value: bytes, timestamp_ms: int) -> int:
+        """Let a record into the log with that timestamp."""
         offset = self.broker.append(partition, value, timestamp_ms)
         self.appended(partition, offset, timestamp_ms, value)
         return offset
@@ -107,7 +119,8 @@ class SimulatedLog:
         self.delivery_timeout_ms = cluster.heartbeat_interval_ms // 4
         self._cluster = cluster
         self._process = process
-        self._longest_waits_ms = 2.0 * slowness, cluster.heartbeat_interval_ms / 8 * slowness
+        self.slowness = slowness
+        self._longest_waits_ms = 2.0 * slowness, min(LONGEST_WAIT_MS, cluster.heartbeat_interval_ms / 8) * slowness
         self._random, self._sleep = cluster.random.random, cluster.scheduler.sleep
         self._log = MemoryLog(cluster.broker)
         self._queued: list[Append] = []
@@ -115,8 +128,18 @@ class SimulatedLog:
         self._waiting = self._queued
         """What fills in the present outage: that, or something in the network."""
         self._is_out_until_ms = 0.0
-        self._read: dict[int, int] = {}
+        self.read: dict[int, int] = {}
         """Up to where it has given records, by partition."""
+        self.looked_ms = -inf
+        """When the ends of the log were last those that it told."""
+        self.trouble_until_ms = -inf
+        """Until then an append of this process was under way that something befell."""
+        self._appended: set[tuple[int, int]] = set()
+        """Coordination partition and offset of what was acknowledged last and has its sender's timestamp."""
+        self.sender_timed: set[tuple[int, int]] = set()
+        """The same of all own records that it has given to its reader."""
+        self.told_sender_timed_ms: float | None = None
+        """When it first gave its reader an own record with its sender's timestamp."""
         self.told_truncated_ms: float | None = None
         """When it told its reader that the log ends before what it has given; None if that reads anew from there on."""
         self._ended: dict[int, int] = {}
@@ -130,6 +153,7 @@ class SimulatedLog:
     def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
         """Ask for the bounds."""
         bounds = self._log.bounds(partitions)
+        self.looked_ms = self._cluster.scheduler.now_ms
         self._wait()
         self._tell_ends({partition: at.end for partition, at in bounds.items()})
         return bounds
@@ -137,7 +161,7 @@ class SimulatedLog:
     def follow(self, positions: Mapping[int, int]) -> None:
         """Read from there: who has looked further for a moment, and counts on none of that, has lost nothing."""
         self._log.follow(positions)
-        self._read = dict(positions)
+        self.read = dict(positions)
         if all(position <= self._ended.get(partition, position) for partition, position in positions.items()):
             self.told_truncated_ms = None
             self._ended.clear()
@@ -146,27 +170,35 @@ class SimulatedLog:
         """Read what is there after a while."""
         self._wait()
         for chunk in self._log.read_until(ends, timeout_s):
-            self._read[chunk.partition] = chunk.position
+            self.read[chunk.partition] = chunk.position
+            if self._appended:
+                self._note_sender_timed(chunk)
             yield chunk
 
     def append(self, records: Sequence[Append]) -> Sequence[Ack]:
         """Append, with whatever befalls it."""
         cluster = self._cluster
+        cluster.about_to_append(self, self._process, records)
+        self._appended.clear()
         if cluster.scheduler.now_ms < self._is_out_until_ms:
             return self._fail_to_send(records)
         fault = cluster.before_append(records) or cluster.next_fault()
         if fault is not None and fault is not AppendFault.RETRIED:
-            return self._append_with(fault, records)
+            self.trouble_until_ms = inf
+            try:
+                return self._append_with(fault, records)
+            finally:
+                self.trouble_until_ms = cluster.scheduler.now_ms
         self._wait()
         acks = []
         for record in records:
-            acks.append(Ack(cluster.put(*record)))
+            acks.append(Ack(self._put(record)))
             if fault is AppendFault.RETRIED:
-                cluster.put(*record)
+                self._put(record)
             if self._random() < 0.1:
                 self._wait()
         self._wait()
-        self._see_truncated(records, acks)
+        self._note_acknowledged(records, acks)
         return acks
 
     def purge(self) -> None:
@@ -194,11 +226,11 @@ class SimulatedLog:
             self._wait()
         acks = []
         for record in records:
-            acks.append(Ack(cluster.put(*record)))
+            acks.append(Ack(self._put(record)))
             if fault is AppendFault.CRASH_WITHIN:
                 process.kill()
         answer = self._answer(fault, acks, failed)
-        self._see_truncated(records, answer)
+        self._note_acknowledged(records, answer)
         return answer
 
     def _answer(self, fault: AppendFault, acks: list[Ack], failed: list[Ack]) -> list[Ack]:
@@ -216,16 +248,31 @@ class SimulatedLog:
         self._wait()
         return acks
 
-    def _see_truncated(self, records: Sequence[Append], acks: Sequence[Ack]) -> None:
-        """Note that the sender is told by an acknowledgement that the log had ended before what was read of it."""
-        for record, ack in zip(records, acks, strict=True):
-            if ack.offset is not None:
-                self._tell_ends({record.partition: ack.offset})
+    def _put(self, record: Append) -> int:
+        return self._cluster.put(*record, self._cluster.wall_of(self._process))
+
+    def _note_acknowledged(self, records: Sequence[Append], acks: Sequence[Ack]) -> None:
+        """Note what the sender is told by acknowledgements.
+
+        The log had ended before what was read of it; or a record has its sender's timestamp, as who reads it will see.
+        """
+        timed = self._cluster.broker.sender_timed
+        for (partition, _), (offset, _) in zip(records, acks, strict=True):
+            if offset is not None:
+                self._tell_ends({partition: offset})
+                if offset in timed[partition]:
+                    self._appended.add((partition, offset))
+
+    def _note_sender_timed(self, chunk: Chunk) -> None:
+        found = {(chunk.partition, offset) for offset, _, _ in chunk.records} & self._appended
+        if found and self.told_sender_timed_ms is None:
+            self.told_sender_timed_ms = self._cluster.scheduler.now_ms
+        self.sender_timed |= found
 
     def _tell_ends(self, ends: Mapping[int, int]) -> None:
         """Note what the reader is told of where the log ends, or did a moment ago, if it has read further."""
         for partition, end in ends.items():
-            if end < self._read.get(partition, 0):
+            if end < self.read.get(partition, 0):
                 self.told_truncated_ms = self._cluster.scheduler.now_ms
                 self._ended[partition] = end
 
@@ -241,7 +288,7 @@ class SimulatedLog:
         self._is_out_until_ms = cluster.scheduler.now_ms + duration_ms
         if duration_ms >= 2 * cluster.heartbeat_interval_ms:
             cluster.befallen["record that leaves the queue after an outage longer than the lease"] += 1
-        work = cluster.work_of(process)
+        work, sender_ms = cluster.work_of(process), cluster.wall_of(process)
         waiting = self._waiting = self._queued if is_queued else []
 
         def deliver() -> None:
@@ -254,13 +301,15 @@ class SimulatedLog:
                 record = waiting.pop(0)
                 if is_queued:
                     cluster.left_queue(work, record.value)
-                cluster.put(*record)
+                cluster.put(*record, sender_ms)
 
         Process(cluster.scheduler, "network").spawn(deliver)
 
     def _fail_to_send(self, records: Sequence[Append]) -> Sequence[Ack]:
         self._waiting.extend(records)
+        self.trouble_until_ms = inf
         self._cluster.scheduler.sleep(self.delivery_timeout_ms)
+        self.trouble_until_ms = self._cluster.scheduler.now_ms
         return [Ack(None, "simulated")] * len(records)
 
     def _wait(self) -> None:

@@ -28,6 +28,15 @@ GroupState = tuple[object, ...]
 NOBODY: KeyState = (None, None, None, None)
 UNKNOWN: KeyState = (*NOBODY, None, None, 0, 0, None, ())
 UNHEARD_OF: GroupState = (None, None)
+WITHOUT_SETTINGS: GroupState = (60_000, "go", "at_least_once", ())
+"""What holds in a group until settings are accepted."""
+KNOWN_TO_GO = frozenset({"ClaimingPartition", "Heartbeat", "ReleasingPartition", "ClaimingMessages"})
+"""The types of records that every Go consumer knows."""
+GO_DATED_BACK_S = 2
+GO_PATIENCE_MS = 1_000
+"""How much longer than the rules ask members wait in a Go group."""
+FORMER_SNAPSHOTS = frozenset({"1", "2"})
+"""The versions of snapshots whose writers took a group without settings for a native one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,12 @@ class LogJudge:
     history: dict[int, dict[Place, list[tuple[int, KeyState]]]] = field(init=False)
     groups: dict[int, dict[str, list[tuple[int, GroupState]]]] = field(init=False)
     log_times: dict[int, list[tuple[int, int]]] = field(init=False)
+    now_ms: Callable[[], float] = field(default=lambda: 0.0)
+    """Virtual time."""
+    over_ms: dict[tuple[Place, object], float] = field(default_factory=dict)
+    """By place and epoch: when that claim came to an end."""
+    unplanned: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By group: coordination partition and log offset of the last heartbeat that moved an offset without a plan."""
     highest_epoch: dict[Place, int] = field(default_factory=dict)
     committed: defaultdict[tuple[Place, int, int], set[str]] = field(default_factory=lambda: defaultdict(set))
     """By place, generation and offset: who moved the key, or ended a range, there."""
@@ -93,12 +108,14 @@ class LogJudge:
 
     def start_anew(self) -> None:
         """Forget all: the log is another one."""
-        self.reader = PlainReader(self.coordination_partitions)
+        self.reader = PlainReader(self.coordination_partitions, 60_000, "go")
         self.history = {number: defaultdict(list) for number in range(self.coordination_partitions)}
         self.groups = {number: defaultdict(list) for number in range(self.coordination_partitions)}
         self.log_times = {number: [] for number in range(self.coordination_partitions)}
         self.highest_epoch.clear()
         self.renewed_ms.clear()
+        self.over_ms.clear()
+        self.unplanned.clear()
 
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes) -> None:
         """Judge a record."""
@@ -122,7 +139,10 @@ class LogJudge:
         if not record["topic"]:
             return
         after = self._remember(partition, place, offset)
-        self._judge(record, place, before, after, offset, is_go=group[3:4] == ("go",))
+        is_go = _rules_in_force(group)[1] == "go"
+        self._judge(record, place, before, after, offset, is_go=is_go)
+        if record["type"] == "Heartbeat" and not is_go and _is_moved_without_plan(before, after):
+            self.unplanned[place[0]] = (partition, offset)
         if record["type"] not in {"RevokingClaim", "RevokingRange"}:
             self.owned_at[place] = log_time_ms
 
@@ -140,10 +160,26 @@ class LogJudge:
         log = self.reader.logs.get(partition)
         return int(log["log_time"]) if log is not None else 0
 
+    def log_time_before(self, partition: int, offset: int) -> int:
+        """Give the log time after the records below `offset`."""
+        return _before(self.log_times[partition], offset, 0)
+
+    def settings_in_force(self, partition: int, group: str, before_offset: int | None = None) -> GroupState:
+        """Give heartbeat interval, rule set, delivery and features, after the records below `before_offset`, or all."""
+        return _rules_in_force(_before(self.groups[partition].get(group, []), before_offset, UNHEARD_OF))
+
+    def is_usable_to_former(self, partition: int) -> bool:
+        """Tell whether every group with keys has settings: then a snapshot of a former version counts."""
+        groups = {place[0] for place, states in self.history[partition].items() if states}
+        return all(self.has_settings(partition, group) for group in groups)
+
     def _remember(self, partition: int, place: Place, offset: int) -> KeyState:
         group, topic, number = place
         state = _state_of(self.reader.logs[partition]["groups"][group]["keys"][topic, number])
-        self.history[partition][place].append((offset, state))
+        states = self.history[partition][place]
+        if states and states[-1][1][2] not in {None, state[2]}:
+            self.over_ms[place, states[-1][1][2]] = self.now_ms()
+        states.append((offset, state))
         for epoch, beat_ms in (state[2:4], *(one[5:7] for one in ranges_of(state))):
             if beat_ms is not None:
                 self.renewed_ms[place, epoch] = int(str(beat_ms))
@@ -157,6 +193,8 @@ class LogJudge:
             if offset <= self.highest_epoch.get(place, -1) or after[2] != offset:
                 self.fail("epochs only grow", f"{place}: {after[2]} at {offset} after {self.highest_epoch.get(place)}")
             self.highest_epoch[place] = offset
+        if kind == "ReleasingPartition" and is_go and "." in sender and before[4] != after[4] and before[7] == after[7]:
+            self.fail("a release moves no offset", f"{place}: {sender} released at {after[4]}, it was {before[4]}")
         if kind == "RevokingClaim":
             self.revoked_ms[place, int(str(before[2]))] = self.records[-1][2]
         if kind == "Heartbeat" and before[4] != after[4]:
@@ -218,10 +256,19 @@ class SnapshotJudge:
         parts = self.parts[tuple(name)]
         if value is None:
             parts.pop(part, None)
+            if name[0] in FORMER_SNAPSHOTS:
+                self.fail("former snapshots stay", key.decode())
         else:
             parts[part] = value
+        if name[0] in FORMER_SNAPSHOTS:
+            return
         stands = max(
-            (int(of[4]) for of, each in self.parts.items() if int(of[3]) == partition and _is_whole(each)), default=-1
+            (
+                int(of[4])
+                for of, each in self.parts.items()
+                if int(of[3]) == partition and of[0] not in FORMER_SNAPSHOTS and _is_whole(each)
+            ),
+            default=-1,
         )
         if stands < self.newest.get(partition, -1):
             self.fail("the newest snapshot stays", f"partition {partition}: {stands} after {self.newest[partition]}")
@@ -230,6 +277,15 @@ class SnapshotJudge:
 
 def _is_whole(parts: Mapping[str, bytes]) -> bool:
     return "end" in parts and all(str(number) in parts for number in range(json.loads(parts["end"])["parts"]))
+
+
+def _rules_in_force(group: GroupState) -> GroupState:
+    """Give what holds in a group: its settings, if it has any."""
+    return group[2:] or WITHOUT_SETTINGS
+
+
+def _is_moved_without_plan(before: KeyState, after: KeyState) -> bool:
+    return before[4] is not None and before[4] != after[4] and before[5] is None
 
 
 def _before(states: Sequence[tuple[int, T]], offset: int | None, nothing: T) -> T:

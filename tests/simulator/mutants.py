@@ -15,9 +15,12 @@ CLAIMER: Final = "coordination/claimer.py"
 BATCH: Final = "delivery/batch.py"
 WHOLE: Final = "delivery/whole.py"
 BASE_CLAIMER: Final = "coordination/base_claimer.py"
+GROUP_READER: Final = "coordination/group_reader.py"
 RANGE_CLAIMER: Final = "coordination/range_claimer.py"
 KEY_RANGES: Final = "protocol/key_ranges.py"
 SNAPSHOTS: Final = "protocol/snapshots.py"
+AGREEMENT: Final = "coordination/agreement.py"
+STATE: Final = "protocol/state.py"
 
 MUTANTS: Final = (
     Mutant(
@@ -41,14 +44,14 @@ MUTANTS: Final = (
     Mutant(
         "live means less than two intervals, not at most",
         "protocol/state.py",
-        "at_ms - key.last_beat_ms <= 2 *",
-        "at_ms - key.last_beat_ms < 2 *",
+        "at_ms - key.last_beat_ms <= stale",
+        "at_ms - key.last_beat_ms < stale",
     ),
     Mutant(
         "a heartbeat rewinds",
         TRANSITIONS,
-        "        return Note.REWIND\n",
-        "        key.move(offset)\n        return Note.REWIND\n",
+        "        return (Note.REWIND,)\n",
+        "        key.move(offset)\n        return (Note.REWIND,)\n",
     ),
     Mutant(
         "a rewinding heartbeat does not refresh the claim",
@@ -67,8 +70,8 @@ MUTANTS: Final = (
     Mutant(
         "a release moves the offset",
         TRANSITIONS,
-        "    return None if event.message.offset == key.offset else Note.RELEASED_ELSEWHERE",
-        "    key.move(event.message.offset)",
+        "    return () if event.message.offset == key.offset else (Note.RELEASED_ELSEWHERE,)",
+        "    key.move(event.message.offset)\n    return ()",
     ),
     Mutant(
         "a plan is lost at takeover",
@@ -80,8 +83,8 @@ MUTANTS: Final = (
     Mutant(
         "a revocation carries an offset",
         TRANSITIONS,
-        "def revoke(event: Event[RevokingClaim]) -> None:\n",
-        "def revoke(event: Event[RevokingClaim]) -> None:\n    event.key.move(0)\n",
+        "def revoke(event: Event[RevokingClaim]) -> Notes:\n",
+        "def revoke(event: Event[RevokingClaim]) -> Notes:\n    event.key.move(0)\n",
     ),
     Mutant(
         "a revocation of any epoch",
@@ -118,8 +121,8 @@ MUTANTS: Final = (
     Mutant(
         "members with different heartbeat intervals",
         "coordination/agreement.py",
-        "    if group.settings != settings:\n        raise",
-        "    if False:\n        raise",
+        "    if group.settings == settings:\n        return\n",
+        "    if True:\n        return\n",
     ),
     Mutant(
         "an instance id is used for two tenures",
@@ -142,18 +145,18 @@ MUTANTS: Final = (
     Mutant(
         "claims are kept in a log that is only observed",
         BASE_CLAIMER,
-        "        elif not self._is_certain():\n            self._tenure.lose_all(_OBSERVED)\n",
+        "        elif not self._reader.is_certain:\n            self._tenure.lose_all(_OBSERVED)\n",
         "        elif False:\n            self._tenure.lose_all(_OBSERVED)\n",
         (
             (
                 BASE_CLAIMER,
-                "        if not self._is_certain():\n            self._fence_what_changed()\n            raise",
+                "        if not self._reader.is_certain:\n            self._fence_what_changed()\n            raise",
                 "        if False:\n            raise",
             ),
             (
                 BASE_CLAIMER,
                 "        self._fence_what_changed()\n        for claim in",
-                "        if not self._is_certain():\n            return\n        for claim in",
+                "        if not self._reader.is_certain:\n            return\n        for claim in",
             ),
         ),
     ),
@@ -433,6 +436,207 @@ MUTANTS: Final = (
                 "return [Record(name.key(_CLOSING), _line(closing).encode()), *records]",
             ),
         ),
+    ),
+    Mutant(
+        "a group without settings is a native one",
+        "protocol/messages.py",
+        "WITHOUT_SETTINGS: Final = Settings(GO_HEARTBEAT_INTERVAL_MS, RuleSet.GO)",
+        "WITHOUT_SETTINGS: Final = Settings(GO_HEARTBEAT_INTERVAL_MS, RuleSet.NATIVE)",
+    ),
+    Mutant(
+        "a heartbeat in a Go group lowers no offset",
+        TRANSITIONS,
+        "    key.move(event.message.offset)\n    displaced",
+        "    key.move(max(event.message.offset, key.offset or 0))\n    displaced",
+    ),
+    Mutant(
+        "a heartbeat in a Go group displaces nobody",
+        TRANSITIONS,
+        "    if not is_owner(event):\n        key.owner = _owner_of(event)\n",
+        "    if key.owner is None:\n        key.owner = _owner_of(event)\n",
+    ),
+    Mutant(
+        "a release in a Go group moves no offset",
+        TRANSITIONS,
+        "    if not is_pauser(event) and (key.offset is None or offset > key.offset):\n        key.move(offset)\n",
+        "",
+    ),
+    Mutant(
+        "first settings while a plan is open",
+        TRANSITIONS,
+        "return is_pauser(event) or all(key.plan_end is None for key in event.group.keys.values())",
+        "return True",
+    ),
+    Mutant(
+        "members of Go groups write settings",
+        AGREEMENT,
+        "    if settings == WITHOUT_SETTINGS:\n        return\n",
+        "",
+        ((AGREEMENT, "    require_no_go_consumers(rationalizer.follow_all(), member.group)\n", ""),),
+    ),
+    Mutant(
+        "members of Go groups name the data topic",
+        CLAIMER,
+        "            if self.is_go:\n                return\n            nameless",
+        "            nameless",
+    ),
+    Mutant(
+        "members of Go groups revoke from the dead",
+        GROUP_READER,
+        "        if is_dead is nobody_is_dead or self.is_go:",
+        "        if is_dead is nobody_is_dead:",
+    ),
+    Mutant(
+        "members of Go groups revoke what has no offset",
+        CLAIMER,
+        "            if self.is_go:\n                return None\n",
+        "",
+    ),
+    Mutant(
+        "members of Go groups revoke what they did not hear of",
+        CLAIMER,
+        "        if self.is_go:\n            return self._release_own(partitions)\n",
+        "",
+        (
+            (
+                CLAIMER,
+                "        if self.is_go:\n            raise GoGroupError(",
+                "        if False:\n            raise GoGroupError(",
+            ),
+        ),
+    ),
+    Mutant(
+        "a release in a Go group sets the first offset",
+        CLAIMER,
+        "ReleasingPartition(partition=n, offset=at, **signed) for n, at in held.items() if at is not None]",
+        "ReleasingPartition(partition=n, offset=at or 0, **signed) for n, at in held.items()]",
+    ),
+    Mutant(
+        "members wait in a Go group as long as in any",
+        STATE,
+        "GO_ALLOWANCE_MS: Final = 1_000",
+        "GO_ALLOWANCE_MS: Final = 0",
+    ),
+    Mutant(
+        "members of a Go group date their records by their clock",
+        "coordination/sending.py",
+        "GO_TIME_SHIFT_S: Final = 2",
+        "GO_TIME_SHIFT_S: Final = 0",
+    ),
+    Mutant(
+        "a member has the client id of a Go consumer",
+        GROUP_READER,
+        "        if self.member.client in clients:",
+        "        if False:",
+    ),
+    Mutant(
+        "members of a Go group look only before heartbeats",
+        "coordination/heartbeats.py",
+        "        else:\n            self._claimer.look()\n",
+        "",
+    ),
+    Mutant(
+        "members of a Go group do not look before heartbeats",
+        CLAIMER,
+        "        if self.is_go:\n            self._read_first()\n",
+        "",
+    ),
+    Mutant(
+        "a check in a Go group does not look",
+        BASE_CLAIMER,
+        "            self.look()\n            self._check(partitions)",
+        "            self._check(partitions)",
+    ),
+    Mutant(
+        "who took a partition back by a heartbeat goes on",
+        "coordination/tenure.py",
+        "owner is not None and owner.epoch == epoch and owner.instance == instance",
+        "owner is not None and owner.instance == instance",
+    ),
+    Mutant(
+        "first settings in a group that Go consumers use",
+        AGREEMENT,
+        "    if name in used:\n",
+        "    if False:\n",
+        (
+            (
+                AGREEMENT,
+                "    if used and not world.has_settings:\n",
+                "    if used.keys() - {name} and not world.has_settings:\n",
+            ),
+        ),
+    ),
+    Mutant(
+        "first settings beside a group of Go consumers",
+        AGREEMENT,
+        "    if used and not world.has_settings:\n",
+        "    if False:\n",
+    ),
+    Mutant(
+        "keys of former members are taken for Go's",
+        STATE,
+        "key.offset is not None and key.data_topic_id is None for key in keys",
+        "key.offset is not None for key in keys",
+    ),
+    Mutant(
+        "members claim although settings could not be given",
+        AGREEMENT,
+        "    if group.settings == settings:\n",
+        "    if group.settings == settings or not group.settings_accepted:\n",
+    ),
+    Mutant(
+        "ids of the data topic are looked at in a Go group",
+        "delivery/ground.py",
+        "known = replace(key, data_topic_id=None) if self.is_go else key",
+        "known = key",
+    ),
+    Mutant(
+        "members go on beside a Go consumer in their group",
+        BASE_CLAIMER,
+        ") is not None and seen.log_offset >= self._began_at:",
+        ") is not None and seen.log_offset < 0:",
+    ),
+    Mutant(
+        "a heartbeat without a plan is read over",
+        "protocol/world.py",
+        "                        and (to == key.offset or key.plan_end is not None or is_go)\n",
+        "",
+    ),
+    Mutant(
+        "own records with their sender's timestamp count",
+        "coordination/rationalizer.py",
+        "            if self._sender_timed:\n",
+        "            if False:\n",
+    ),
+    Mutant(
+        "an own record with its sender's timestamp is forgotten",
+        "coordination/rationalizer.py",
+        "        elif isinstance(error, LogChanged | UnavailableError):\n",
+        "        elif isinstance(error, LogChanged | UnavailableError) and type(error) is not TimestampTypeError:\n",
+    ),
+    Mutant(
+        "a former snapshot of a group without settings is read on from",
+        SNAPSHOTS,
+        "    if is_former and any(group.keys and not group.settings_accepted for group in world.groups.values()):",
+        "    if False:",
+    ),
+    Mutant(
+        "former snapshots are passed over",
+        SNAPSHOTS,
+        "_defaults_text(_FORMER_WITHOUT_SETTINGS if is_former else defaults)",
+        "_defaults_text(defaults)",
+    ),
+    Mutant(
+        "former snapshots are deleted",
+        SNAPSHOTS,
+        "(*one.name[:3], one.name.version) == (*newest[:3], newest.version)",
+        "one.name[:3] == newest[:3]",
+    ),
+    Mutant(
+        "a former snapshot counts as the newest",
+        "coordination/snapshots.py",
+        " or one.name.version not in WRITTEN_VERSIONS:",
+        ":",
     ),
 )
 

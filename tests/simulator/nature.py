@@ -6,26 +6,32 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
+from marshal_dagster.coordination.claimer import Claimer, new_instance_id
+from marshal_dagster.coordination.claimer import Member as Claimant
 from marshal_dagster.coordination.log import Append
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError
-from marshal_dagster.protocol.messages import DeliveryMode, settings_text
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, settings_text
 from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.runs import run_of
 from tests.simulator.broker import EPOCH_MS, AppendFault, SimulatedClock
 from tests.simulator.checkers import KeyState, RangeState, ranges_of
 from tests.simulator.data import Attempt
-from tests.simulator.scenario import GROUP, TOPIC, Event, EventKind, Member
+from tests.simulator.scenario import GROUP, TOPIC, WAITING_FOR_A_PERSON, Event, EventKind, Member
 from tests.simulator.scheduling import Process
+from tests.simulator.snapshots import render_as_former
 
 if TYPE_CHECKING:
     from tests.simulator.world import Run, Simulation
 
-_PAUSES_FIRST = (EventKind.POSITION, EventKind.SWITCH_OFF)
+_PAUSES_FIRST = (EventKind.POSITION, EventKind.SWITCH_OFF, EventKind.SETTLE)
 
 _PAUSING = frozenset({EventKind.PAUSE, *_PAUSES_FIRST})
 """What pauses the group."""
+
+WRONG_CLOCK_MS = 5_000
+"""So much a member's clock may be wrong."""
 
 _Act = Callable[[Sequence[Append]], AppendFault | None]
 """Is given the records of an append; what it gives befalls that append."""
@@ -64,6 +70,11 @@ class Nature:
             EventKind.TRUNCATION: self._truncate,
             EventKind.SWITCH_OFF: self._switch_ranges_off,
             EventKind.REVOKED_DONE: self._revoke_what_is_done_next,
+            EventKind.SETTLE: self._settle_as_a_person,
+            EventKind.SENDERS_TIME: self._let_senders_date,
+            EventKind.INTRUDER: self._let_a_go_consumer_in,
+            EventKind.FORMER_SNAPSHOT: self._write_a_former_snapshot,
+            EventKind.TAKE_OVER: self._free_from_a_dead_owner,
         }
 
     def befall(self, event: Event) -> None:
@@ -87,8 +98,9 @@ class Nature:
         return any(until_ms > at_ms for until_ms in self._pausing_until_ms.values())
 
     def end(self) -> None:
-        """From now on nothing goes wrong: the broker's clock is right, the group is not paused."""
+        """From now on nothing goes wrong: the broker's clock is right, the group is not paused, and it has settings."""
         world = self._world
+        world.cluster.broker.is_sender_timed = False
         world.cluster.faults.clear()
         self._at_records.clear()
         world.snapshot_faults.clear()
@@ -96,16 +108,125 @@ class Nature:
             world.unsure_until_ms = world.scheduler.now_ms - world.cluster.jump_ms + 3 * world.hi_ms
         world.cluster.jump_ms = 0
 
-        if not any(event.kind in _PAUSING for event in world.scenario.events):
+        is_waiting = world.scenario.beginning in WAITING_FOR_A_PERSON and not self._has_settings()
+        if not is_waiting and not any(event.kind in _PAUSING for event in world.scenario.events):
             return
 
         def resume() -> None:
             with suppress(MarshalError):
                 self._operator()[1].resume()
+            if is_waiting:
+                self._settle_as_a_person(random.Random(0))
 
         Process(world.scheduler, "operator").spawn(resume)
 
+    def _has_settings(self) -> bool:
+        return self._world.judge.has_settings(self._world.home, GROUP)
+
+    def _settle_as_a_person(self, chance: random.Random) -> bool:
+        """Give the group its settings, as a person who knows that no Go consumer will use this topic again."""
+        world, numbers = self._world, range(self._world.scenario.coordination_partitions)
+        by = f"person.{chance.getrandbits(16)}/operator/{GROUP}//0"
+        for number in numbers:
+            world.cluster.put(number, f"ReleaseGroup/1/1700000000/{by}/2000000000".encode())
+        while world.scheduler.now_ms < world.scenario.taken_up_ms and any(map(world.is_live, world.keys_of_group())):
+            world.scheduler.sleep(world.hi_ms / 20)
+        world.is_refused = False
+        settings = settings_text(world.settings(world.scenario.members[0]))
+        for number in numbers:
+            world.cluster.put(number, f"GroupSettings/1/1700000000/{by}/{settings}".encode())
+        for number in numbers:
+            world.cluster.put(number, f"ReleaseGroup/1/1700000000/{by}/0".encode())
+        return self._has_settings()
+
+    def _let_senders_date(self, chance: random.Random) -> bool:
+        """Let the topic have its senders' timestamps for a while, whose clocks may be wrong."""
+        world, duration_ms = self._world, self._world.hi_ms * chance.uniform(0.1, 1)
+        world.cluster.broker.is_sender_timed = True
+        world.unsure_until_ms = world.scheduler.now_ms + duration_ms + WRONG_CLOCK_MS + 3 * world.hi_ms
+        world.scheduler.sleep(duration_ms)
+        world.cluster.broker.is_sender_timed = False
+        return True
+
+    def _let_a_go_consumer_in(self, chance: random.Random) -> bool:
+        """Let a Go consumer claim, work, and move the offset of a partition by heartbeats alone."""
+        world = self._world
+        sender, free = "intruder-1/intruder", list[tuple[int, int]]()
+
+        def look() -> bool:
+            bounds = world.data.offsets(TOPIC, world.data.describe(TOPIC).partitions)
+            free[:] = [
+                (number, int(str(state[4])))
+                for number, state in (self._states() if self._has_settings() else [])
+                if state[0] is None and state[5] is None and not ranges_of(state) and state[4] is not None
+                if int(str(state[4])) < bounds[number].end
+            ]
+            return bool(free)
+
+        self._wait_for(look)
+        if not free:
+            return False
+        partition, offset = chance.choice(free)
+        self._say("ClaimingPartition", sender, partition)
+        world.scheduler.sleep(chance.random() * 20)
+        self._say("Heartbeat", sender, partition, str(offset))
+        world.scheduler.sleep(chance.random() * world.hi_ms / 2)
+        if world.judge.state(world.home, (GROUP, TOPIC, partition))[0] != "intruder-1":
+            return False
+        end = chance.randint(offset + 1, world.data.offsets(TOPIC, [partition])[partition].end)
+        world.output.elsewhere |= {(partition, each) for each in range(offset, end)}
+        self._say("Heartbeat", sender, partition, str(end))
+        world.has_intruder = True
+        world.scheduler.sleep(chance.random() * 20)
+        if chance.random() < 0.7:
+            self._say("ReleasingPartition", sender, partition, str(end))
+        return True
+
+    def _write_a_former_snapshot(self, chance: random.Random) -> bool:
+        """Write snapshots as members of the version before did; cut the log behind those that may be started from."""
+        world = self._world
+        if world.is_truncated or world.is_cut:
+            return False
+        topic_id = world.cluster.broker.identity.topic_id
+        for number in range(world.scenario.coordination_partitions):
+            records = [record[1:4] for record in world.judge.records if record[0] == number]
+            if not records:
+                continue
+            for record in render_as_former(records, number, world.scenario.coordination_partitions, topic_id, chance):
+                world.snapshot_topic.append(number, [record])
+                world.snapshot_judge.read(number, *record)
+            if world.judge.is_usable_to_former(number) and chance.random() < 0.6:
+                start = world.cluster.broker.bounds(number).start
+                world.cluster.broker.retain_from(number, max(start, records[-1][0] + 1))
+        return True
+
+    def _free_from_a_dead_owner(self, chance: random.Random) -> bool:
+        """Free a partition, as a person who knows that its owner is dead: by a heartbeat where it stands."""
+        world, held = self._world, list[int]()
+        living = {run.batch.batch_id for run in world.runs if run.batch is not None and not run.process.is_dead}
+
+        def look() -> bool:
+            held[:] = [n for n, state in self._states() if state[0] is not None and state[0] not in living]
+            return bool(held)
+
+        self._wait_for(look)
+        if not held:
+            return False
+        partition = chance.choice(held)
+        clock, reader = self._reader()
+        member = Claimant(GROUP, "operator", new_instance_id("operator"))
+        claimer = Claimer(reader, member, TOPIC, world.settings(world.scenario.members[0]), clock=clock)
+        since = world.cluster.broker.bounds(world.home).end
+        for number in claimer.take_over_and_release({partition: None}):
+            states = world.judge.history[world.home][GROUP, TOPIC, number]
+            if not world.is_truncated and not any(at >= since and state[0] is None for at, state in states):
+                world.fail("what a person has freed is free", f"partition {number}")
+        return True
+
     def _litter(self, chance: random.Random) -> bool:
+        """Put records there that mean nothing, once the group has settings: before that some of them count."""
+        if not self._has_settings():
+            return False
         for _ in range(chance.randint(1, 4)):
             value = chance.choice(
                 [
@@ -130,6 +251,8 @@ class Nature:
         """Let a process with an owner's instance id, which knows less than the owner, say something."""
         world = self._world
         self._wait_for(self._planned if chance.random() < 0.5 else self._held)
+        if not self._has_settings():
+            return False
         records = len(world.judge.records)
         for partition, state in self._states():
             for one in ranges_of(state):
@@ -195,8 +318,8 @@ class Nature:
         kind, sender, tail = chance.choice(records)
         self._say(kind, sender, partition, tail)
 
-    def _say(self, kind: str, sender: str, partition: int, tail: str) -> None:
-        value = f"{kind}/1/1700000000/{sender}/{GROUP}/{TOPIC}/{partition}/{tail}"
+    def _say(self, kind: str, sender: str, partition: int, tail: str = "") -> None:
+        value = f"{kind}/1/1700000000/{sender}/{GROUP}/{TOPIC}/{partition}" + (f"/{tail}" if tail else "")
         self._world.cluster.put(self._world.home, value.encode())
 
     def _claim_at_the_last_moment(self, chance: random.Random) -> bool:
@@ -220,7 +343,7 @@ class Nature:
 
     def _join_with_another_interval(self, chance: random.Random) -> bool:
         """Let somebody try who is configured otherwise, unless first to come: nothing may be claimed."""
-        if not self._world.judge.has_settings(self._world.home, GROUP):
+        if not self._has_settings():
             return False
         member = Member(client="misconfigured", interval_factor=3)
         number = len(self._world.scenario.members)
@@ -269,7 +392,7 @@ class Nature:
     def _pause(self, chance: random.Random) -> bool:
         world = self._world
         clock, operator = self._operator()
-        settles = chance.random() < 0.3
+        settles = chance.random() < 0.3 and (self._has_settings() or world.scenario.rule_set is RuleSet.NATIVE)
         if settles:
             for partition in self._world.data.describe(TOPIC).partitions:
                 self._claim_and_die(partition)
@@ -286,7 +409,7 @@ class Nature:
     def _claim_and_die(self, partition: int, offsets: tuple[int, int] | None = None) -> None:
         """Claim a partition, or a range of it, as somebody who does nothing more; not before there are settings."""
         world = self._world
-        if not world.judge.has_settings(world.home, GROUP):
+        if not self._has_settings() and world.scenario.rule_set is RuleSet.NATIVE:
             return
         hasty = f"hasty.{world.judge.log_time_ms(world.home)}"
         if offsets is None:
@@ -312,7 +435,8 @@ class Nature:
             self._at_records.append(unheard)
             world.scheduler.sleep(chance.random() * world.hi_ms)
         described = world.data.describe(TOPIC)
-        offsets = {n: self._earlier(n, at, chance) for n in described.partitions[:2] if (at := world.offset(n))}
+        known = described.partitions[:2] if self._has_settings() else ()
+        offsets = {n: self._earlier(n, at, chance) for n in known if (at := world.offset(n))}
         world.hesitates = chance.random() < 0.5
         since = world.cluster.broker.bounds(world.home).end
         if chance.random() < 0.4:
@@ -353,13 +477,17 @@ class Nature:
 
     def _operator(self) -> tuple[SimulatedClock, Operator]:
         """Open an operator in the present process."""
+        clock, reader = self._reader()
+        return clock, Operator(reader, GROUP, "operator", clock=clock)
+
+    def _reader(self) -> tuple[SimulatedClock, Rationalizer]:
+        """Open a reader in the present process."""
         world = self._world
         clock = SimulatedClock(world.scheduler)
         task = world.scheduler.current
         process = Process(world.scheduler, "operator") if task is None else task.process
         snapshots = world.snapshots(process, lambda: world.scheduler.sleep(1))
-        reader = Rationalizer(world.cluster.open(process), clock=clock, snapshots=snapshots)
-        return clock, Operator(reader, GROUP, "operator", clock=clock)
+        return clock, Rationalizer(world.cluster.open(process), clock=clock, snapshots=snapshots)
 
     def _crash(self, chance: random.Random) -> bool:
         living = self._one_living(chance)

@@ -8,21 +8,25 @@ from typing import TypeVar
 
 from marshal_dagster.delivery import RangeOptions
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
-from marshal_dagster.protocol.state import GO_ALLOWANCE_MS
 from tests.simulator.broker import AppendFault
+from tests.simulator.checkers import GO_PATIENCE_MS
 from tests.simulator.snapshots import SnapshotFault
 
 T = TypeVar("T")
 GROUP, TOPIC = "etl", "orders"
+GO_GROUP, GO_CLIENT = "gophers", "go"
+"""A group of Go consumers beside ours, and what the client ids of Go consumers begin with."""
 HI_MS = 1_000
-DEFAULT_HI_MS = 60_000
-"""Of groups with rule set `go`, and of those that keep the defaults, which hold in a log without settings too."""
+LONG_HI_MS = 60_000
+"""Of groups with rule set `go`, and of some others."""
 FAULTY_INTERVALS = 3
 """Faults begin in so many heartbeat intervals."""
 LOOK_LEAST_MS, LOOK_MOST_MS = 600, 800
 """How often members look for work once what was held before is stale."""
-DEFAULTS_PART = 0.2
-"""Part of the groups of native rule set, at least once, that keep the default settings."""
+GO_PART = 0.12
+"""Part of the groups that have rule set `go`."""
+LONG_PART = 0.2
+"""Part of the groups of native rule set, at least once, with as long a heartbeat interval as Go groups."""
 RANGES_PART = 0.2
 """Part of the groups of native rule set whose members claim ranges."""
 ADVISED_PART = 0.15
@@ -56,6 +60,24 @@ class EventKind(StrEnum):
     TRUNCATION = "log truncated"
     SWITCH_OFF = "ranges switched off"
     REVOKED_DONE = "range revoked as its end is under way"
+    SETTLE = "settings written by a person"
+    SENDERS_TIME = "senders' timestamps for a while"
+    INTRUDER = "Go consumer in a native group"
+    FORMER_SNAPSHOT = "snapshot of a former version"
+    TAKE_OVER = "partition of a dead owner freed in a Go group"
+
+
+class Beginning(StrEnum):
+    """What is in the log before members start."""
+
+    NOTHING = "nothing"
+    GO_KEYS = "native group that Go consumers have used"
+    BESIDE_GO = "native group beside a Go group"
+    BESIDE_BOTH = "native group beside a Go group and another native one"
+    FORMER_KEYS = "native group with keys and no settings"
+    FORMER_PLAN = "native group with an open plan and no settings"
+    GO_SETTINGS = "Go group with settings that say so"
+    FORMER_GO = "Go group with ids of a former data topic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +125,13 @@ class Scenario:
     append_faults: tuple[tuple[int, AppendFault], ...]
     events: tuple[Event, ...]
     go_members: int = 0
-    """Members that do as the Go library does, in a group with rule set `go`."""
+    """Members that do as the Go library does, in a group with rule set `go`, or in one of their own beside ours."""
     snapshot_faults: tuple[tuple[int, SnapshotFault], ...] = ()
     ranges: RangeOptions | None = None
     """How members claim ranges, in a group that does: each of sizes up to this."""
     is_advised: bool = False
     """Whether something tells members what to claim, at random, until faults are over."""
+    beginning: Beginning = Beginning.NOTHING
 
     @property
     def faulty_ms(self) -> int:
@@ -123,7 +146,7 @@ class Scenario:
     @property
     def stale_ms(self) -> float:
         """By then whatever died before faults were over is stale, by the clocks of its group's members."""
-        return self.calm_ms + 2 * self.hi_ms + (GO_ALLOWANCE_MS if self.rule_set is RuleSet.GO else 0)
+        return self.calm_ms + 2 * self.hi_ms + (GO_PATIENCE_MS if self.rule_set is RuleSet.GO else 0)
 
     @property
     def taken_up_ms(self) -> float:
@@ -173,7 +196,16 @@ def _without(left_out: set[int], faults: tuple[T, ...], first: int = 0) -> tuple
 _RARE = frozenset({EventKind.MIDDLE, EventKind.TRUNCATION})
 _WITH_SNAPSHOTS = frozenset({EventKind.RETENTION, EventKind.LATE_SNAPSHOT})
 _WITH_RANGES = frozenset({EventKind.SWITCH_OFF, EventKind.REVOKED_DONE})
-_COMMON_EVENTS = [kind for kind in EventKind if kind not in _RARE | _WITH_SNAPSHOTS | _WITH_RANGES]
+_DRAWN_ALONE = frozenset(
+    {
+        EventKind.SETTLE,
+        EventKind.SENDERS_TIME,
+        EventKind.INTRUDER,
+        EventKind.FORMER_SNAPSHOT,
+        EventKind.TAKE_OVER,
+    }
+)
+_COMMON_EVENTS = [kind for kind in EventKind if kind not in _RARE | _WITH_SNAPSHOTS | _WITH_RANGES | _DRAWN_ALONE]
 _UNDER_GO = [
     EventKind.CRASH,
     EventKind.STOP,
@@ -185,6 +217,18 @@ _UNDER_GO = [
     EventKind.PARTITIONS,
 ]
 """Where any heartbeat counts, who sends one in another's name does harm; and a position holds only without members."""
+_NATIVE_BEGINNINGS = (
+    Beginning.GO_KEYS,
+    Beginning.BESIDE_GO,
+    Beginning.BESIDE_BOTH,
+    Beginning.FORMER_KEYS,
+    Beginning.FORMER_PLAN,
+)
+_GO_BEGINNINGS = (Beginning.NOTHING, Beginning.NOTHING, Beginning.GO_SETTINGS, Beginning.FORMER_GO)
+WAITING_FOR_A_PERSON = frozenset({Beginning.GO_KEYS, Beginning.BESIDE_GO, Beginning.FORMER_PLAN})
+"""Members of ours do not claim before a person has written their group's settings."""
+BEGINNINGS_PART = 0.16
+"""Part of the groups of native rule set that begin with something in the log."""
 _APPEND_FAULTS = [*AppendFault, AppendFault.OUTAGE]
 """An outage is drawn twice as often: what leaves the queue late must meet a later tenure to do harm."""
 _SNAPSHOT_FAULTS = list(SnapshotFault)
@@ -199,10 +243,10 @@ def scenario(seed: int) -> Scenario:
         chance.randint(1, MOST_APPENDS): chance.choice(_APPEND_FAULTS)
         for _ in range(chance.randint(0, 8 if many else 3))
     }
-    is_go = chance.random() < 0.08
+    is_go = chance.random() < GO_PART
     mode = DeliveryMode.AT_LEAST_ONCE if is_go else chance.choice(_MODES)
-    is_default = is_go or (mode is DeliveryMode.AT_LEAST_ONCE and chance.random() < DEFAULTS_PART)
-    hi_ms = DEFAULT_HI_MS if is_default else HI_MS
+    is_long = is_go or (mode is DeliveryMode.AT_LEAST_ONCE and chance.random() < LONG_PART)
+    hi_ms = LONG_HI_MS if is_long else HI_MS
     common = _UNDER_GO if is_go else _COMMON_EVENTS
     kinds = [chance.choice(common) for _ in range(chance.randint(0, 5 if many else 2))]
     if chance.random() < 0.06:
@@ -230,7 +274,33 @@ def scenario(seed: int) -> Scenario:
         snapshot_faults=_snapshot_faults(chance) if has_snapshots else (),
         is_advised=random.Random(~seed).random() < ADVISED_PART,
     )
-    return drawn if is_go or chance.random() > RANGES_PART else _with_ranges(drawn, chance)
+    return _begun(drawn if is_go or chance.random() > RANGES_PART else _with_ranges(drawn, chance))
+
+
+def _begun(drawn: Scenario) -> Scenario:
+    """Draw what is in the log at the beginning, and what befalls some groups only."""
+    chance = random.Random(drawn.seed * 7 + 8)
+    kinds: dict[EventKind, float] = {EventKind.SENDERS_TIME: 0.04}
+    if drawn.rule_set is RuleSet.GO:
+        drawn = replace(drawn, beginning=chance.choice(_GO_BEGINNINGS))
+        if chance.random() < 0.15:
+            first, *others = drawn.members
+            drawn = replace(drawn, members=(replace(first, client=f"{GO_CLIENT}0"), *others))
+        kinds[EventKind.TAKE_OVER] = 0.3
+    elif chance.random() < BEGINNINGS_PART:
+        beginning = chance.choice(_NATIVE_BEGINNINGS)
+        is_beside = beginning in {Beginning.BESIDE_GO, Beginning.BESIDE_BOTH}
+        drawn = replace(drawn, beginning=beginning, go_members=chance.randint(1, 2) if is_beside else 0)
+        if beginning in WAITING_FOR_A_PERSON:
+            drawn = _with_event(drawn, EventKind.SETTLE, chance.uniform(0.3, 2) * drawn.hi_ms, chance)
+    else:
+        kinds[EventKind.INTRUDER] = 0.06
+    if drawn.has_snapshots:
+        kinds[EventKind.FORMER_SNAPSHOT] = 0.3
+    for kind, part in kinds.items():
+        if chance.random() < part:
+            drawn = _with_event(drawn, kind, chance.random() * drawn.faulty_ms, chance)
+    return drawn
 
 
 def _with_ranges(drawn: Scenario, chance: random.Random) -> Scenario:

@@ -4,10 +4,13 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import Final
+from unittest.mock import patch
 
 from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.snapshots import Read
 from marshal_dagster.errors import UnavailableError
+from marshal_dagster.protocol import snapshots as protocol
+from marshal_dagster.protocol.messages import RuleSet, Settings
 from marshal_dagster.protocol.snapshots import Record, render
 from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.testing import MemorySnapshotTopic
@@ -76,6 +79,23 @@ class SimulatedSnapshotTopic:
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+def render_as_former(
+    records: Sequence[tuple[int, int, str]], number: int, partitions: int, topic_id: str, chance: random.Random
+) -> list[Record]:
+    """Write what a member of the version before made of records (offset, timestamp, value), as it wrote that.
+
+    It took a group without settings for a native one.
+    """
+    world = PartitionWorld(number, partitions, Settings(60_000, RuleSet.NATIVE), 0)
+    last = (-1, 0, b"")
+    for offset, timestamp_ms, text in records:
+        last = (offset, timestamp_ms, text.encode("utf-8", "surrogateescape"))
+        world.apply(*last)
+    world.note_last(last)
+    with patch.multiple(protocol, VERSION=1, VERSION_WITH_RANGES=2):
+        return protocol.render(world, topic_id, f"former{chance.getrandbits(32)}", chance.choice(PART_BYTES))
 
 
 def render_in_parts(world: PartitionWorld, topic_id: str, snapshot_id: str, *, chance: random.Random) -> list[Record]:

@@ -3,7 +3,7 @@
 import logging
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -12,16 +12,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 from marshal_dagster.coordination import heartbeats, keeping, rationalizer, snapshots, tenure
+from marshal_dagster.coordination.log import Append
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.coordination.tenure import Claim, RangeClaim
 from marshal_dagster.delivery import Advice, BatchRequest, ClaimedBatch, Delivery, RangeOptions
-from marshal_dagster.errors import MarshalError, SettingsDiffer
+from marshal_dagster.errors import GoGroupError, MarshalError, SettingsDiffer
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol import messages, world
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings, settings_text
 from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.protocol.state import RANGES, Group, Owner, Range
 from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.runs import run_of
@@ -30,8 +32,11 @@ from marshal_dagster.testing import MemorySnapshotTopic
 from tests import plain_reader
 from tests.delivering import DataTopics
 from tests.simulator import checkers
-from tests.simulator.broker import EPOCH_MS, Cluster, SimulatedClock, SimulatedLog
+from tests.simulator.broker import EPOCH_MS, LONGEST_WAIT_MS, Cluster, SimulatedClock, SimulatedLog
 from tests.simulator.checkers import (
+    GO_DATED_BACK_S,
+    GO_PATIENCE_MS,
+    KNOWN_TO_GO,
     NOBODY,
     Belief,
     GroupState,
@@ -48,11 +53,24 @@ from tests.simulator.checkers import (
     check_nothing_twice,
     check_readers_agree,
     check_takes,
+    ranges_of,
 )
 from tests.simulator.data import Attempt, Output, ProcessTopics, SimulatedSink
-from tests.simulator.go_members import GoMember
+from tests.simulator.go_members import GoMember, keys_left_by_go, keys_of_former_members
 from tests.simulator.nature import Nature
-from tests.simulator.scenario import GROUP, HI_MS, LOOK_LEAST_MS, LOOK_MOST_MS, TOPIC, EventKind, Member, Scenario
+from tests.simulator.scenario import (
+    GO_CLIENT,
+    GO_GROUP,
+    GROUP,
+    HI_MS,
+    LOOK_LEAST_MS,
+    LOOK_MOST_MS,
+    TOPIC,
+    Beginning,
+    EventKind,
+    Member,
+    Scenario,
+)
 from tests.simulator.scheduling import Process, Scheduler, SimulatedRLock, SimulatedThreading
 from tests.simulator.snapshots import SimulatedSnapshotTopic, SnapshotFault, render_in_parts
 
@@ -61,6 +79,11 @@ if TYPE_CHECKING:
 
     from marshal_dagster.kafka.topics import Topics
 
+LOOKED_WAITS = 4
+"""A look that was over before a heartbeat was sent took at most so many waits since it asked."""
+STOP_WAITS = 6
+"""A displaced member stops within a quarter of the heartbeat interval and so many waits."""
+FORMER_TOPIC_ID = "before" * 3 + "AAAA"
 MOST_ATTEMPTS = 1_000
 """A seed's faults may befall the same plan more often than five times."""
 _CONNECTION = KafkaConnection(bootstrap_servers="127.0.0.1:1")
@@ -94,6 +117,8 @@ class Run:
     """Of the member that started it."""
     process: Process
     clock: SimulatedClock
+    settings: Settings | None = None
+    """How it is configured."""
     batch: ClaimedBatch | None = None
     leases: list[Lease] = field(default_factory=list)
     """Those it was seen to hold last."""
@@ -124,6 +149,11 @@ class Simulation:
     """Whether the next process that commits an output is stopped there for a while."""
     is_cut: bool = False
     is_truncated: bool = False
+    is_refused: bool = False
+    """Whether a person has to allow it before our members write anything."""
+    has_intruder: bool = False
+    """Whether a Go consumer has moved an offset in our native group."""
+    go_members: list[GoMember] = field(default_factory=list)
     _clock_jumps: bool = field(init=False)
     """Whether the broker's clock is among what goes wrong."""
     _has_doubles: bool = field(init=False)
@@ -148,19 +178,22 @@ class Simulation:
         self.cluster = Cluster(
             self.scheduler, coordination_partitions, self.hi_ms, dict(self.scenario.append_faults), seed * 7 + 2
         )
-        self.judge = LogJudge(coordination_partitions, self._fail)
+        self.judge = LogJudge(coordination_partitions, self.fail)
+        self.judge.now_ms = lambda: self.scheduler.now_ms
         self.cluster.faults_end_ms = self.scenario.calm_ms - self.hi_ms / 2
         self.cluster.appended = self._see_appended
         self.cluster.work_of = lambda process: self.by_process[process].batch if process in self.by_process else None
         self.cluster.left_queue = self._check_left_queue
+        self.cluster.about_to_append = self._check_sending
+        self.cluster.wall_of = self._wall_of
         kinds = {event.kind for event in self.scenario.events}
-        self._clock_jumps = not kinds.isdisjoint({EventKind.CLOCK_BACK, EventKind.CLOCK_AHEAD})
+        self._clock_jumps = not kinds.isdisjoint({EventKind.CLOCK_BACK, EventKind.CLOCK_AHEAD, EventKind.SENDERS_TIME})
         self._has_doubles = EventKind.DOUBLE in kinds
         self.befallen += self.scenario.traits
         twins = {number for number, member in enumerate(self.scenario.members) if member.is_twin}
         self.doubled = frozenset({0, *twins} if twins else ())
         self.snapshot_topic = MemorySnapshotTopic(coordination_partitions)
-        self.snapshot_judge = SnapshotJudge(self._fail)
+        self.snapshot_judge = SnapshotJudge(self.fail)
         self.snapshot_faults = dict(self.scenario.snapshot_faults)
         self.data.make(TOPIC, self.scenario.data_partitions, self.scenario.messages)
 
@@ -174,14 +207,20 @@ class Simulation:
         """The coordination partition of the topic."""
         return coordination_partition(TOPIC, self.scenario.coordination_partitions)
 
+    @property
+    def partitions(self) -> range:
+        """The coordination partitions."""
+        return range(self.scenario.coordination_partitions)
+
     def run(self) -> Result:
         """Go through the whole seed."""
         scheduler = self.scheduler
         with _instead_of_threads(scheduler, self.scenario.seed):
+            self._begin()
             for number, member in enumerate(self.scenario.members):
                 dagster = Process(scheduler, f"dagster{number}")
                 dagster.spawn(lambda number=number, member=member: self._dagster(number, member))  # type: ignore[misc]
-            self._prepare_go()
+            self._let_go_members_in()
             Process(scheduler, "sensor").spawn(self._sensor)
             Process(scheduler, "producer").spawn(self._produce)
             nature = Nature(self)
@@ -197,7 +236,7 @@ class Simulation:
             self._check_end()
             scheduler.kill_all()
         for process, error in scheduler.failures:
-            self._fail("nothing else goes wrong", f"{process.name}: {type(error).__name__}: {error}")
+            self.fail("nothing else goes wrong", f"{process.name}: {type(error).__name__}: {error}")
         return Result(
             self.scenario.seed,
             tuple(self.violations),
@@ -224,16 +263,38 @@ class Simulation:
             self._run_until_drained(until_ms)
             before, left = left, self._lag()
 
-    def _prepare_go(self) -> None:
-        """Let members of the other kind join, once somebody has written the settings that they do not know of."""
-        if not self.scenario.go_members:
-            return
-        settings = settings_text(self.settings(self.scenario.members[0]))
-        for partition in range(self.scenario.coordination_partitions):
-            self.cluster.put(partition, f"GroupSettings/1/1700000000/first.0/operator/{GROUP}//0/{settings}".encode())
-        for number in range(self.scenario.go_members):
-            member = GoMember(self, number)
-            Process(self.scheduler, f"go{number}").spawn(member.live)
+    def _begin(self) -> None:
+        """Put into the log what is there before the members start."""
+        beginning, chance = self.scenario.beginning, random.Random(self.scenario.seed * 7 + 9)
+        if beginning is not Beginning.NOTHING:
+            self.befallen[beginning] += 1
+        if beginning is Beginning.GO_SETTINGS:
+            self._write_settings(GROUP, self.settings(self.scenario.members[0]), self.partitions)
+        elif beginning is Beginning.GO_KEYS:
+            keys_left_by_go(self, chance, GROUP)
+        elif beginning in {Beginning.BESIDE_GO, Beginning.BESIDE_BOTH}:
+            keys_left_by_go(self, chance, GO_GROUP)
+        elif beginning in {Beginning.FORMER_KEYS, Beginning.FORMER_PLAN, Beginning.FORMER_GO}:
+            is_go, has_plans = beginning is Beginning.FORMER_GO, beginning is Beginning.FORMER_PLAN
+            topic_id = FORMER_TOPIC_ID if is_go else self.data.describe(TOPIC).topic_id
+            keys_of_former_members(self, chance, topic_id, has_plans=has_plans)
+        if beginning is Beginning.FORMER_PLAN:  # somebody does not know that they are refused then
+            self._write_settings(GROUP, self.settings(self.scenario.members[0]), [self.home])
+        if beginning is Beginning.BESIDE_BOTH:
+            self._write_settings("others", Settings(), self.partitions)
+        self.is_refused = beginning in {Beginning.GO_KEYS, Beginning.BESIDE_GO}
+
+    def _write_settings(self, group: str, settings: Settings, partitions: Iterable[int]) -> None:
+        fields = f"1/1700000000/first.0/operator/{group}//0/{settings_text(settings)}"
+        for partition in partitions:
+            self.cluster.put(partition, f"GroupSettings/{fields}".encode())
+
+    def _let_go_members_in(self) -> None:
+        """Let members of the other kind join our group, or work in one of their own."""
+        group = GROUP if self.scenario.rule_set is RuleSet.GO else GO_GROUP
+        self.go_members = [GoMember(self, number, group) for number in range(self.scenario.go_members)]
+        for number, member in enumerate(self.go_members):
+            Process(self.scheduler, f"{GO_CLIENT}{number}").spawn(member.live)
 
     # Who takes part
 
@@ -289,7 +350,7 @@ class Simulation:
     def _work(self, run: Run, member: Member, request: BatchRequest) -> None:
         """Work in rounds, as the steps of a process do; one that fails is sometimes followed by another."""
         chance = random.Random(run.process.random.getrandbits(32) + run.number)
-        settings = self.settings(member)
+        settings = run.settings = self.settings(member)
         if self.scenario.ranges and settings.features:
             request = replace(request, ranges=self._ranges(self.scenario.ranges, chance))
 
@@ -322,6 +383,9 @@ class Simulation:
                     self._work_once(run, batches, chance)
                 except SettingsDiffer:
                     break  # the next run is configured as people know by then
+                except GoGroupError:
+                    self.befallen["member refused where Go consumers work"] += 1
+                    break
                 except MarshalError:
                     run.has_failed = chance.random() < 0.5
                     if run.has_failed:
@@ -385,6 +449,7 @@ class Simulation:
             self._take_time(batch, chance.random() * self._slow_ms() * len(found))
             batch.write(cast("DataFrame", found))
             return
+        self._check_permission(batch)
         for one in batch.ranges:
             began_at = self.cluster.broker.bounds(self.home).end
             attempt = Attempt(one, (GROUP, TOPIC, one.partition), self._sender_of(run, batch), began_at)
@@ -394,10 +459,13 @@ class Simulation:
                 self.scheduler.sleep(chance.random() * self._slow_ms())
                 if batch._lost is not None:
                     raise batch._lost
+                self._check_stops(run, batch, attempt)
                 attempt.done.append(offset)
                 without_lease = 0 if _has_lease(run, one.partition) else without_lease + 1
                 if without_lease > 1:  # the first may be under way when the lease ends, as after a pause
-                    self._fail("no work without a lease", f"{one} by {batch.batch_id} at {offset}")
+                    self.fail("no work without a lease", f"{one} by {batch.batch_id} at {offset}")
+            if self.scenario.rule_set is RuleSet.GO:
+                self._touch_an_output(batch, attempt, chance)
 
     def _sender_of(self, run: Run, batch: ClaimedBatch) -> str:
         """Give a tenure's instance id, unless others speak in its name."""
@@ -457,6 +525,17 @@ class Simulation:
         states = self.judge.groups[self.home].get(GROUP, [])
         return bool(states) and states[-1][1][5:] == ((),)
 
+    def keys_of_group(self) -> list[KeyState]:
+        """Give the states of all keys of the group."""
+        return [self.judge.state(self.home, place) for place in self.judge.history[self.home] if place[0] == GROUP]
+
+    def is_live(self, state: KeyState) -> bool:
+        """Tell whether a key of the group has a live owner, or a range that has one, by the broker's clock."""
+        now_ms, (interval_ms, *_) = self.cluster.broker.now_ms(), self.judge.settings_in_force(self.home, GROUP)
+        now_ms = max(now_ms, self.judge.log_time_ms(self.home))
+        beats = [state[3], *(one[6] for one in ranges_of(state))]
+        return any(beat is not None and now_ms - int(str(beat)) <= 2 * int(str(interval_ms)) for beat in beats)
+
     def is_dead(self, owner: Owner) -> bool:
         """Tell whether Dagster says that the owner's run is over."""
         return run_of(owner.instance) in self.over
@@ -483,7 +562,7 @@ class Simulation:
 
     # What is judged
 
-    def _fail(self, promise: str, text: str) -> None:
+    def fail(self, promise: str, text: str) -> None:
         """Note the first promise that is broken: what comes after it tells nothing more."""
         if not self.violations:
             self.violations.append(Violation(promise, f"at {self.scheduler.now_ms:.0f} ms: {text}"))
@@ -500,6 +579,7 @@ class Simulation:
         if not claims and not run.leases:
             return
         self._check_certain(run.batch)
+        self._check_told(run.batch)
         leases = [claim.lease for claim in claims.values()]
         if leases == run.leases:
             return
@@ -510,6 +590,9 @@ class Simulation:
     def _see_appended(self, partition: int, offset: int, timestamp_ms: int, value: bytes) -> None:
         """Judge a record; when it plans a range, beliefs too: from now on its sender counts on the plan only."""
         self.judge.read(partition, offset, timestamp_ms, value)
+        if self.go_members and partition == self.home:
+            for member in self.go_members:
+                member.see(value)
         if value.startswith(b"PlanningRange/") and not self.is_truncated:
             self._check_beliefs()
 
@@ -522,13 +605,124 @@ class Simulation:
         rationalizer, held = batch._claimer.rationalizer, len(batch._claimer._tenure.claims)
         is_within_a_step = cast("SimulatedRLock", rationalizer.lock).is_held
         if held and not is_within_a_step and not rationalizer.world.partition_of(TOPIC).certain:
-            self._fail("an observing reader never claims", f"{batch.batch_id} holds {held} partitions")
+            self.fail("an observing reader never claims", f"{batch.batch_id} holds {held} partitions")
+
+    def _check_told(self, batch: ClaimedBatch) -> None:
+        """Who has read what no promise holds after holds nothing any more.
+
+        That is a record of its own with its sender's timestamp, or one of a Go consumer in a native group.
+        """
+        claims, rationalizer = batch._claimer._tenure.claims, batch._claimer.rationalizer
+        log = cast("SimulatedLog", rationalizer.log)
+        told_ms = log.told_sender_timed_ms
+        if told_ms is not None and told_ms < self.scheduler.now_ms and claims and not self.is_cut:
+            self.fail("who reads a sender's timestamp holds nothing", f"{batch.batch_id} was told at {told_ms:.0f} ms")
+        if not self.has_intruder or self.is_cut or cast("SimulatedRLock", rationalizer.lock).is_held:
+            return
+        partition, offset = self.judge.unplanned.get(GROUP, (self.home, inf))
+        is_read = rationalizer.world.partitions[partition].next_offset > offset
+        if is_read and any(claim.epoch < offset for claim in claims.values()):
+            self.fail("members stop where a Go consumer is in a native group", f"{batch.batch_id}, record {offset}")
+
+    def _wall_of(self, process: Process) -> int | None:
+        run = self.by_process.get(process)
+        return self.cluster.broker.now_ms() if run is None else run.clock.wall_ms()
+
+    def _check_sending(self, log: SimulatedLog, process: Process, records: Sequence[Append]) -> None:
+        """Judge what a process is about to send by what it has read."""
+        if self.is_truncated:
+            return
+        if log.told_sender_timed_ms is not None and not self.is_cut:
+            self.fail("nothing follows a record with its sender's timestamp", records[0].value.decode())
+        run = self.by_process.get(process)
+        if run is None:
+            return
+        if self.is_refused:
+            self.fail("nothing is written before a person decides", records[0].value.decode())
+        in_force = self.judge.settings_in_force(self.home, GROUP, log.read.get(self.home))
+        if in_force != _settings_in_words(run.settings) and not self.is_cut:
+            claims = [each for _, each in records if each.startswith((b"ClaimingPartition/", b"ClaimingRange/"))]
+            if claims:
+                self.fail("claims are made under the settings in force", f"{claims[0].decode()} under {in_force}")
+        if self.scenario.rule_set is RuleSet.GO:
+            for record in records:
+                self._check_sending_to_go(log, run, record.value.decode())
+
+    def _check_sending_to_go(self, log: SimulatedLog, run: Run, value: str) -> None:
+        """A member of a Go group writes what Go knows, dated back, and by the log as it has read it."""
+        kind, _, time_s, *_ = value.split("/")
+        if kind not in KNOWN_TO_GO:
+            self.fail("members of a Go group write only what Go knows", value)
+            return
+        if int(time_s) > run.clock.wall_ms() // 1_000 - GO_DATED_BACK_S:
+            self.fail("members of a Go group date their records back", f"{value} at {run.clock.wall_ms()}")
+        if not self.is_cut:
+            self._check_stand_in_go_group(log, run, value)
+
+    def _check_stand_in_go_group(self, log: SimulatedLog, run: Run, value: str) -> None:
+        """Judge a record by what its sender has read."""
+        kind, _, _, instance, client, _, _, partition, *_ = value.split("/")
+        read_to = log.read.get(self.home, 0)
+        state = self.judge.state(self.home, (GROUP, TOPIC, int(partition)), read_to)
+        if kind != "ClaimingPartition":
+            if state[0] != instance:
+                self.fail("a displaced member sends nothing more", f"{value}, read up to {read_to}: {state[0]}")
+        elif client.startswith(GO_CLIENT) and self._is_used_by_go(client, read_to):
+            self.fail("a Go consumer's client id is its own", value)
+        elif state[3] is not None:
+            now_ms = max(self.judge.log_time_before(self.home, read_to), run.clock.wall_ms())
+            if now_ms - int(str(state[3])) <= 2 * self.hi_ms + GO_PATIENCE_MS:
+                self.fail("members wait a second longer in a Go group", f"{value} at {now_ms}, {state}")
+        looked_until_ms = log.looked_ms + LOOKED_WAITS * LONGEST_WAIT_MS * log.slowness
+        is_late = run.process.runs_from_ms <= log.looked_ms and self.scheduler.now_ms > looked_until_ms
+        if kind == "Heartbeat" and is_late:
+            self.fail("a heartbeat in a Go group follows a look", f"{value}, looked at {log.looked_ms:.0f} ms")
+
+    def _is_used_by_go(self, client: str, read_to: int) -> bool:
+        """Tell whether a Go consumer with that client id holds a key, by the records below `read_to`."""
+        places = [place for place in self.judge.history[self.home] if place[0] == GROUP]
+        states = [self.judge.state(self.home, place, read_to) for place in places]
+        return any(state[1] == client and "." not in str(state[0]) for state in states)
+
+    def _check_permission(self, batch: ClaimedBatch) -> None:
+        """At most once nothing is processed by a commit that has its sender's timestamp."""
+        if batch.mode is not DeliveryMode.AT_MOST_ONCE:
+            return
+        for one in batch.ranges:
+            if self._is_sender_timed(batch, one):
+                self.fail("no permission by a sender's timestamp", f"{one} of {batch.batch_id}")
+
+    def _is_sender_timed(self, batch: ClaimedBatch, one: ClaimedRange) -> bool:
+        """Tell whether a range was first committed by a record of the batch that was read with its sender's time."""
+        log = cast("SimulatedLog", batch._claimer.rationalizer.log)
+        at = self.judge.committed_at.get(((GROUP, TOPIC, one.partition), one.generation, one.end))
+        return at is not None and (self.home, at) in log.sender_timed
+
+    def _check_stops(self, run: Run, batch: ClaimedBatch, attempt: Attempt) -> None:
+        """A member of a Go group that was displaced, and was kept from nothing since, has stopped soon."""
+        over_ms = self.judge.over_ms.get((attempt.place, attempt.range.epoch))
+        if over_ms is None or self.scenario.rule_set is not RuleSet.GO or self.is_truncated:
+            return
+        log = cast("SimulatedLog", batch._claimer.rationalizer.log)
+        is_kept = run.process.runs_from_ms > over_ms or log.trouble_until_ms > over_ms
+        longest_ms = self.hi_ms / 4 / run.clock.rate + STOP_WAITS * LONGEST_WAIT_MS * log.slowness
+        if not is_kept and self.scheduler.now_ms > over_ms + longest_ms:
+            self.fail("a displaced member soon stops", f"{attempt.range}, displaced at {over_ms:.0f} ms")
+
+    def _touch_an_output(self, batch: ClaimedBatch, attempt: Attempt, chance: random.Random) -> None:
+        """Check before an output is touched, as a user must: who was displaced before is told."""
+        if chance.random() < 0.5:
+            return
+        over_ms = self.judge.over_ms.get((attempt.place, attempt.range.epoch))
+        batch.check()
+        if over_ms is not None and not self.is_truncated:
+            self.fail("a check tells who was displaced", f"{attempt.range}, displaced at {over_ms:.0f} ms")
 
     def _check_truncation_noticed(self, batch: ClaimedBatch) -> None:
         """Who was told that the log ends before what was read of it holds nothing any more."""
         told_ms = cast("SimulatedLog", batch._claimer.rationalizer.log).told_truncated_ms
         if told_ms is not None and told_ms < self.scheduler.now_ms and batch._claimer._tenure.claims:
-            self._fail("a truncated log is noticed", f"{batch.batch_id} was told at {told_ms:.0f} ms")
+            self.fail("a truncated log is noticed", f"{batch.batch_id} was told at {told_ms:.0f} ms")
 
     def _beliefs(self) -> Iterator[Belief]:
         """Give what processes believe that can be held to it: not one whose instance id another uses too."""
@@ -552,7 +746,7 @@ class Simulation:
         if isinstance(batch, ClaimedBatch) and batch.batch_id == instance:
             why = batch._claimer._tenure.left.get(int(partition), "")
             if why.startswith("its lease ended"):
-                self._fail("nothing is sent after self-fencing", value.decode())
+                self.fail("nothing is sent after self-fencing", value.decode())
 
     def check_paused(self, until_s: int) -> None:
         """A pause that was written stands in every coordination partition."""
@@ -563,25 +757,25 @@ class Simulation:
         ]
         missing = set(range(self.scenario.coordination_partitions)) - set(ends)
         if missing and not self.is_cut and not self.is_truncated:
-            self._fail("a pause is written everywhere", f"not in coordination partitions {sorted(missing)}")
+            self.fail("a pause is written everywhere", f"not in coordination partitions {sorted(missing)}")
 
     def check_positions(self, offsets: Mapping[int, int], since: int) -> None:
         """A position that was set has been the key's offset, as of a record after log offset `since`."""
         for partition, offset in offsets.items():
             states = self.judge.history[self.home][GROUP, TOPIC, partition]
             if not any(at >= since and state[4] == offset and state[7] == at for at, state in states):
-                self._fail("a position that was set counts", f"partition {partition} at {offset}")
+                self.fail("a position that was set counts", f"partition {partition} at {offset}")
 
     def check_refused(self, promise: str, value: bytes) -> None:
         """A record that has just got into the log was refused."""
         *_, verdict = self.judge.records[-1]
         if verdict == "accepted":
-            self._fail(promise, value.decode())
+            self.fail(promise, value.decode())
 
     def check_ranges_off(self) -> None:
         """What was switched off is off."""
         if self.judge.has_settings(self.home, GROUP) and not self.are_ranges_off():
-            self._fail("ranges that were switched off are off", str(self.judge.groups[self.home][GROUP][-1]))
+            self.fail("ranges that were switched off are off", str(self.judge.groups[self.home][GROUP][-1]))
 
     def _check_batch(self, batch: ClaimedBatch) -> None:
         """Whatever a member believes to have committed is in the log, of the same generation.
@@ -594,8 +788,8 @@ class Simulation:
         is_own = self.scenario.ranges is None or batch.mode is DeliveryMode.AT_MOST_ONCE
         for one in (each.range for each in batch.report() if each.state in {"committed", "skipped"}):
             by = self.judge.committed[(GROUP, TOPIC, one.partition), one.generation, one.end]
-            if batch.batch_id not in by if is_own else not by:
-                self._fail("a commit that is believed in is in the log", f"{one} of {batch.batch_id}")
+            if (batch.batch_id not in by if is_own else not by) or self._is_sender_timed(batch, one):
+                self.fail("a commit that is believed in is in the log", f"{one} of {batch.batch_id}")
 
     def _check_reader(self, reader: Rationalizer) -> None:
         if self.is_truncated or reader.failure is not None:
@@ -604,25 +798,35 @@ class Simulation:
             if not read.certain:
                 continue
             check_readers_agree(self.judge, number, _seen(read))
+            partition, offset = self.judge.unplanned.get(GROUP, (number, inf))
+            if partition == number and reader._began_at[number] <= offset < read.next_offset:
+                noted = read.unplanned.get(GROUP)
+                if noted is None or noted.log_offset != offset:
+                    self.fail("a heartbeat without a plan is noticed", f"at {offset}: {noted}")
 
     def _check_taken_up(self) -> None:
         """When faults have stopped, every partition with something to read is soon worked on."""
-        if self.is_cut or self.is_truncated:
+        if self.is_cut or self.is_truncated or self._is_stuck():
             return
         log_time_ms = self.judge.log_time_ms(self.home)
         if log_time_ms > EPOCH_MS + self.scheduler.now_ms or not self._is_anyone_idle():
             return
         for partition, (lag, state) in self._lags().items():
             if lag and self.judge.owned_at.get((GROUP, TOPIC, partition), 0) < EPOCH_MS + self.scenario.calm_ms:
-                self._fail("partitions are soon worked on again", f"partition {partition}: {lag} to read, {state}")
+                self.fail("partitions are soon worked on again", f"partition {partition}: {lag} to read, {state}")
 
     def _is_anyone_idle(self) -> bool:
         """Tell whether a member that takes any partition, and sees by its clock what is stale, held none lately."""
         return any(
             self._busy_ms.get(number, 0) < self.scenario.calm_ms
             for number, member in enumerate(self.scenario.members)
+            if not member.client.startswith(GO_CLIENT)
             if not member.entire_topic and member.slowness == 1 and member.clock_off_ms >= 0 and member.clock_rate >= 1
         )
+
+    def _is_stuck(self) -> bool:
+        """Tell whether a person has to set a position: an output does not have what a Go consumer has worked on."""
+        return self.has_intruder and self.scenario.mode is DeliveryMode.EFFECTIVELY_ONCE
 
     def _is_drained(self) -> bool:
         return not any(lag for lag, _ in self._lags().values())
@@ -649,11 +853,11 @@ class Simulation:
         check_takes(self.judge, self.output)
         if mode is DeliveryMode.EFFECTIVELY_ONCE:
             check_nothing_twice(self.judge, self.output)
-        if self.is_cut:
+        if self.is_cut or self._is_stuck():
             return
         undone = {partition: at for partition, at in self._lags().items() if at[0]}
         if undone:
-            self._fail("everything is drained in the end", str(undone))
+            self.fail("everything is drained in the end", str(undone))
         elif mode is not DeliveryMode.AT_MOST_ONCE:
             check_nothing_lost(
                 self.judge,
@@ -685,6 +889,13 @@ def _group_state(group: Group) -> GroupState:
         return pause
     how = (settings.heartbeat_interval_ms, settings.rule_set, settings.delivery)
     return (*pause, *how, tuple(settings.features))
+
+
+def _settings_in_words(settings: Settings | None) -> GroupState:
+    if settings is None:
+        return ()
+    features = tuple(settings.features)
+    return (settings.heartbeat_interval_ms, str(settings.rule_set), str(settings.delivery), features)
 
 
 def _range_state(each: Range) -> RangeState:
