@@ -22,6 +22,7 @@ from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.errors import ConfigurationError, LogChanged, RightMissing, UnavailableError
 from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
 from marshal_dagster.protocol.messages import (
+    DEFAULT_SETTINGS,
     GO_HEARTBEAT_INTERVAL_MS,
     DeliveryMode,
     RevokingClaim,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from marshal_dagster.runs import RunContext
     from marshal_dagster.spark.sinks import Sink
 
-DEFAULT_HEARTBEAT_INTERVAL_S: Final = 10.0
+DEFAULT_HEARTBEAT_INTERVAL_S: Final = DEFAULT_SETTINGS.heartbeat_interval_ms / 1_000
 
 logger = logging.getLogger(__name__)
 
