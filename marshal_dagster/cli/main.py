@@ -369,7 +369,10 @@ def _create(  # noqa: PLR0917 - by name
         ),
     ] = None,
     accept_unsafe: Annotated[
-        bool, typer.Option("--accept-unsafe", help="Do with one that is there and has dangerous settings.")
+        bool,
+        typer.Option(
+            "--accept-unsafe", help="Do with one that is there and has dangerous settings; an unusable one is refused."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
