@@ -246,7 +246,10 @@ def _replay(  # noqa: PLR0917 - by name
         ),
     ] = 60.0,
     rules: Annotated[
-        str, typer.Option("--rules", metavar="native|go", help="The rule set until a group's first settings record.")
+        str,
+        typer.Option(
+            "--rules", metavar="native|go", help="The rule set until a group's first settings record; readers take go."
+        ),
     ] = "go",
     coordination_partitions: Annotated[
         int | None,
