@@ -86,6 +86,10 @@ class PositionNotSet(MarshalError):
     """A position was not set: members did not leave in time, or others paused and resumed in between."""
 
 
+class SettingsNotSetError(MarshalError):
+    """The group's settings were not changed, or not in every coordination partition."""
+
+
 class DataTopicChanged(MarshalError):
     """The data topic is not the incarnation to which the stored offsets belong."""
 

@@ -6,7 +6,8 @@ is. They write, which takes WRITE on the coordination topic.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from typing import Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
 from dagster import (
     Config,
@@ -26,6 +27,8 @@ from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.operations.adopting import Adopting, Given
+from marshal_dagster.operations.agreed import Agreed
+from marshal_dagster.operations.go_groups import are_stopped
 from marshal_dagster.operations.opening import LOOKING_MS
 from marshal_dagster.operations.pausing import Pausing
 from marshal_dagster.operations.positions import Move, Repositioning
@@ -33,9 +36,12 @@ from marshal_dagster.operations.reprocessing import Reprocessing
 from marshal_dagster.operations.revoking import Revoking, held_by, told_of_nobody
 from marshal_dagster.operations.targets import Where, partitions_of
 from marshal_dagster.operations.times import duration_s, instant_ms
-from marshal_dagster.operator_tables import claim_table, move_table, pause_table, redo_table
+from marshal_dagster.operator_tables import claim_table, move_table, pause_table, redo_table, settings_table
 from marshal_dagster.resources import ClaimerResource, claimer_of
 from marshal_dagster.runs import GROUP_TAG, DeadRuns, forwarded_logs, tag_run
+
+if TYPE_CHECKING:
+    from marshal_dagster.kafka.topics import Topics
 
 DEFAULT_WAIT_S: Final = 300.0
 _SHOWN_PAUSE: Final = "1h"
@@ -44,6 +50,15 @@ _SECOND_MS: Final = 1_000
 _DRY_RUN: Final = "Only show, in the metadata of the run, what would change; nothing is written."
 _PARTITIONS: Final = "These partitions, as in '0,2-4'; by default all."
 _WAIT: Final = "Seconds that those who hold partitions have to leave."
+_GO_STOPPED: Final = "The group's name, where Go consumers share it and all of its consumers are stopped."
+_GO_STOPPED_FOR_PAUSE: Final = (
+    "The group's name, to pause or resume it although Go consumers use it or it has no settings: no Go consumer newer "
+    "than January 2017 will start on this coordination topic again."
+)
+_GO_STOPPED_FOR_GOOD: Final = (
+    "The group's name, to give it settings although Go consumers use it or the coordination topic: no Go consumer, of "
+    "any group, will use this topic again."
+)
 _OUTSIDE: Final = "Also take offsets that the topic does not hold; else these are refused."
 
 
@@ -54,12 +69,14 @@ class PauseConfig(Config):
         default=None, description="When the pause ends: ISO 8601 with its zone, such as 2026-01-31T18:00:00Z."
     )
     duration: str | None = Field(default=None, description="How long the pause lasts: 90s, 30m, 2h, 1d12h.")
+    go_consumers_stopped: str | None = Field(default=None, description=_GO_STOPPED_FOR_PAUSE)
     dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
 class ResumeConfig(Config):
     """How a group is resumed."""
 
+    go_consumers_stopped: str | None = Field(default=None, description=_GO_STOPPED_FOR_PAUSE)
     dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
@@ -80,6 +97,7 @@ class SetPositionConfig(Config):
     partitions: str | None = Field(default=None, description=_PARTITIONS)
     wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
     outside_the_log: bool = Field(default=False, description=_OUTSIDE)
+    go_consumers_stopped: str | None = Field(default=None, description=_GO_STOPPED)
     dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
@@ -102,6 +120,15 @@ class AdoptConfig(Config):
     partitions: str | None = Field(default=None, description=_PARTITIONS)
     wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
     outside_the_log: bool = Field(default=False, description=_OUTSIDE)
+    go_consumers_stopped: str | None = Field(default=None, description=_GO_STOPPED)
+    dry_run: bool = Field(default=False, description=_DRY_RUN)
+
+
+class SettingsConfig(Config):
+    """How a group is given the settings of its claimer."""
+
+    wait_s: float = Field(default=DEFAULT_WAIT_S, ge=0, description=_WAIT)
+    go_consumers_stopped: str | None = Field(default=None, description=_GO_STOPPED_FOR_GOOD)
     dry_run: bool = Field(default=False, description=_DRY_RUN)
 
 
@@ -140,10 +167,12 @@ def build_pause_job(
     """Build the job that pauses the group of the claimer `claimer_key`, as its run config (`PauseConfig`) says.
 
     Members end what they have in hand and leave; a pause in force is replaced. Before and after stand in the metadata.
+    A group without settings gets those of the claimer first; one that Go consumers use is paused only when a person
+    says that they are stopped (`go_consumers_stopped`).
     """
 
     def pause(context: OpExecutionContext, config: PauseConfig) -> None:
-        with _pausing(context, claimer_key, dry_run=config.dry_run) as pausing:
+        with _pausing(context, claimer_key, config) as pausing:
             until_s = _until_s(config, pausing)
             changes = pausing.preview(until_s) if config.dry_run else pausing.pause(until_s)
             _tell(context, pausing.group, config.dry_run, pause_table(changes))
@@ -162,7 +191,7 @@ def build_resume_job(
     """Build the job that ends a pause of the group of the claimer `claimer_key`, whoever began it."""
 
     def resume(context: OpExecutionContext, config: ResumeConfig) -> None:
-        with _pausing(context, claimer_key, dry_run=config.dry_run) as pausing:
+        with _pausing(context, claimer_key, config) as pausing:
             if not pausing.is_in_force:
                 context.log.info("group %r is not paused", pausing.group)
             changes = pausing.preview() if config.dry_run else pausing.resume()
@@ -181,7 +210,9 @@ def build_set_position_job(
     """Build the job that sets where the group of the claimer `claimer_key` goes on (`SetPositionConfig`).
 
     The group is paused meanwhile; a pause in force is put back. What runs hold that Dagster knows to be over is
-    revoked. Before and after stand in the metadata; should it fail half way, the failure says what was set.
+    revoked. Before and after stand in the metadata; should it fail half way, the failure says what was set. A group
+    without settings gets those of the claimer first. One that Go consumers share is not paused, and nothing is revoked
+    in it: a person says that all of its consumers are stopped (`go_consumers_stopped`).
     """
 
     def set_position(context: OpExecutionContext, config: SetPositionConfig) -> None:
@@ -209,6 +240,26 @@ def build_adopt_job(
 
     description = "Takes the group's first positions from where its work was done before."
     return _job(name, description, _op(name, adopt, claimer_key), executor_def, tags)
+
+
+def build_settings_job(
+    *,
+    name: str = "set_settings",
+    claimer_key: str = "claimer",
+    executor_def: ExecutorDefinition = in_process_executor,
+    tags: Mapping[str, str] | None = None,
+) -> JobDefinition:
+    """Build the job that gives the group of the claimer `claimer_key` the settings that this is configured with.
+
+    The group is paused meanwhile, unless nothing of it is there; a pause in force is put back. What runs hold that
+    Dagster knows to be over is revoked. Before and after stand in the metadata.
+    """
+
+    def set_settings(context: OpExecutionContext, config: SettingsConfig) -> None:
+        _set_settings(context, _claimer(context, claimer_key), config)
+
+    description = "Gives the group the settings that its claimer is configured with."
+    return _job(name, description, _op(name, set_settings, claimer_key), executor_def, tags)
 
 
 def build_reprocess_range_job(
@@ -242,7 +293,9 @@ def build_revoke_job(
     """Build the job that takes from an owner who is dead what it holds of a data topic (`RevokeConfig`).
 
     Others can then claim it at once. What was taken stands in the metadata. The run fails when the owner holds nothing,
-    or not all could be taken. What dead runs hold is revoked without a person by `build_dead_run_sensors`.
+    or not all could be taken. In a group that Go consumers share another instance takes the partitions and releases
+    them; a live Go owner takes them back with its next heartbeat. What dead runs hold is revoked without a person by
+    `build_dead_run_sensors`.
     """
 
     def revoke(context: OpExecutionContext, config: RevokeConfig) -> None:
@@ -287,11 +340,19 @@ def _require_rights(claimer: ClaimerResource, *, dry_run: bool) -> None:
 
 
 @contextmanager
-def _pausing(context: OpExecutionContext, claimer_key: str, *, dry_run: bool) -> Iterator[Pausing]:
+def _pausing(context: OpExecutionContext, claimer_key: str, config: PauseConfig | ResumeConfig) -> Iterator[Pausing]:
     claimer = _claimer(context, claimer_key)
-    _require_rights(claimer, dry_run=dry_run)
-    with forwarded_logs(context), closing(claimer.open_log(LOOKING_MS)) as rationalizer:
-        pausing = Pausing(rationalizer, claimer.group, claimer.client_id or context.run_id)
+    stopped = are_stopped(config.go_consumers_stopped, claimer.group)
+    _require_rights(claimer, dry_run=config.dry_run)
+    interval_ms = min(LOOKING_MS, claimer.settings.heartbeat_interval_ms)
+    with forwarded_logs(context), closing(claimer.open_log(interval_ms)) as rationalizer:
+        pausing = Pausing(
+            rationalizer,
+            claimer.group,
+            claimer.client_id or context.run_id,
+            settings=claimer.settings,
+            go_consumers_stopped=stopped,
+        )
         pausing.look()
         yield pausing
 
@@ -312,10 +373,10 @@ def _set_position(context: OpExecutionContext, claimer: ClaimerResource, config:
     where = Where(config.offsets, config.timestamp, config.earliest, config.latest, config.back)
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
     target = where.target()
-    client = claimer.client_id or context.run_id
+    stopped = are_stopped(config.go_consumers_stopped, claimer.group)
     _require_rights(claimer, dry_run=config.dry_run)
     with forwarded_logs(context), claimer.open_data() as topics:
-        work = Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock())
+        work = _repositioning(context, claimer, topics, config.topic, stopped=stopped)
         with closing(work):
             moves = work.look(target, named, outside_the_log=config.outside_the_log, new_group=True)
             for warning in work.warnings():
@@ -329,11 +390,11 @@ def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: AdoptC
     given = Given(config.consumer_group, config.checkpoint, config.others)
     others = given.begin_at()
     named = None if config.partitions is None else partitions_of(config.partitions, "partitions")
-    client = claimer.client_id or context.run_id
+    stopped = are_stopped(config.go_consumers_stopped, claimer.group)
     require_topic_name("topic", config.topic)
     _require_rights(claimer, dry_run=config.dry_run)
     with forwarded_logs(context), claimer.open_data() as topics:
-        work = Adopting(Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock()))
+        work = Adopting(_repositioning(context, claimer, topics, config.topic, stopped=stopped))
         with closing(work):
             source = given.source(topics, config.topic)
             moves = work.look(source, named, others=others, outside_the_log=config.outside_the_log)
@@ -346,11 +407,10 @@ def _adopt(context: OpExecutionContext, claimer: ClaimerResource, config: AdoptC
 
 
 def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, config: ReprocessRangeConfig) -> None:
-    client = claimer.client_id or context.run_id
     require_topic_name("topic", config.topic)
     _require_rights(claimer, dry_run=config.dry_run)
     with forwarded_logs(context), claimer.open_data() as topics:
-        work = Reprocessing(Repositioning(claimer.open_log, topics, claimer.group, config.topic, client, SystemClock()))
+        work = Reprocessing(_repositioning(context, claimer, topics, config.topic, stopped=False))
         with closing(work):
             redo = work.look(config.partition, config.start, config.end)
             for warning in work.warnings():
@@ -375,6 +435,39 @@ def _reprocess_range(context: OpExecutionContext, claimer: ClaimerResource, conf
             allow_retries=False,
         )
     _tell(context, claimer.group, config.dry_run, table)
+
+
+def _repositioning(
+    context: OpExecutionContext, claimer: ClaimerResource, topics: "Topics", topic: str, *, stopped: bool
+) -> Repositioning:
+    return Repositioning(
+        claimer.open_log,
+        topics,
+        claimer.group,
+        topic,
+        claimer.client_id or context.run_id,
+        SystemClock(),
+        settings=claimer.settings,
+        go_consumers_stopped=stopped,
+    )
+
+
+def _set_settings(context: OpExecutionContext, claimer: ClaimerResource, config: SettingsConfig) -> None:
+    stopped = are_stopped(config.go_consumers_stopped, claimer.group)
+    client = claimer.client_id or context.run_id
+    _require_rights(claimer, dry_run=config.dry_run)
+    work = Agreed(claimer.open_log, claimer.group, client, SystemClock(), stopped)
+    with forwarded_logs(context), closing(work):
+        before = work.look(new_group=True)
+        after = before
+        if all(each.settings == claimer.settings for each in before.values()):
+            context.log.info("group %r has these settings already", claimer.group)
+        elif config.dry_run:
+            work.require_allowed()
+            after = {n: replace(each, settings=claimer.settings, by_default=False) for n, each in before.items()}
+        else:
+            after = dict(work.set_settings(claimer.settings, wait_s=config.wait_s, is_dead=DeadRuns(context.instance)))
+    _tell(context, claimer.group, config.dry_run, settings_table(before, after))
 
 
 def _tell_moves(context: OpExecutionContext, group: str, moves: Sequence[Move], *, dry_run: bool) -> None:
@@ -423,10 +516,22 @@ def _revoke(context: OpExecutionContext, claimer: ClaimerResource, config: Revok
         if not claims:
             raise Failure(told_of_nobody(config.instance, config.topic, held), allow_retries=False)
         taken = [] if config.dry_run else work.carry_out(claims)
+        is_go = work.is_go
+        if is_go:
+            context.log.warning(
+                "nothing can be revoked in group %r, which Go consumers share, or may because it has no settings: a "
+                "live Go owner takes its partitions back with its next heartbeat, within a minute",
+                claimer.group,
+            )
+            back = {each.partition for each in work.taken_back(taken)} if taken else set()
+            taken = [each for each in taken if each.partition not in back]
     table = claim_table(claims, taken)
     if not config.dry_run and len(taken) < len(claims):
         raise Failure(
-            "not all could be revoked: claims changed hands meanwhile, or the broker did not acknowledge it",
+            "not all could be freed: partitions have no offset, changed hands meanwhile, or their owner lives and took "
+            "them back; they are free two minutes after its last heartbeat"
+            if is_go
+            else "not all could be revoked: claims changed hands meanwhile, or the broker did not acknowledge it",
             metadata={"group": claimer.group, "claims": table},
             allow_retries=False,
         )

@@ -1,16 +1,18 @@
 """The tables in which operators' jobs show what was and what is."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord, TableSchema
 
+from marshal_dagster.operations.agreed import SettingsThere
 from marshal_dagster.operations.pausing import Pause, PauseChange
 from marshal_dagster.operations.positions import Move
 from marshal_dagster.operations.reprocessing import Redo, Redone
 from marshal_dagster.operations.revoking import HeldClaim
+from marshal_dagster.protocol.messages import settings_text
 
 Row = TypeVar("Row")
 
@@ -70,6 +72,37 @@ def _utc(at_s: int) -> str:
         return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     except (OverflowError, OSError, ValueError):
         return f"{at_s} s after 1970"  # where no calendar goes
+
+
+@dataclass(frozen=True, slots=True)
+class _SettingsRow:
+    before: SettingsThere
+    after: SettingsThere
+    partitions: str
+
+
+_SETTINGS: Final[_Columns[_SettingsRow]] = (
+    _Column("before", "string", "The settings in force before.", lambda row: _settings_text(row.before)),
+    _Column("after", "string", "Those in force now.", lambda row: _settings_text(row.after)),
+    _Column("coordination_partitions", "string", "Where that is.", lambda row: row.partitions),
+)
+
+
+def settings_table(before: Mapping[int, SettingsThere], after: Mapping[int, SettingsThere]) -> TableMetadataValue:
+    """Show settings; coordination partitions that have the same before and after share a row."""
+    together: dict[tuple[SettingsThere, SettingsThere], list[int]] = {}
+    for number, there in before.items():
+        together.setdefault((there, after[number]), []).append(number)
+    rows = [
+        _SettingsRow(*pair, "all" if len(together) == 1 else ", ".join(map(str, numbers)))
+        for pair, numbers in together.items()
+    ]
+    return _table(_SETTINGS, rows)
+
+
+def _settings_text(there: SettingsThere) -> str:
+    text = settings_text(there.settings)
+    return f"{text} (by default)" if there.by_default else text
 
 
 def claim_table(claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> TableMetadataValue:

@@ -23,6 +23,7 @@ from marshal_dagster.errors import ConfigurationError, LogChanged, RightMissing,
 from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
 from marshal_dagster.kafka.topic_names import require_topic_name, topic_name_problem
 from marshal_dagster.protocol.messages import (
+    DEFAULT_SETTINGS,
     GO_HEARTBEAT_INTERVAL_MS,
     DeliveryMode,
     RevokingClaim,
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from marshal_dagster.runs import RunContext
     from marshal_dagster.spark.sinks import Sink
 
-DEFAULT_HEARTBEAT_INTERVAL_S: Final = 10.0
+DEFAULT_HEARTBEAT_INTERVAL_S: Final = DEFAULT_SETTINGS.heartbeat_interval_ms / 1_000
 
 logger = logging.getLogger(__name__)
 
@@ -298,6 +299,8 @@ class Revocation:
     """Those that they still hold, by what was read last."""
     problem: str = ""
     """Why, if there are any."""
+    awaited: "Mapping[Place, Key]" = dataclass_field(default_factory=dict)
+    """Those that they hold where Go consumers share the group: nothing is revoked, they go stale by themselves."""
 
 
 @dataclass(slots=True)
@@ -309,6 +312,7 @@ class _Revoking:
     kept: "dict[Place, Key] | None" = None
     """None: the log could not be read yet."""
     problem: str = ""
+    awaited: "dict[Place, Key]" = dataclass_field(default_factory=dict)
 
     @property
     def is_done(self) -> bool:
@@ -488,8 +492,9 @@ class ClaimerResource(CheckedResource):
         """Take from the group's members what runs held that are over, with one append (PROTOCOL.md 6, "Revoke").
 
         Should the runs' processes still live, they are fenced. What is not acknowledged is tried again, three times at
-        most and within the connection's time-out. Raises `ConfigurationError`, `TopicMissing`, `RightMissing`, and
-        `UnavailableError` when it cannot even be read what the runs hold.
+        most and within the connection's time-out. Where Go consumers share the group nothing is revoked. Raises
+        `ConfigurationError`, `TopicMissing`, `RightMissing`, and `UnavailableError` when it cannot even be read what
+        the runs hold.
         """
         from marshal_dagster.coordination.kafka_log import KafkaLog
 
@@ -518,7 +523,7 @@ class ClaimerResource(CheckedResource):
                 "last heartbeat"
             )
         taken = {place: key for place, key in work.before.items() if place not in work.kept}
-        return Revocation(taken, work.kept, work.problem if work.kept else "")
+        return Revocation(taken, work.kept, work.problem if work.kept else "", work.awaited)
 
     def open_log(self, interval_ms: int) -> "Rationalizer":
         """Open a reader of all of the coordination log, by which members of that heartbeat interval (ms) can write.
@@ -564,9 +569,11 @@ class ClaimerResource(CheckedResource):
 
     def _revoke_held(self, log: "CoordinationLog", work: "_Revoking") -> None:
         """Append revocations for what the run holds now, and look what became of them."""
-        held, partitions = self._held_by(work.run_ids)
+        held, work.awaited, partitions = self._held_by(work.run_ids)
         work.before = {**held, **work.before}
         work.kept = held
+        if not held:
+            return
         records = self._revocations(work.run_ids, held, partitions)
         if not records:
             work.problem = "the log no longer begins at offset 0, so it shows no epoch to revoke"
@@ -575,24 +582,24 @@ class ClaimerResource(CheckedResource):
         if any(_NOT_ALLOWED in error for error in refused):
             self.require_rights()
         work.problem = "; ".join(dict.fromkeys(refused)) or "the log does not show the revocation accepted"
-        work.kept, _ = self._held_by(work.run_ids)
+        work.kept, work.awaited, _ = self._held_by(work.run_ids)
 
-    def _held_by(self, run_ids: Collection[str]) -> "tuple[dict[Place, Key], int]":
-        """Give copies of the keys that the runs hold or have ranges of, and how many coordination partitions there are.
+    def _held_by(self, run_ids: Collection[str]) -> "tuple[dict[Place, Key], dict[Place, Key], int]":
+        """Return copies of the keys that the runs hold or have ranges of, and the number of coordination partitions.
 
-        Nothing that others hold of a key is in the copy.
+        First those that can be revoked, then those where Go consumers share the group. Nothing that others hold of a
+        key is in the copy.
         """
         from marshal_dagster.coordination.registry import shared_rationalizer
 
         reader = shared_rationalizer(self.coordination(), self.coordination_topic)
         with reader.lock:
-            keys = _caught_up(reader, self.coordination()).keys()
-            held = {
-                place: held
-                for name, place, _, key in keys
-                if name == self.group and (held := _held_of(key, run_ids)) is not None
-            }
-            return held, reader.identity.partitions
+            revocable: dict[Place, Key] = {}
+            awaited: dict[Place, Key] = {}
+            for name, place, group, key in _caught_up(reader, self.coordination()).keys():  # noqa: SIM118 - no dict
+                if name == self.group and (held := _held_of(key, run_ids)) is not None:
+                    (awaited if group.is_go and not key.provisional else revocable)[place] = held
+            return revocable, awaited, reader.identity.partitions
 
     def _revocations(self, run_ids: Collection[str], held: "Mapping[Place, Key]", partitions: int) -> "list[Append]":
         from marshal_dagster.coordination.claimer import new_instance_id

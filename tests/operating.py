@@ -10,14 +10,51 @@ import pytest
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import TopicMissing
 from marshal_dagster.kafka.topics import OffsetBounds, TopicDescription
+from marshal_dagster.protocol.messages import (
+    ClaimingPartition,
+    Heartbeat,
+    ReleasingPartition,
+    Settings,
+    render,
+)
 from marshal_dagster.testing import ManualClock
 from tests.cli import Answer, call
-from tests.members import TOPIC, TOPIC_ID, Site
+from tests.members import SETTINGS, TOPIC, TOPIC_ID, Site, about, settings_record
 
 START, END, WRITTEN = 20, 100, 110
 """What each partition of the data topic holds; from `END` to `WRITTEN` by an open transaction."""
 YOUNGEST_MS = 5_000
 """The record at offset n has timestamp 50·n: the last one's is this."""
+
+
+def give_settings(site: Site, settings: Settings = SETTINGS) -> None:
+    """Give the tests' group its settings, before anything else of it is there."""
+    for number in range(site.partitions):
+        site.broker.append(number, render(settings_record(settings)))
+
+
+def go_owner(site: Site, *partitions: int, at: int = 50, instance: str = "gohost-7") -> str:
+    """Let a Go consumer hold partitions at offset `at`; return its instance id."""
+    for partition in partitions:
+        site.say(about(ClaimingPartition, instance, partition))
+        site.say(about(Heartbeat, instance, partition, offset=at))
+    return instance
+
+
+def go_left(site: Site, *partitions: int, at: int = 50) -> None:
+    """Let a Go consumer have left partitions at offset `at`."""
+    instance = go_owner(site, *partitions, at=at)
+    for partition in partitions:
+        site.say(about(ReleasingPartition, instance, partition, offset=at))
+
+
+GO_TYPES = {"ClaimingPartition", "Heartbeat", "ReleasingPartition", "ClaimingMessages"}
+
+
+def types(site: Site) -> set[str]:
+    """Return the types of all records in the log."""
+    values = [value for number in range(site.partitions) for _, _, value in site.broker.records(number)]
+    return {(value or b"").decode().partition("/")[0] for value in values}
 
 
 @dataclass(slots=True)
@@ -95,7 +132,7 @@ def at_work_on(site: Site, monkeypatch: pytest.MonkeyPatch, *modules: object, to
 
     for module in modules:
         monkeypatch.setattr(module, "open_reader", open_reader)
-        if topics is not None:
+        if topics is not None and hasattr(module, "Topics"):
             monkeypatch.setattr(module, "Topics", lambda *_, **__: topics)
         if hasattr(module, "Assignments"):
             monkeypatch.setattr(module, "Assignments", lambda _: NOBODYS)

@@ -18,4 +18,4 @@ def run(moving: Moving, given: Given) -> ExitCode:
             source.require_at_rest()
         for warning in (*source.notes, *work.warnings()):
             output.note(warning)
-        return moving.carry_through(work, moves, "Begin at these positions? The group is paused meanwhile")
+        return moving.carry_through(work, moves, "Begin at these positions?")

@@ -1,6 +1,6 @@
 """`doctor`: what a deployment needs, looked at one after the other; what is wrong, why it matters, what mends it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from marshal_dagster.cli import output
 from marshal_dagster.cli.checks import brokers, rights
 from marshal_dagster.cli.checks.data import check_data_topics
 from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli.checks.go_consumers import check_go_consumers
 from marshal_dagster.cli.checks.log import check_world, missing_topic, read_log
 from marshal_dagster.cli.checks.machine import check_machine
 from marshal_dagster.cli.checks.senders import check_senders, newest
@@ -25,7 +26,7 @@ from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import ConfigurationError, MarshalError, RightMissing, TopicMissing, UnavailableError
 from marshal_dagster.kafka.clients import check_reachable
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.inspection import Inspection, Standing
+from marshal_dagster.kafka.inspection import Broker, Inspection, Standing
 from marshal_dagster.kafka.rights import Right
 
 
@@ -127,12 +128,13 @@ class Deployment:
         except TopicMissing as error:
             yield missing_topic(error, self._topic)
             return
-        yield brokers.versions(self._cluster.brokers(), standing.topic_id)
+        alive = self._cluster.brokers()
+        yield brokers.versions(alive, standing.topic_id)
         yield rights.of_coordination_topic(standing, self._asker)
         yield from self._check_snapshot_rights(standing)
         yield from self._check_settings(standing)
         if standing.rights is None or Right.READ in standing.rights:
-            yield from self._check_log(is_member=_is_member(standing))
+            yield from self._check_log(alive, is_member=_is_member(standing))
 
     def _check_snapshot_rights(self, beside: Standing) -> Iterator[Finding]:
         topic = snapshot_topic_of(self._topic)
@@ -145,7 +147,7 @@ class Deployment:
         else:
             yield rights.of_snapshot_topic(standing, self._asker, is_member=_is_member(beside))
 
-    def _check_log(self, *, is_member: bool) -> Iterator[Finding]:
+    def _check_log(self, alive: Collection[Broker], *, is_member: bool) -> Iterator[Finding]:
         snapshots = kafka_snapshots(self._connection, self._topic)
         with closing(KafkaLog(self._connection, self._topic)) as log, closing(snapshots):
             read = read_log(log, self._topic, timeout_s=self._connection.timeout_s, snapshots=snapshots)
@@ -154,6 +156,7 @@ class Deployment:
                 return
             at_ms = SystemClock().wall_ms()
             yield from check_world(read.identity, read.world, at_ms)
+            yield from check_go_consumers(read.world, alive, self._topic, at_ms)
             yield from check_senders(newest(log, self._connection.timeout_s, at_ms), read.world, at_ms)
             yield from check_snapshots(log, snapshots, retention_of(self._cluster, self._topic), at_ms)
         yield from check_data_topics(self._data.cluster, read.world, self._data.asker, at_ms, is_member=is_member)

@@ -246,7 +246,10 @@ def _replay(  # noqa: PLR0917 - by name
         ),
     ] = 60.0,
     rules: Annotated[
-        str, typer.Option("--rules", metavar="native|go", help="The rule set until a group's first settings record.")
+        str,
+        typer.Option(
+            "--rules", metavar="native|go", help="The rule set until a group's first settings record; readers take go."
+        ),
     ] = "go",
     coordination_partitions: Annotated[
         int | None,
@@ -276,7 +279,8 @@ def _replay(  # noqa: PLR0917 - by name
         "Make a coordination log certain again that no longer begins at offset 0 and has no snapshot; also the way to "
         "take over a deployment of the Go library. Stop all members of all groups first. It shows what is known and "
         "what cannot be, asks, waits for 2 heartbeat intervals in which nobody may write, and writes the first "
-        "snapshot: pauses and settings as shown, the offsets confirmed, no owner and no plan.",
+        "snapshot: pauses and settings as shown or named, the offsets confirmed, no owner and no plan. A group of "
+        "which neither settings nor a data topic id are left is taken for one of Go consumers.",
         "recover",
         "recover --offset flights/flights/0=1500 --heartbeat-interval 120",
     ),
@@ -306,15 +310,33 @@ def _recover(  # noqa: PLR0917 - by name
             show_default=False,
         ),
     ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--settings",
+            metavar="GROUP=native,10s,at_least_once",
+            help="What a group works under of which no settings are left; go for one of Go consumers. Can be given "
+            "again.",
+            show_default=False,
+        ),
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import recover
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    given = tuple(offset or ())
     return recover.run(
-        recover.RecoverRequest(options, coordination_topic, data_connection, heartbeat_interval, given, yes, as_json)
+        recover.RecoverRequest(
+            options,
+            coordination_topic,
+            data_connection,
+            heartbeat_interval,
+            tuple(offset or ()),
+            tuple(settings or ()),
+            yes,
+            as_json,
+        )
     )
 
 
@@ -350,7 +372,10 @@ def _create(  # noqa: PLR0917 - by name
         ),
     ] = None,
     accept_unsafe: Annotated[
-        bool, typer.Option("--accept-unsafe", help="Do with one that is there and has dangerous settings.")
+        bool,
+        typer.Option(
+            "--accept-unsafe", help="Do with one that is there and has dangerous settings; an unusable one is refused."
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:

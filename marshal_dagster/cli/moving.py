@@ -10,15 +10,24 @@ from marshal_dagster.cli import output, survey
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.opening import Opening
 from marshal_dagster.errors import MarshalError
-from marshal_dagster.operations.positions import Move
+from marshal_dagster.operations.positions import Move, Way
 from marshal_dagster.operations.targets import partitions_of
 from marshal_dagster.operations.times import duration_s
 
+_HOW: Final = {
+    Way.PAUSE: "The group is paused meanwhile",
+    Way.SETTINGS_FIRST: "The group gets its settings first, and is paused meanwhile",
+    Way.GO: "The group is not paused: all of its consumers must be stopped",
+}
 _COLUMNS: Final = ("partition", "#log start", "#log end", "#before", "#after", "#by", "note")
 
 
 class Movable(Protocol):
     """What sets positions."""
+
+    def way(self) -> Way:
+        """Return how they are set. Raises `GoGroupError`."""
+        ...
 
     def carry_out(self, moves: Sequence[Move], *, wait_s: float) -> str | None:
         """Set them, and say why Kafka's own offsets did not follow. Raises `MarshalError`."""
@@ -42,12 +51,13 @@ class Moving(Opening):
 
     def carry_through(self, work: Movable, moves: Sequence[Move], question: str) -> ExitCode:
         """Show what was and what is to be, ask `question`, set it, and tell. Raises `MarshalError`."""
+        ask = f"{question} " + _HOW[work.way()]
         if not self.as_json:
             output.show(
                 output.styled(f"Group {self.group}, topic {self.topic}", "bold"),
                 output.Table(_COLUMNS, [_row(each) for each in moves], may_fold={"note"}),
             )
-        if not self.dry_run and not (self.yes or typer.confirm(question, err=True)):
+        if not self.dry_run and not (self.yes or typer.confirm(ask, err=True)):
             output.note("nothing was written")
             return ExitCode.PROBLEMS
         self._tell(moves, {} if self.dry_run else self._carry_out(work, moves))
@@ -56,7 +66,8 @@ class Moving(Opening):
     def _carry_out(self, work: Movable, moves: Sequence[Move]) -> Mapping[int, int | None]:
         """Set the positions, and give the generations that this has begun; should it fail, say what was set."""
         if any(each.owners for each in moves):
-            output.note(f"the group is paused; those that hold partitions have {self.wait} to leave")
+            is_paused = "" if work.way() is Way.GO else "the group is paused; "
+            output.note(f"{is_paused}those that hold partitions have {self.wait} to leave")
         try:
             problem = work.carry_out(moves, wait_s=duration_s(self.wait, "--wait"))
         except BaseException:

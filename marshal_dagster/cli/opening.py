@@ -19,13 +19,17 @@ from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.operations.go_groups import are_stopped
 from marshal_dagster.operations.positions import Repositioning
 from marshal_dagster.operations.times import duration_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opening:
-    """Whose positions are set; `wait` is how long others have to leave."""
+    """Whose positions are set; `wait` is how long others have to leave.
+
+    `go_consumers_stopped` is the group's name where a person says that all of its consumers are stopped.
+    """
 
     connection: ConnectionOptions
     coordination_topic: str
@@ -36,10 +40,12 @@ class Opening:
     dry_run: bool
     yes: bool
     as_json: bool
+    go_consumers_stopped: str | None = None
 
     def check(self) -> None:
-        """Raise `ConfigurationError` where nobody can be asked, the wait is none, or the topic cannot be."""
+        """Raise `ConfigurationError` where nobody can be asked, or an option is wrong."""
         duration_s(self.wait, "--wait")
+        are_stopped(self.go_consumers_stopped, self.group)
         if self.as_json and not (self.yes or self.dry_run):
             raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
         check_topic("TOPIC", self.topic)
@@ -58,6 +64,15 @@ class Opening:
             Topics(
                 data_connection_of(self.data_connection, connection), client_id=f"marshal-dagster-{command}"
             ) as topics,
-            closing(Repositioning(open_log, topics, self.group, self.topic, person())) as positions,
+            closing(
+                Repositioning(
+                    open_log,
+                    topics,
+                    self.group,
+                    self.topic,
+                    person(),
+                    go_consumers_stopped=are_stopped(self.go_consumers_stopped, self.group),
+                )
+            ) as positions,
         ):
             yield topics, positions

@@ -17,6 +17,9 @@ from marshal_dagster.cli.options import (
     CoordinationTopic,
     DataConnection,
     DryRun,
+    GoConsumersStopped,
+    GoConsumersStoppedForGood,
+    GoConsumersStoppedForPause,
     GroupName,
     NewGroup,
     Timeout,
@@ -26,7 +29,9 @@ from marshal_dagster.cli.parts import Command, command_group, help_text
 
 app = command_group("What a person does to a group.")
 position_app = command_group("A group's positions: shown and set.")
+settings_app = command_group("What a group's members agree on: shown and set.")
 app.add_typer(position_app, name="position")
+app.add_typer(settings_app, name="settings")
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The data topic.", show_default=False)]
 Partitions = Annotated[
@@ -47,7 +52,9 @@ OutsideTheLog = Annotated[bool, typer.Option("--outside-the-log", help="Also off
     epilog=HELP,
     help=help_text(
         "Pause a group: its members claim and plan no more, end what they have in hand, and leave. It begins again at "
-        "the time named, or when somebody resumes it. A pause in force is replaced.",
+        "the time named, or when somebody resumes it. A pause in force is replaced. The newest Go consumers do not "
+        "know the record: a group that they share, or that has no settings yet, is paused only with "
+        "--go-consumers-stopped.",
         "pause flights --for 2h",
         "pause flights --until 2026-01-31T18:00:00Z --dry-run",
     ),
@@ -67,6 +74,7 @@ def _pause(  # noqa: PLR0917 - typer gives options by name
     timeout: Timeout = None,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     new_group: NewGroup = False,
+    go_consumers_stopped: GoConsumersStoppedForPause = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
@@ -75,7 +83,11 @@ def _pause(  # noqa: PLR0917 - typer gives options by name
     if (until is None) == (length is None):
         raise typer.BadParameter("give one of --until and --for")
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    pause.pause(pause.PauseRequest(options, coordination_topic, group, dry_run, as_json, until, length, new_group))
+    pause.pause(
+        pause.PauseRequest(
+            options, coordination_topic, group, dry_run, as_json, go_consumers_stopped, until, length, new_group
+        )
+    )
 
 
 @app.command(
@@ -91,13 +103,14 @@ def _resume(  # noqa: PLR0917 - by name
     connection: ConnectionFile = None,
     timeout: Timeout = None,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    go_consumers_stopped: GoConsumersStoppedForPause = None,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     from marshal_dagster.cli import pause
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    pause.resume(pause.ResumeRequest(options, coordination_topic, group, dry_run, as_json))
+    pause.resume(pause.ResumeRequest(options, coordination_topic, group, dry_run, as_json, go_consumers_stopped))
 
 
 @position_app.command(
@@ -138,7 +151,9 @@ def _get(  # noqa: PLR0917 - by name
     help=help_text(
         "Set the next offset to read: shows what was and what is to be, asks, pauses the group, waits for those that "
         "hold partitions to leave, sets the positions and puts the pause back that was in force before. Should it "
-        "fail half way the group goes on, and it is said what was set.",
+        "fail half way the group goes on, and it is said what was set. A group without settings gets them first "
+        "(`settings set`), or, where Go consumers share it, its positions are set without a pause, with "
+        "--go-consumers-stopped, once all of its consumers are stopped.",
         "position set flights flights --offsets 0=1500,1=1720",
         "position set flights flights --timestamp 2026-01-31T18:00:00Z --dry-run",
         "position set flights flights --back 1000 --partitions 0,2-3 --yes",
@@ -177,6 +192,7 @@ def _set(  # noqa: PLR0917 - by name
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     data_connection: DataConnection = None,
     new_group: NewGroup = False,
+    go_consumers_stopped: GoConsumersStopped = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -200,6 +216,7 @@ def _set(  # noqa: PLR0917 - by name
         dry_run=dry_run,
         yes=yes,
         as_json=as_json,
+        go_consumers_stopped=go_consumers_stopped,
     )
     return position_set.run(moving, where, new_group=new_group)
 
@@ -250,6 +267,7 @@ def _adopt(  # noqa: PLR0917 - by name
     timeout: Timeout = None,
     coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
     data_connection: DataConnection = None,
+    go_consumers_stopped: GoConsumersStopped = None,
     dry_run: DryRun = False,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -273,6 +291,7 @@ def _adopt(  # noqa: PLR0917 - by name
         dry_run=dry_run,
         yes=yes,
         as_json=as_json,
+        go_consumers_stopped=go_consumers_stopped,
     )
     return adopt.run(moving, given)
 
@@ -337,23 +356,103 @@ def _reprocess(  # noqa: PLR0917 - by name
     )
 
 
-@app.command(
-    "settings",
+@settings_app.command(
+    "show",
     cls=Command,
-    short_help="Show a group's settings, or switch its ranges off.",
+    short_help="Show a group's settings.",
     epilog=HELP,
     help=help_text(
-        "Show the settings of a group that are in force, by coordination partition where they differ. With "
-        "--without-ranges: take the feature `ranges` out of them, so that members that do not know it can claim. That "
-        "shows what is forgotten, asks, pauses the group, waits for those that hold something to leave, for two "
-        "heartbeat intervals more, and puts the pause back that was in force before.",
-        "settings flights --json",
-        "settings flights --without-ranges --dry-run",
+        "Show the settings of a group that are in force, by coordination partition where they differ. A group without "
+        "settings is judged as Go consumers judge it.",
+        "settings show flights",
+        "settings show flights --json",
     ),
 )
-def _settings(  # noqa: PLR0917 - by name
+def _settings_show(  # noqa: PLR0917 - by name
     group: GroupName,
-    without_ranges: Annotated[bool, typer.Option("--without-ranges", help="Switch ranges off.")] = False,
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import settings
+
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    return settings.show(settings.SettingsRequest(options, coordination_topic, group, as_json))
+
+
+@settings_app.command(
+    "set",
+    cls=Command,
+    short_help="Give a group settings, or change them.",
+    epilog=HELP,
+    help=help_text(
+        "Give a group its settings, or change them; what is not named stays as it is in force, or is as a member has "
+        "it by default. Shows what was and what is to be, asks, pauses the group, waits for those that hold something "
+        "to leave, writes the settings and puts the pause back that was in force before. A group of which nothing is "
+        "there yet is not paused. Configure all members alike.",
+        "settings set flights --heartbeat-interval 10 --delivery effectively_once",
+        "settings set flights --ranges --dry-run",
+    ),
+)
+def _settings_set(  # noqa: PLR0917 - typer gives options by name
+    group: GroupName,
+    heartbeat_interval: Annotated[
+        float | None,
+        typer.Option(
+            "--heartbeat-interval", metavar="SECONDS", min=0.1, help="Seconds between heartbeats.", show_default=False
+        ),
+    ] = None,
+    rules: Annotated[
+        str | None, typer.Option("--rules", metavar="native|go", help="The rule set.", show_default=False)
+    ] = None,
+    delivery: Annotated[
+        str | None,
+        typer.Option(
+            "--delivery",
+            metavar="MODE",
+            help="at_most_once, at_least_once or effectively_once.",
+            show_default=False,
+        ),
+    ] = None,
+    ranges: Annotated[bool, typer.Option("--ranges", help="Let members claim ranges of a partition.")] = False,
+    wait: Wait = "5m",
+    bootstrap_servers: BootstrapServers = None,
+    connection: ConnectionFile = None,
+    timeout: Timeout = None,
+    coordination_topic: CoordinationTopic = DEFAULT_COORDINATION_TOPIC,
+    new_group: NewGroup = False,
+    go_consumers_stopped: GoConsumersStoppedForGood = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    as_json: AsJson = False,
+) -> ExitCode:
+    from marshal_dagster.cli import settings
+    from marshal_dagster.operations.agreed import SettingsChange
+
+    change = SettingsChange(heartbeat_interval, rules, delivery, ranges=ranges)
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    request = settings.ChangeRequest(
+        options, coordination_topic, group, as_json, wait, dry_run, yes, change, new_group, go_consumers_stopped
+    )
+    return settings.set_settings(request)
+
+
+@settings_app.command(
+    "disable-ranges",
+    cls=Command,
+    short_help="Switch a group's ranges off.",
+    epilog=HELP,
+    help=help_text(
+        "Take the feature `ranges` out of a group's settings, so that members that do not know it can claim. Shows "
+        "what is forgotten, asks, pauses the group, waits for those that hold something to leave, and for two "
+        "heartbeat intervals more, and puts the pause back that was in force before.",
+        "settings disable-ranges flights --dry-run",
+    ),
+)
+def _disable_ranges(  # noqa: PLR0917 - by name
+    group: GroupName,
     wait: Wait = "5m",
     bootstrap_servers: BootstrapServers = None,
     connection: ConnectionFile = None,
@@ -365,14 +464,10 @@ def _settings(  # noqa: PLR0917 - by name
 ) -> ExitCode:
     from marshal_dagster.cli import settings
 
-    if (dry_run or yes) and not without_ranges:
-        raise typer.BadParameter("--dry-run and --yes go with --without-ranges: alone it only shows")
-    request = settings.SettingsRequest(
-        ConnectionOptions(bootstrap_servers, connection, timeout), coordination_topic, group, as_json
+    options = ConnectionOptions(bootstrap_servers, connection, timeout)
+    return settings.switch_ranges_off(
+        settings.WritingRequest(options, coordination_topic, group, as_json, wait, dry_run, yes)
     )
-    if without_ranges:
-        return settings.switch_ranges_off(request, wait, dry_run=dry_run, yes=yes)
-    return settings.show(request)
 
 
 @app.command(
@@ -383,7 +478,9 @@ def _settings(  # noqa: PLR0917 - by name
     help=help_text(
         "Take from an owner who is dead what it holds of a data topic, so that others can claim it at once instead of "
         "when it is stale. Shows what it holds, and asks. Should the owner live it is fenced: its next heartbeat or "
-        "commit is refused. The exit code is 1 when not all could be taken.",
+        "commit is refused. In a group that Go consumers share nothing can be revoked: another instance takes each "
+        "partition at its offset and releases it, and a live Go owner takes it back with its next heartbeat. The exit "
+        "code is 1 when not all could be taken.",
         "revoke flights flights --instance 5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e --dry-run",
         "revoke flights flights --instance 5b1c0d3e-8f6a-4e62-9d2c-1f0a7b3c4d5e.0f1e2d3c4b5a --partitions 0-3",
     ),

@@ -63,6 +63,35 @@ DataConnection = Annotated[
         show_default=False,
     ),
 ]
+GoConsumersStopped = Annotated[
+    str | None,
+    typer.Option(
+        "--go-consumers-stopped",
+        metavar="GROUP",
+        help="All consumers of the group are stopped, Go's too; repeat the group's name to confirm it.",
+        show_default=False,
+    ),
+]
+GoConsumersStoppedForPause = Annotated[
+    str | None,
+    typer.Option(
+        "--go-consumers-stopped",
+        metavar="GROUP",
+        help="No Go consumer newer than January 2017 will start on this coordination topic again: it would not know "
+        "the record. Repeat the group's name to confirm it.",
+        show_default=False,
+    ),
+]
+GoConsumersStoppedForGood = Annotated[
+    str | None,
+    typer.Option(
+        "--go-consumers-stopped",
+        metavar="GROUP",
+        help="No Go consumer, of any group, will use this coordination topic again. Repeat the group's name to confirm "
+        "it.",
+        show_default=False,
+    ),
+]
 Health = Annotated[
     str | None,
     typer.Option(

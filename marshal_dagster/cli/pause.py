@@ -9,6 +9,7 @@ from marshal_dagster.cli import output, survey
 from marshal_dagster.cli.connecting import READING, WRITING, connection_of, open_reader, person
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.telling import telling_warnings
+from marshal_dagster.operations.go_groups import are_stopped
 from marshal_dagster.operations.pausing import Pause, PauseChange, Pausing
 from marshal_dagster.operations.times import duration_s, instant_ms
 
@@ -17,13 +18,17 @@ _SECOND_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ResumeRequest:
-    """Which group, where, and whether it is only to be shown what would change."""
+    """Which group, where, and whether it is only to be shown what would change.
+
+    `go_consumers_stopped` is the group's name where a person says that no Go consumer newer than January 2017 starts.
+    """
 
     connection: ConnectionOptions
     coordination_topic: str
     group: str
     dry_run: bool = False
     as_json: bool = False
+    go_consumers_stopped: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +65,14 @@ def resume(request: ResumeRequest) -> None:
 
 @contextmanager
 def _pausing(request: ResumeRequest) -> Iterator[Pausing]:
+    stopped = are_stopped(request.go_consumers_stopped, request.group)
     connection = connection_of(request.connection)
     rights = READING if request.dry_run else WRITING
     with (
         telling_warnings(),
         closing(open_reader(connection, request.coordination_topic, rights=rights)) as rationalizer,
     ):
-        pausing = Pausing(rationalizer, request.group, person())
+        pausing = Pausing(rationalizer, request.group, person(), go_consumers_stopped=stopped)
         pausing.look()
         yield pausing
 

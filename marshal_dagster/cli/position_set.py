@@ -14,4 +14,4 @@ def run(moving: Moving, where: Where, *, new_group: bool) -> ExitCode:
         moves = work.look(target, named, outside_the_log=moving.outside_the_log, new_group=new_group)
         for warning in work.warnings():
             output.note(warning)
-        return moving.carry_through(work, moves, "Set these positions? The group is paused meanwhile")
+        return moving.carry_through(work, moves, "Set these positions?")

@@ -1,8 +1,8 @@
 """`recover`: makes a coordination log certain again that was cut without a snapshot; a person decides."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,11 +19,24 @@ from marshal_dagster.cli.connecting import (
 )
 from marshal_dagster.cli.exits import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.coordination.agreement import check_settings
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.recovery import Confirmed, Observed, Recovery, Said, Whose
 from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing
 from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.protocol.messages import INT32_MAX, INT64_MAX, NUMBER, is_name, is_topic
+from marshal_dagster.operations.times import duration_s
+from marshal_dagster.protocol.messages import (
+    DEFAULT_SETTINGS,
+    INT32_MAX,
+    INT64_MAX,
+    NUMBER,
+    WITHOUT_SETTINGS,
+    DeliveryMode,
+    RuleSet,
+    Settings,
+    is_name,
+    is_topic,
+)
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import RANGES, Group
 
@@ -36,13 +49,17 @@ _UNKNOWN: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RecoverRequest:
-    """Which log; the longest heartbeat interval that is not shown; offsets as GROUP/TOPIC/PARTITION=OFFSET."""
+    """Which log; the longest heartbeat interval that is not shown; offsets as GROUP/TOPIC/PARTITION=OFFSET.
+
+    `settings` are those of groups of which none are left, as GROUP=RULES,SECONDSs,DELIVERY,ranges in any order.
+    """
 
     connection: ConnectionOptions
     coordination_topic: str
     data_connection: Path | None = None
     heartbeat_interval_s: float | None = None
     offsets: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
     yes: bool = False
     as_json: bool = False
 
@@ -62,7 +79,7 @@ def run(request: RecoverRequest) -> ExitCode:
     """Show what is known and what cannot be, ask, and write the first snapshots. Raises `MarshalError`."""
     if request.as_json and not request.yes:
         raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look without --json")
-    given = offsets_of(request.offsets)
+    given, named = offsets_of(request.offsets), settings_of(request.settings)
     connection, name = connection_of(request.connection), request.coordination_topic
     data_connection = data_connection_of(request.data_connection, connection)
     with closing(open_log(connection, name)) as log, closing(kafka_snapshots(connection, name)) as snapshots:
@@ -70,18 +87,20 @@ def run(request: RecoverRequest) -> ExitCode:
             require_rights(connection, name, WRITING)
             recovery = Recovery(log, snapshots, timeout_s=connection.timeout_s)
             observed = recovery.look()
+        _require_unknown(observed, named)
+        go_groups = recovery.go_groups(named)
         with Topics(data_connection, client_id="marshal-dagster-recover") as topics:
-            proposals = list(propose(observed, recovery.identity.partitions, topics, given))
+            proposals = list(propose(observed, recovery.identity.partitions, topics, given, go_groups))
         warn_of_ranges(observed)
         if not request.as_json:
-            _show(observed, proposals)
+            _show(observed, proposals, named, go_groups)
         if observed and not (request.yes or _agreed()):
             output.note("nothing was written")
             return ExitCode.PROBLEMS
         if observed:
             output.note("waiting for more than 2 heartbeat intervals of log time, in which nobody may write")
         interval_ms = None if request.heartbeat_interval_s is None else round(request.heartbeat_interval_s * 1_000)
-        recovered = recovery.recover({each.whose: each.confirmed for each in proposals}, interval_ms)
+        recovered = recovery.recover({each.whose: each.confirmed for each in proposals}, interval_ms, named)
     if request.as_json:
         output.write_json({"recovered": recovered, "keys": [_to_json(each) for each in proposals]})
     elif recovered:
@@ -104,13 +123,53 @@ def _offset_of(text: str) -> tuple[Whose, int]:
     raise ConfigurationError(f"--offset: {text!r} is not of the form GROUP/TOPIC/PARTITION=OFFSET")
 
 
+def settings_of(texts: Sequence[str]) -> dict[str, Settings]:
+    """Read GROUP=native,10s,at_least_once,ranges, in any order behind the group's name. Raises `ConfigurationError`."""
+    return dict(map(_settings_of, texts))
+
+
+def _settings_of(text: str) -> tuple[str, Settings]:
+    group, _, values = text.rpartition("=")
+    if not is_name(group):
+        raise ConfigurationError(f"--settings: {text!r} is not of the form GROUP=native,10s,at_least_once,ranges")
+    settings = WITHOUT_SETTINGS if RuleSet.GO in values.split(",") else DEFAULT_SETTINGS
+    for value in values.split(","):
+        if value in set(RuleSet):
+            settings = replace(settings, rule_set=RuleSet(value))
+        elif value in set(DeliveryMode):
+            settings = replace(settings, delivery=DeliveryMode(value))
+        elif value == RANGES:
+            settings = replace(settings, features=(RANGES,))
+        else:
+            settings = replace(settings, heartbeat_interval_ms=duration_s(value, "--settings") * 1_000)
+    check_settings(settings, 0)
+    return group, settings
+
+
+def _require_unknown(observed: Mapping[int, Observed], named: Mapping[str, Settings]) -> None:
+    """Raise `ConfigurationError` for settings that a person names of a group of which some are left."""
+    for number, each in observed.items():
+        for name, group in each.groups.items():
+            if name in named and group.settings_accepted and group.settings != named[name]:
+                raise ConfigurationError(
+                    f"--settings: group {name!r} has settings in coordination partition {number}: "
+                    f"{survey.settings_text(group.settings)}. Leave it out; they can be changed afterwards with "
+                    f"`marshal-dagster settings set {name}`"
+                )
+
+
 def propose(
-    observed: Mapping[int, Observed], partitions: int, topics: Topics, given: Mapping[Whose, int]
+    observed: Mapping[int, Observed],
+    partitions: int,
+    topics: Topics,
+    given: Mapping[Whose, int],
+    go_groups: Collection[str] = (),
 ) -> Iterator[Proposal]:
     """Give each partition of each topic that a group has, or that is named in `given`, with an offset for it.
 
     The offset is the one given, else the one last heard of, else the one committed in Kafka, else 0. Raises
-    `ConfigurationError` for one given that belongs nowhere or lies beyond the topic's end; `UnavailableError`.
+    `ConfigurationError` for one given that belongs nowhere or lies beyond the topic's end; `UnavailableError`. Keys of
+    `go_groups` get no data topic id.
     """
     pairs = {(group, topic): each for each in observed.values() for group, topic in _pairs(each)}
     for group, (topic, _) in given:
@@ -124,7 +183,10 @@ def propose(
     for (group, topic), each in sorted(pairs.items(), key=lambda pair: pair[0]):
         for proposal in _of_topic(each, group, topic, topics, given):
             unused.discard(proposal.whose)
-            yield proposal
+            if group in go_groups:
+                yield replace(proposal, confirmed=proposal.confirmed._replace(data_topic_id=None))
+            else:
+                yield proposal
     for group, (topic, partition) in unused:
         raise ConfigurationError(f"--offset: topic {topic!r} has no partition {partition} (for group {group!r})")
 
@@ -205,7 +267,12 @@ def _names_ranges(group: Group) -> bool:
     return RANGES in group.settings.features
 
 
-def _show(observed: Mapping[int, Observed], proposals: Sequence[Proposal]) -> None:
+def _show(
+    observed: Mapping[int, Observed],
+    proposals: Sequence[Proposal],
+    named: Mapping[str, Settings],
+    go_groups: Collection[str],
+) -> None:
     if not observed:
         output.show("Every coordination partition is certain: there is nothing to recover.")
         return
@@ -213,10 +280,23 @@ def _show(observed: Mapping[int, Observed], proposals: Sequence[Proposal]) -> No
     for number, each in observed.items():
         for name, group in each.groups.items():
             pause = "" if group.paused_until_s is None else f", paused until {output.utc(group.paused_until_s * 1_000)}"
-            accepted = "" if group.settings_accepted else " (by default: no settings record is left)"
-            output.show(f"Group {name} in {number}: {survey.settings_text(group.settings)}{accepted}{pause}")
+            settings = group.settings if group.settings_accepted else named.get(name, group.settings)
+            origin = "" if group.settings_accepted else f" ({_origin(name, named, go_groups)})"
+            output.show(f"Group {name} in {number}: {survey.settings_text(settings)}{origin}{pause}")
     columns = ["group", "partition", "#last heartbeat", "#last release", "#in Kafka", "#to start at", "note"]
     output.show(output.Table(columns, [_row(each) for each in proposals]))
+
+
+def _origin(name: str, named: Mapping[str, Settings], go_groups: Collection[str]) -> str:
+    """Say where settings come from of which no record is left."""
+    if name in named:
+        return "as named"
+    if name in go_groups:
+        return (
+            "no settings and no data topic id are left, so it is taken for a group of Go consumers; if it is none, "
+            f"name its settings with --settings {name}=native,10s,at_least_once"
+        )
+    return "no settings record is left: its first member writes its own"
 
 
 def _row(each: Proposal) -> list[str | output.Line]:

@@ -53,12 +53,16 @@ def run(request: RevokeRequest) -> ExitCode:
         claims = held_by(request.instance, held, named)
         if not claims:
             return _nothing(request, held)
-        _show(request, claims)
+        is_go = work.is_go
+        _show(request, claims, is_go=is_go)
         if not request.dry_run and not (request.yes or _agreed()):
             output.note("nothing was written")
             return ExitCode.PROBLEMS
         taken = [] if request.dry_run else work.carry_out(claims)
-    return _tell(request, claims, taken)
+        if is_go and taken:
+            back = {each.partition for each in work.taken_back(taken)}
+            taken = [each for each in taken if each.partition not in back]
+    return _tell(request, claims, taken, is_go=is_go)
 
 
 def _agreed() -> bool:
@@ -72,31 +76,48 @@ def _nothing(request: RevokeRequest, held: Sequence[HeldClaim]) -> ExitCode:
     return ExitCode.PROBLEMS
 
 
-def _show(request: RevokeRequest, claims: Sequence[HeldClaim]) -> None:
+def _show(request: RevokeRequest, claims: Sequence[HeldClaim], *, is_go: bool) -> None:
     if not request.as_json:
         output.show(
             output.styled(f"Group {request.group}, topic {request.topic}", "bold"),
             output.Table(_COLUMNS, [_row(each) for each in claims], may_fold={"owner"}),
         )
-    if any(each.freshness is Freshness.FRESH for each in claims):
+    if is_go:
+        output.note(
+            f"Go consumers share group {request.group!r}, or may because it has no settings: a live Go owner takes its "
+            "partitions back with its next heartbeat, within a minute. Stop it first"
+        )
+    elif any(each.freshness is Freshness.FRESH for each in claims):
         output.note(
             "it was heard of within a heartbeat interval: should it live, two work on the same until its next "
             "heartbeat or commit is refused"
         )
 
 
-def _tell(request: RevokeRequest, claims: Sequence[HeldClaim], taken: Collection[HeldClaim]) -> ExitCode:
+def _tell(
+    request: RevokeRequest, claims: Sequence[HeldClaim], taken: Collection[HeldClaim], *, is_go: bool
+) -> ExitCode:
     left = [each for each in claims if each not in taken]
     if request.as_json:
         output.write_json(_to_json(request, claims, taken))
     elif request.dry_run:
         output.show("A dry run: nothing was written.")
     elif taken:
+        numbers = survey.listed({each.partition for each in taken})
         output.show(
-            f"Revoked in partitions {survey.listed({each.partition for each in taken})}: others can claim them."
+            f"Nobody holds partitions {numbers} now; look again in a minute: a live Go owner would be back by then."
+            if is_go
+            else f"Revoked in partitions {numbers}: others can claim them."
         )
     if request.dry_run or not left:
         return ExitCode.OK
+    if is_go:
+        output.note(
+            f"partitions {survey.listed({each.partition for each in left})} were not freed: they have no offset, "
+            "changed hands meanwhile, or their owner lives and took them back. They are free two minutes after its "
+            "last heartbeat"
+        )
+        return ExitCode.PROBLEMS
     output.note(
         f"not revoked in partitions {survey.listed({each.partition for each in left})}: they changed hands meanwhile, "
         "or the broker did not acknowledge it; look again"

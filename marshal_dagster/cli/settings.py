@@ -1,4 +1,4 @@
-"""`settings`: what a group's members have agreed on; and its ranges switched off."""
+"""`settings show|set|disable-ranges`: what a group's members agree on."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -15,10 +15,13 @@ from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, MarshalError
 from marshal_dagster.kafka.rights import Right
-from marshal_dagster.operations.agreed import Agreed, Forgotten, SettingsThere, alike
+from marshal_dagster.operations.agreed import Agreed, Forgotten, SettingsChange, SettingsThere, alike
+from marshal_dagster.operations.go_groups import are_stopped
 from marshal_dagster.operations.times import duration_s
+from marshal_dagster.protocol.messages import Settings
 
 _COLUMNS: Final = ("coordination partitions", "heartbeat interval", "rule set", "delivery", "features", "note")
+_NO_CHANGE: Final = SettingsChange()
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,30 @@ class SettingsRequest:
     coordination_topic: str
     group: str
     as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WritingRequest(SettingsRequest):
+    """How long others have to leave, and whether it is only shown, or done without a question."""
+
+    wait: str = "5m"
+    dry_run: bool = False
+    yes: bool = False
+
+    def wait_s(self) -> int:
+        """Read the wait. Raises `ConfigurationError`, also where nobody can be asked."""
+        if self.as_json and not (self.yes or self.dry_run):
+            raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
+        return duration_s(self.wait, "--wait")
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRequest(WritingRequest):
+    """What is changed; `go_consumers_stopped` is the group's name where a person says that these are, for good."""
+
+    change: SettingsChange = _NO_CHANGE
+    new_group: bool = False
+    go_consumers_stopped: str | None = None
 
 
 def show(request: SettingsRequest) -> ExitCode:
@@ -43,17 +70,65 @@ def show(request: SettingsRequest) -> ExitCode:
         _show(request, found)
     if differ:
         output.note(
-            "they differ: settings were written by halves. Members that are configured alike complete them; where "
-            "ranges are left, another --without-ranges does"
+            "they differ: settings were written by halves. Members that are configured alike complete them, as does "
+            "`marshal-dagster settings set`; where ranges are left, another `settings disable-ranges` does"
         )
     return ExitCode.OK
 
 
-def switch_ranges_off(request: SettingsRequest, wait: str, *, dry_run: bool, yes: bool) -> ExitCode:
+def set_settings(request: ChangeRequest) -> ExitCode:
+    """Show what is in force and what is to be, ask, and set it. Raises `MarshalError`."""
+    wait_s = request.wait_s()
+    stopped = are_stopped(request.go_consumers_stopped, request.group)
+    with _agreed(request, READING if request.dry_run else WRITING, stopped=stopped) as work:
+        before = work.look(new_group=request.new_group)
+        settings = request.change.settings(before)
+        after: Mapping[int, SettingsThere] = {
+            number: SettingsThere(settings, by_default=False, certain=each.certain) for number, each in before.items()
+        }
+        is_in_force = all(each.settings == settings for each in before.values())
+        if is_in_force:
+            output.note(f"group {request.group!r} has these settings already")
+            after = before
+        else:
+            work.require_allowed()
+            for warning in _warnings(request, before, settings):
+                output.note(warning)
+            if not request.as_json:
+                _show(request, before)
+                _show(request, after, "to be")
+            if not (request.dry_run or request.yes or _is_agreed_to_change()):
+                output.note("nothing was written")
+                return ExitCode.PROBLEMS
+            if not request.dry_run:
+                if work.owners():
+                    output.note(f"the group is paused; those that hold partitions have {request.wait} to leave")
+                after = work.set_settings(settings, wait_s=wait_s)
+    _tell(request, before, after, (), dry_run=request.dry_run, done="The settings were set.")
+    return ExitCode.OK
+
+
+def _warnings(request: ChangeRequest, before: Mapping[int, SettingsThere], settings: Settings) -> Iterator[str]:
+    in_force = [each.settings for each in before.values()]
+    if any(each.delivery is not settings.delivery for each in in_force):
+        yield (
+            f"delivery changes for group {request.group!r}: open plans end, and every partition with an offset begins "
+            "a new generation"
+        )
+    if request.go_consumers_stopped is not None:
+        yield (
+            "from now on the coordination topic holds records that Go consumers do not know: one that starts there "
+            "again may begin far before its group's offset"
+        )
+
+
+def _is_agreed_to_change() -> bool:
+    return typer.confirm("Set these settings? The group is paused meanwhile", err=True)
+
+
+def switch_ranges_off(request: WritingRequest) -> ExitCode:
     """Show what is forgotten, ask, and switch ranges off. Raises `MarshalError`."""
-    if request.as_json and not (yes or dry_run):
-        raise ConfigurationError("--json: nobody can be asked; give --yes too, after a look with --dry-run")
-    wait_s = duration_s(wait, "--wait")
+    wait, wait_s, dry_run, yes = request.wait, request.wait_s(), request.dry_run, request.yes
     with _agreed(request, READING if dry_run else WRITING) as work:
         before, forgotten = work.look(), work.forgotten()
         if not any(each.has_ranges for each in before.values()):
@@ -78,13 +153,15 @@ def switch_ranges_off(request: SettingsRequest, wait: str, *, dry_run: bool, yes
 
 
 @contextmanager
-def _agreed(request: SettingsRequest, rights: tuple[Right, ...] = READING) -> Iterator[Agreed]:
+def _agreed(
+    request: SettingsRequest, rights: tuple[Right, ...] = READING, *, stopped: bool = False
+) -> Iterator[Agreed]:
     connection = connection_of(request.connection)
 
     def open_log(interval_ms: int) -> Rationalizer:
         return open_reader(connection, request.coordination_topic, interval_ms=interval_ms, rights=rights)
 
-    with telling_warnings(), closing(Agreed(open_log, request.group, person())) as work:
+    with telling_warnings(), closing(Agreed(open_log, request.group, person(), go_consumers_stopped=stopped)) as work:
         yield work
 
 
@@ -110,14 +187,15 @@ def _tell_half_done(work: Agreed) -> None:
     try:
         on = [number for number, each in work.look().items() if each.has_ranges]
     except MarshalError as error:
-        output.note(f"where ranges are still on could not be read ({error}): see `marshal-dagster settings`")
+        output.note(f"where ranges are still on could not be read ({error}): see `marshal-dagster settings show`")
         return
     output.note(f"ranges are still on in coordination partitions {survey.listed(on) or 'none'}")
 
 
-def _show(request: SettingsRequest, found: Mapping[int, SettingsThere]) -> None:
+def _show(request: SettingsRequest, found: Mapping[int, SettingsThere], when: str = "") -> None:
     rows = [_row(each, numbers) for each, numbers in alike(found).items()]
-    output.show(output.styled(f"Group {request.group}", "bold"), output.Table(_COLUMNS, rows, may_fold={"note"}))
+    title = f"Group {request.group}{f', {when}' if when else ''}"
+    output.show(output.styled(title, "bold"), output.Table(_COLUMNS, rows, may_fold={"note"}))
 
 
 def _show_forgotten(forgotten: Sequence[Forgotten]) -> None:
@@ -143,6 +221,7 @@ def _tell(
     forgotten: Sequence[Forgotten],
     *,
     dry_run: bool,
+    done: str = "Ranges are off.",
 ) -> None:
     if request.as_json:
         rows = [
@@ -159,11 +238,11 @@ def _tell(
     elif dry_run:
         output.show("A dry run: nothing was written.")
     elif before is not after:
-        output.show("Ranges are off.")
+        output.show(done)
 
 
 def _row(there: SettingsThere, numbers: Sequence[int]) -> list[str | output.Line]:
-    notes = ["by default: no settings record yet"] if there.by_default else []
+    notes = [survey.NO_SETTINGS] if there.by_default else []
     notes += [] if there.certain else ["only observed"]
     return [
         survey.listed(numbers),

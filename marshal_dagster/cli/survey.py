@@ -7,7 +7,7 @@ the lag up to the data topics' present ends.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from marshal_dagster.cli import output
 from marshal_dagster.protocol.messages import Settings
@@ -333,6 +333,10 @@ def _standing(
     for value, numbers in where.items():
         if numbers != set(everywhere):
             yield f"{what} {value}: in coordination partitions {listed(numbers)} only; mended by writing it again"
+
+
+NO_SETTINGS: Final = "by default: no settings record yet, so it is judged as Go consumers judge"
+"""What is shown of a group without settings."""
 
 
 def settings_text(settings: Settings) -> str:

@@ -13,6 +13,7 @@ from marshal_dagster.coordination.admin import (
     check_coordination_topic,
     create_coordination_topic,
     create_snapshot_topic,
+    require_safe,
 )
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import ConfigurationError, RightMissing, UnsafeTopic
@@ -67,7 +68,7 @@ def check(options: ConnectionOptions, name: str, *, as_json: bool) -> ExitCode:
     if as_json:
         output.write_json(_to_json(described, problems))
     else:
-        output.show(f"{_said(described)} {'will do' if is_safe(problems) else 'has dangerous settings'}")
+        output.show(f"{_said(described)} {_judgement(problems)}")
         _show(problems)
     return ExitCode.OK if is_safe(problems) else ExitCode.PROBLEMS
 
@@ -75,6 +76,13 @@ def check(options: ConnectionOptions, name: str, *, as_json: bool) -> ExitCode:
 def is_safe(problems: Iterable[Problem]) -> bool:
     """Tell whether the protocol holds all the same."""
     return all(each.severity is Severity.WARNING for each in problems)
+
+
+def _judgement(problems: Iterable[Problem]) -> str:
+    worst = {each.severity for each in problems}
+    if Severity.UNUSABLE in worst:
+        return "cannot be used: no member or command works with it, and no option allows it"
+    return "has dangerous settings" if Severity.DANGER in worst else "will do"
 
 
 def with_servers(problem: Problem, servers: str) -> Problem:
@@ -94,9 +102,10 @@ def _created(topics: Topics, request: CreateRequest) -> bool:
     try:
         return create_coordination_topic(topics, request.name, request.partitions, request.replication)
     except UnsafeTopic:
-        if request.accept_unsafe:
-            return False
-        raise
+        if not request.accept_unsafe:
+            raise
+        require_safe(topics, request.name, accept_unsafe=True)
+        return False
 
 
 def _snapshot_topic(topics: Topics, name: str) -> str | None:

@@ -7,6 +7,7 @@ from typing import Final
 from marshal_dagster.cli import output
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.survey import (
+    NO_SETTINGS,
     Assignee,
     GroupSurvey,
     Heard,
@@ -61,7 +62,7 @@ def _distance(log_time_ms: int, at_ms: int | None) -> str:
 def _group(group: GroupSurvey, looked: Survey) -> Iterator[str | Line | Table]:
     yield ""
     yield output.styled(f"Group {group.name}", "bold")
-    unwritten = "" if group.settings_accepted else " (by default: no settings record yet)"
+    unwritten = "" if group.settings_accepted else f" ({NO_SETTINGS})"
     yield f"  {settings_text(group.settings)}{unwritten}"
     if group.paused_until_s is not None:
         tense = "" if looked.at_ms is None else " (paused now)" if group.is_paused else " (over)"

@@ -104,14 +104,14 @@ def require_no_go_consumers(world: World, name: str) -> None:
         raise GoGroupError(
             f"Go consumers use group {name!r}: {_first_key(used[name])} has an offset but no settings. Nothing was "
             "written. Configure this member with rule_set 'go', or stop the Go consumers for good and give the group "
-            f"settings with `marshal-dagster settings set {name} --go-consumers-stopped`"
+            f"settings with `marshal-dagster settings set {name} --go-consumers-stopped {name}`"
         )
     if used and not world.has_settings:
         other, places = next(iter(used.items()))
         raise GoGroupError(
             f"Go consumers use this coordination topic: group {other!r} holds {_first_key(places)}. Records of a group "
             f"with other rules disturb them when they start, so nothing was written for group {name!r}. Use another "
-            f"coordination topic, or allow it with `marshal-dagster settings set {name} --go-consumers-stopped`"
+            f"coordination topic, or allow it with `marshal-dagster settings set {name} --go-consumers-stopped {name}`"
         )
 
 

@@ -1,10 +1,11 @@
-"""What a person does to a group: pause it, resume it, set its positions (PROTOCOL.md 6)."""
+"""What a person does to a group: pause it, resume it, set its positions, give it settings (PROTOCOL.md 6 and 7)."""
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from marshal_dagster.coordination.agreement import check_settings, give_settings
 from marshal_dagster.coordination.claimer import Claimer, nobody_is_dead
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -13,13 +14,24 @@ from marshal_dagster.coordination.tenure import Member, new_instance_id
 from marshal_dagster.errors import (
     ClaimLost,
     ConfigurationError,
+    GoGroupError,
     GroupPaused,
     MarshalError,
     NotCertain,
     PositionNotSet,
+    SettingsNotSetError,
+    TimestampTypeError,
     UnavailableError,
 )
-from marshal_dagster.protocol.messages import GroupSettings, Mark, ReleaseGroup
+from marshal_dagster.protocol.messages import (
+    GroupSettings,
+    Mark,
+    Message,
+    ReleaseGroup,
+    RevokingClaim,
+    RevokingRange,
+    Settings,
+)
 from marshal_dagster.protocol.state import RANGES, Group, Owner, Phase, Place, Ranges
 
 logger = logging.getLogger(__name__)
@@ -38,9 +50,11 @@ _LOOK_PART: Final = 0.1
 
 
 class Operator:
-    """Pauses, resumes and repositions one group.
+    """Pauses, resumes and repositions one group, and gives it settings.
 
     Every act is an instance of its own. The rationalizer follows all coordination partitions from the first act on.
+    A pause is a record that the newest Go consumers do not know: whether a person allows it is asked before, see
+    `marshal_dagster.operations.go_groups`.
     """
 
     def __init__(self, rationalizer: Rationalizer, group: str, client: str, *, clock: Clock | None = None) -> None:
@@ -99,10 +113,17 @@ class Operator:
         The group is paused meanwhile; a pause that was in force is put back, one that another begins meanwhile stays.
         The owners, of ranges too, have `wait_ms` to leave; what `is_dead` knows to be dead is revoked. What is planned
         or done `ahead` of an offset is forgotten, with a warning. Raises `PositionNotSet` when they do not leave, or
-        others pause and resume in between: then nothing was set, or what the message says. Raises `NotCertain`,
+        others pause and resume in between: then nothing was set, or what the message says. Raises `GoGroupError` in a
+        Go group, where a late release would move the offset: see `set_go_positions`. Raises `NotCertain`,
         `UnavailableError`, `LogChanged`.
         """
         self._require_certain(topic)
+        if self._group(topic).is_go:
+            raise GoGroupError(
+                f"group {self._member.group!r} has no settings of this library for topic {topic!r}, so its positions "
+                f"are not set by a pause. Give it settings first with `marshal-dagster settings set "
+                f"{self._member.group}`"
+            )
         self._warn_of_ahead(topic, offsets)
         setting = _Setting(topic, topic_id, self._clock.lease_ms() + wait_ms, is_dead)
         try:
@@ -113,6 +134,8 @@ class Operator:
                 if not unset:
                     break
             self._put_back(setting)
+        except TimestampTypeError:
+            raise  # putting back would be another such record (PROTOCOL.md 2)
         except BaseException:
             self._try_to_put_back(setting)
             raise
@@ -122,6 +145,155 @@ class Operator:
                 "claim at the same time, or records were not acknowledged. See `marshal-dagster status` for where they "
                 "stand (one may have the new offset, or none), let the others end, then try again"
             )
+
+    def set_go_positions(self, topic: str, offsets: Mapping[int, int], *, wait_ms: float) -> None:
+        """Set partitions of `topic` to `offsets` in a Go group, without a pause (PROTOCOL.md 7).
+
+        A person says that all consumers of the group are stopped: the next heartbeat of one would move the offset
+        again. Only records that Go knows are written. The owners have `wait_ms` to go stale; nothing is revoked.
+        Raises `PositionNotSet` when they do not, or when another took a partition in between: then nothing was set, or
+        what the message says. Raises `GroupPaused`, `NotCertain`, `UnavailableError`, `LogChanged`.
+        """
+        self._require_certain(topic)
+        setting = _Setting(topic, "", self._clock.lease_ms() + wait_ms, nobody_is_dead)
+        unset = dict(offsets)
+        for _ in range(TRIES):
+            unset = self._try_to_set_go(setting, unset)
+            if not unset:
+                return
+        raise PositionNotSet(
+            f"positions of {topic!r} were not seen set for partitions {sorted(unset)}: a consumer of group "
+            f"{self._member.group!r} is at work, or records were not acknowledged. Stop all of its consumers, see "
+            "`marshal-dagster status` for where the partitions stand, then try again"
+        )
+
+    def _try_to_set_go(self, setting: "_Setting", unset: Mapping[int, int]) -> dict[int, int]:
+        """Try once, as an instance of its own; return what is still not set."""
+        topic, member = setting.topic, replace(self._member, instance=new_instance_id(_SETTING))
+        claimer = Claimer(self._rationalizer, member, topic, self._group(topic).settings, clock=self._clock)
+        try:
+            self._wait_for_owners(claimer, unset, setting)
+            wanted = {claim.partition: unset[claim.partition] for claim in claimer.claim(unset)}
+            setting.in_doubt |= wanted.keys()
+            done = claimer.take_over_and_release(wanted)
+        except ClaimLost as error:
+            logger.warning("setting positions of %r is tried again: %s", topic, error)
+            done = frozenset()
+        finally:
+            claimer.release()
+        setting.done |= done
+        setting.in_doubt -= done
+        return {number: offset for number, offset in unset.items() if number not in done}
+
+    def give_first_settings(self, settings: Settings) -> None:
+        """Give the group its first settings as its first member would, or complete half-written ones; without a pause.
+
+        Raises `GoGroupError` where Go consumers use the group, or the coordination topic while no group in it has
+        settings; `SettingsDiffer` where others are in force; `ConfigurationError` for settings that no member can
+        keep; `NotCertain`, `UnavailableError`, `LogChanged`.
+        """
+        check_settings(settings, self._rationalizer.log.delivery_timeout_ms)
+        with self._rationalizer.lock:
+            self._groups()
+            give_settings(self._rationalizer, self._sender, self._member.anew(), settings)
+
+    def set_settings(
+        self, settings: Settings, *, wait_ms: float, is_dead: Callable[[Owner], bool] = nobody_is_dead
+    ) -> None:
+        """Give the group `settings` in place of those in force (PROTOCOL.md 6, "Settings").
+
+        The group is paused meanwhile, as for `set_positions`, unless nothing of it is there yet. The owners, of ranges
+        too, have `wait_ms` to leave; what `is_dead` knows to be dead is revoked, but not in a Go group. Where Go
+        consumers use the group or the coordination topic, a person has said before that they are stopped for good.
+        Where the settings are in force already nothing happens. Raises `SettingsNotSetError` when owners do not leave,
+        or others pause and resume in between: it can be tried again. Raises `ConfigurationError` for settings that no
+        member can keep; `NotCertain`, `UnavailableError`, `LogChanged`.
+        """
+        check_settings(settings, self._rationalizer.log.delivery_timeout_ms)
+        groups, numbers = self._groups(), self._with_other_settings(settings)
+        if not any(
+            number in groups and (groups[number].keys or groups[number].settings_accepted) for number in numbers
+        ):
+            self._write_settings(self._member.anew(), settings, numbers)
+            if not self._with_other_settings(settings):
+                return
+        setting = _Setting("all topics", "", self._clock.lease_ms() + wait_ms, is_dead)
+        try:
+            for _ in range(TRIES):
+                self._note_pauses(setting)
+                self._try_to_set_settings(setting, settings)
+                if not self._with_other_settings(settings):
+                    break
+            self._put_back(setting)
+        except TimestampTypeError:
+            raise  # putting back would be another such record (PROTOCOL.md 2)
+        except BaseException:
+            self._try_to_put_back(setting)
+            raise
+        if left := self._with_other_settings(settings):
+            raise SettingsNotSetError(
+                f"the settings of group {self._member.group!r} were not changed in coordination partitions {left}: "
+                "others pause, resume or claim at the same time, or records were not acknowledged. Let them end, then "
+                "try again, which completes it"
+            )
+
+    def _try_to_set_settings(self, setting: "_Setting", settings: Settings) -> None:
+        """Try once, as an instance of its own."""
+        member = replace(self._member, instance=new_instance_id(_SETTING))
+        self._tell(member, dict.fromkeys(self._numbers, self._until_s(setting)))
+        while held := self._held(self._groups()):
+            self._revoke_dead(member, setting)
+            if not (held := self._held(self._groups())):
+                break
+            if self._clock.lease_ms() >= setting.deadline_ms:
+                raise SettingsNotSetError(
+                    f"the settings of group {self._member.group!r} were not changed: {_named(held)} still held by live "
+                    "members after the wait. Give them more time, or stop their runs"
+                )
+            self._clock.sleep_ms(self._look_ms())
+        self._write_settings(member, settings, self._with_other_settings(settings))
+        if self._with_other_settings(settings):
+            self._clock.sleep_ms(self._look_ms())
+
+    def _look_ms(self) -> float:
+        intervals = [group.settings.heartbeat_interval_ms for group in self._groups().values()]
+        return min(intervals, default=0) * _LOOK_PART
+
+    def _held(self, groups: Mapping[int, Group]) -> list[Place]:
+        """Return the keys that an owner holds who is not stale, whole or by a range."""
+        worlds = self._rationalizer.world.partitions
+        return sorted(
+            place
+            for number, group in groups.items()
+            for place in group.live_keys(group.advice_time_ms(worlds[number].log_time_ms, self._clock.wall_ms()))
+        )
+
+    def _revoke_dead(self, member: Member, setting: "_Setting") -> None:
+        """Revoke what owners hold that are dead; in a Go group nothing is revoked."""
+        messages: list[Message] = []
+        numbers: list[int] = []
+        for number, group in self._groups().items():
+            for (topic, partition), key in () if group.is_go else tuple(group.keys.items()):
+                signed = {**self._sender.signed(member), "topic": topic, "partition": partition}
+                owners = [(RevokingClaim, key.owner), *((RevokingRange, each.owner) for each in key.ranges)]
+                for kind, owner in owners:
+                    if owner is not None and owner.epoch is not None and setting.is_over(owner):
+                        messages.append(kind(epoch=owner.epoch, **signed))
+                        numbers.append(number)
+        if messages:
+            with self._rationalizer.lock:
+                self._sender.send(messages, numbers)
+
+    def _with_other_settings(self, settings: Settings) -> list[int]:
+        """Return the coordination partitions where other settings are in force, by default too. Raises as `_groups`."""
+        groups, defaults = self._groups(), self._rationalizer.world.defaults
+        return [n for n in self._numbers if (groups[n].settings if n in groups else defaults) != settings]
+
+    def _write_settings(self, member: Member, settings: Settings, numbers: Sequence[int]) -> None:
+        if numbers:
+            message = GroupSettings(settings=settings, **self._sender.signed(member))
+            with self._rationalizer.lock:
+                self._sender.send([message] * len(numbers), numbers)
 
     def switch_ranges_off(self, *, wait_ms: float, is_dead: Callable[[Owner], bool] = nobody_is_dead) -> None:
         """Take the feature `ranges` out of the group's settings, so that members that do not know it may claim.
@@ -145,6 +317,8 @@ class Operator:
                 if not self._with_ranges():
                     break
             self._put_back(setting)
+        except TimestampTypeError:
+            raise  # putting back would be another such record (PROTOCOL.md 2)
         except BaseException:
             self._try_to_put_back(setting)
             raise
@@ -240,8 +414,8 @@ class Operator:
         partitions = self._rationalizer.follow_all().partitions.items()
         if unsure := [number for number, one in partitions if not one.certain]:
             raise NotCertain(
-                f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: whether ranges "
-                "are enabled there is not known. Stop all members of the group, then see `marshal-dagster recover`"
+                f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: the settings "
+                "there are not known. Stop all members of the group, then see `marshal-dagster recover`"
             )
         return {n: group for n, one in partitions if (group := one.groups.get(self._member.group)) is not None}
 
@@ -369,6 +543,13 @@ class Operator:
                 f"the coordination partition of topic {topic!r} no longer begins at offset 0 and has no snapshot: no "
                 "position can be set. Stop all members of the group, then see `marshal-dagster recover`"
             )
+
+
+def _named(places: Sequence[Place]) -> str:
+    """Name the first of `places`, and say how many more there are."""
+    topic, partition = places[0]
+    more = f" and {len(places) - 1} more partitions are" if len(places) > 1 else " is"
+    return f"{topic}/{partition}{more}"
 
 
 class _Pause(NamedTuple):

@@ -2,25 +2,31 @@
 
 A person decides: what was cut may hold anything. All members of all groups have been stopped. What is known is looked
 at, offsets are confirmed, then two Marks with more than 2 heartbeat intervals of log time between them show that nobody
-is at work, and the first snapshot is written.
+is at work, and the first snapshot is written. Go consumers do not know a Mark: where they use the coordination topic a
+release by an instance that owns nothing, for a key and at the offset shown, is written in its place.
 """
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+from itertools import count
+from typing import Any, Final, NamedTuple
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.log import Append, Bounds, CoordinationLog, LogIdentity, PositionLost
-from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.rationalizer import Rationalizer, sender_timed_error
+from marshal_dagster.coordination.sending import GO_TIME_SHIFT_S
 from marshal_dagster.coordination.snapshots import Snapshots, newest_of_log, not_of_log
 from marshal_dagster.coordination.tenure import new_instance_id
 from marshal_dagster.errors import LogChanged, MarshalError, NotRecovered, UnavailableError
 from marshal_dagster.protocol.messages import (
+    WITHOUT_SETTINGS,
     Heartbeat,
     InvalidMessage,
     Mark,
     Message,
     ReleasingPartition,
+    RuleSet,
+    Settings,
     parse,
     render,
 )
@@ -65,7 +71,7 @@ class Observed:
     disturbed_by: str | None = None
     """The first record since `look` that was no Mark, in words."""
     awaited: int | None = None
-    """The log offset of the Mark that was appended last,"""
+    """The log offset of the Mark, or of what stands for it, that was appended last,"""
     mark_ms: int | None = None
     """its log time, once it was read,"""
     mark: LastRecord | None = None
@@ -102,12 +108,13 @@ class Observed:
         message = parse(value)
         verdict = self.world.apply(offset, timestamp_ms, value)
         self.world.note_last((offset, timestamp_ms, value))
-        if offset == self.awaited and isinstance(message, Mark) and message.instance == self.by:
+        is_own = isinstance(message, Message) and message.instance == self.by
+        if offset == self.awaited and is_own:
             self.mark_ms, self.mark = self.world.log_time_ms, LastRecord.of(offset, timestamp_ms, value)
         what = self._disturbance(message)
         if is_quiet and what is not None and self.disturbed_by is None:
             self.disturbed_by = f"{what} at offset {offset} of coordination partition {self.world.number}"
-        if verdict.kind is not VerdictKind.ACCEPTED:
+        if verdict.kind is not VerdictKind.ACCEPTED or is_own:
             return
         if isinstance(message, Heartbeat | ReleasingPartition):
             whose = (message.group, (message.topic, message.partition))
@@ -119,9 +126,26 @@ class Observed:
         """Say what is no Mark, or one of somebody who recovers at the same time and may confirm other offsets."""
         if isinstance(message, InvalidMessage):
             return "an invalid record"
+        if message.instance == self.by:
+            return None
         if not isinstance(message, Mark):
             return f"a {type(message).__name__}"
-        return "a Mark of another `recover`" if message.group == NAME and message.instance != self.by else None
+        return "a Mark of another `recover`" if message.group == NAME else None
+
+    def sign(self, *, is_go: bool, time_s: int) -> Message:
+        """Make the record that only moves log time: a Mark, or a release that Go consumers know as well."""
+        signed: dict[str, Any] = {"instance": self.by, "client": NAME}
+        if not is_go:
+            return Mark(group=NAME, time_s=time_s, **signed)
+        time_s -= GO_TIME_SHIFT_S
+        for group, state in sorted(self.world.groups.items()):
+            for (topic, partition), key in sorted(state.keys.items(), key=lambda each: each[0]):
+                if key.offset is not None:
+                    signed |= {"group": group, "topic": topic, "partition": partition, "offset": key.offset}
+                    return ReleasingPartition(time_s=time_s, **signed)
+        named = (f"{NAME}-{number}" for number in count())
+        topic = next(each for each in named if self.world.is_home_of(each))
+        return ReleasingPartition(group=NAME, topic=topic, partition=0, offset=0, time_s=time_s, **signed)
 
 
 class Recovery:
@@ -139,6 +163,9 @@ class Recovery:
         self._clock = clock or SystemClock()
         self._instance = new_instance_id(NAME)
         self._is_quiet = False
+        self._is_go = False
+        self._go_elsewhere: frozenset[str] = frozenset()
+        self._native_elsewhere: frozenset[str] = frozenset()
 
     def look(self) -> Mapping[int, Observed]:
         """Read what is left of every coordination partition that can only be observed, to its present end.
@@ -164,17 +191,43 @@ class Recovery:
             each.elsewhere = _one_or_other(elsewhere, shown)
         return self.observed
 
-    def recover(self, confirmed: Mapping[Whose, Confirmed], heartbeat_interval_ms: int | None = None) -> list[int]:
+    def go_groups(self, settings: Mapping[str, Settings] | None = None) -> frozenset[str]:
+        """Return the groups that Go consumers use, as far as what is left of the log tells.
+
+        Those with the rule set `go` by their settings, shown or those that a person names in `settings`; where there
+        are none, those with an offset and no data topic id.
+        """
+        named = settings or {}
+        has_ids, has_offsets, accepted = set(self._native_elsewhere), set(self._go_elsewhere), dict(named)
+        for each in self.observed.values():
+            for name, group in each.groups.items():
+                if group.settings_accepted:
+                    accepted.setdefault(name, group.settings)
+                has_ids |= {name for key in group.keys.values() if key.data_topic_id is not None}
+                has_offsets |= {name for key in group.keys.values() if key.offset is not None}
+        by_settings = {name for name, each in accepted.items() if each.rule_set is RuleSet.GO}
+        return frozenset(by_settings | (has_offsets - has_ids - accepted.keys()))
+
+    def recover(
+        self,
+        confirmed: Mapping[Whose, Confirmed],
+        heartbeat_interval_ms: int | None = None,
+        settings: Mapping[str, Settings] | None = None,
+    ) -> list[int]:
         """Append the Marks, wait in between, and write the snapshots; give the coordination partitions.
 
         `heartbeat_interval_ms` is the longest that any member was configured with, where that is longer than what is
-        shown. Raises `NotRecovered` when something else than Marks came since `look`: then nothing was written.
-        Raises `LogChanged`, `RightMissing`, `UnavailableError`.
+        shown; `settings` are those of groups of which none are left. Raises `NotRecovered` when something else than
+        Marks came since `look`: then nothing was written. Raises `TimestampTypeError` where a Mark was stored with its
+        sender's timestamp; `LogChanged`, `RightMissing`, `UnavailableError`.
         """
         if not self.observed:
             return []
+        named = settings or {}
+        self._is_go = bool(self.go_groups(named))
         shown_ms = max(each.longest_interval_ms for each in self.observed.values())
-        silence_ms = 2 * max(shown_ms, heartbeat_interval_ms or 0)
+        named_ms = max((each.heartbeat_interval_ms for each in named.values()), default=0)
+        silence_ms = 2 * max(shown_ms, named_ms, heartbeat_interval_ms or 0)
         self._check_last_read()
         first = self._mark()
         for _ in range(TRIES):
@@ -188,7 +241,7 @@ class Recovery:
         self._require_alone()
         self._require_quiet()
         for each in self.observed.values():
-            self._snapshots.write(_recovered(each, confirmed), self.identity)
+            self._snapshots.write(_recovered(each, confirmed, named), self.identity)
         self._require_written()
         return sorted(self.observed)
 
@@ -206,6 +259,12 @@ class Recovery:
         reader = Rationalizer(self._log, timeout_s=self._timeout_s, clock=self._clock, snapshots=self._snapshots)
         self._require_same(reader.identity)
         world = reader.catch_up()
+        certain = [each for number, each in world.partitions.items() if number in whole and each.certain]
+        groups = [(name, group) for each in certain for name, group in each.groups.items()]
+        self._go_elsewhere = frozenset(name for name, group in groups if group.has_go_keys)
+        self._native_elsewhere = frozenset(
+            name for name, group in groups if any(key.data_topic_id is not None for key in group.keys.values())
+        )
         return _shown_by([world.partitions[number] for number in whole if world.partitions[number].certain])
 
     def _require_same(self, now: LogIdentity) -> None:
@@ -256,9 +315,10 @@ class Recovery:
             )
 
     def _mark(self) -> dict[int, int]:
-        """Append a Mark everywhere and read it back; give its log time."""
-        mark = Mark(instance=self._instance, client=NAME, group=NAME, time_s=self._clock.wall_ms() // 1_000)
-        acks = self._log.append([Append(number, render(mark)) for number in self.observed])
+        """Append a Mark, or what stands for it, everywhere and read it back; give its log time."""
+        time_s = self._clock.wall_ms() // 1_000
+        marks = {number: each.sign(is_go=self._is_go, time_s=time_s) for number, each in self.observed.items()}
+        acks = self._log.append([Append(number, render(mark)) for number, mark in marks.items()])
         missing = [ack.error for ack in acks if ack.offset is None]
         if missing:
             raise UnavailableError(f"a Mark was not acknowledged: {missing[0]}")
@@ -279,6 +339,8 @@ class Recovery:
                 observed = self.observed[chunk.partition]
                 for offset, timestamp_ms, value in chunk.records:
                     observed.take(offset, timestamp_ms, value, is_quiet=self._is_quiet)
+                if observed.awaited in chunk.sender_timed:
+                    raise sender_timed_error(self.identity.topic, (chunk.partition, observed.awaited or 0))
         except PositionLost as lost:
             raise self._why_lost(lost.partition) from None
 
@@ -294,13 +356,19 @@ class Recovery:
         )
 
 
-def _recovered(observed: Observed, confirmed: Mapping[Whose, Confirmed]) -> PartitionWorld:
+def _recovered(
+    observed: Observed, confirmed: Mapping[Whose, Confirmed], named: Mapping[str, Settings]
+) -> PartitionWorld:
     """Give the state as of the last Mark: pauses and settings as shown, offsets as confirmed, nobody owns anything."""
     seen, at = observed.world, observed.awaited or 0
     world = PartitionWorld(seen.number, seen.coordination_partitions, seen.defaults, 0)
     world.resume_at(at + 1, observed.mark_ms)
     world.note_last(observed.mark)
-    world.groups = {name: replace(group, keys={}) for name, group in observed.groups.items()}
+    world.groups = {name: replace(group, keys={}) for name, group in observed.groups.items() if name != NAME}
+    for name, settings in named.items():
+        group = world.groups.setdefault(name, Group(seen.defaults))
+        if not group.settings_accepted:
+            group.settings, group.settings_accepted = settings, settings != WITHOUT_SETTINGS
     world.had_ranges = any(RANGES in group.settings.features for group in world.groups.values())
     for (name, place), key in confirmed.items():
         if world.is_home_of(place[0]):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from marshal_dagster.coordination.claimer import nobody_is_dead
 from marshal_dagster.errors import ConfigurationError, PositionNotSet
-from marshal_dagster.operations.positions import Move, Repositioning
+from marshal_dagster.operations.positions import Move, Repositioning, Way
 from marshal_dagster.operations.targets import Offsets, choose
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.spark.checkpoints import read_checkpoint
@@ -146,6 +146,10 @@ class Adopting:
     def warnings(self) -> Sequence[str]:
         """Say what a person should know of the group before."""
         return self.work.warnings()
+
+    def way(self) -> Way:
+        """Return how the positions are set. Raises `GoGroupError` where a person must say."""
+        return self.work.way()
 
     def carry_out(
         self, moves: Sequence[Move], *, wait_s: float, is_dead: Callable[[Owner], bool] = nobody_is_dead

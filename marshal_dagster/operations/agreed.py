@@ -1,18 +1,24 @@
-"""The settings of a group as each coordination partition has them, and its ranges switched off."""
+"""The settings of a group as each coordination partition has them, given, changed, and its ranges switched off."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
+from marshal_dagster.coordination.agreement import check_settings
+from marshal_dagster.coordination.claimer import nobody_is_dead
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import NotCertain
+from marshal_dagster.errors import ConfigurationError, NotCertain
+from marshal_dagster.operations.go_groups import require_settings_allowed
 from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval
 from marshal_dagster.operations.pausing import require_known
 from marshal_dagster.operations.positions import owners_of
-from marshal_dagster.protocol.messages import DeliveryMode, Settings
+from marshal_dagster.protocol.messages import DEFAULT_SETTINGS, WITHOUT_SETTINGS, DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.state import RANGES, Key, Owner, Phase, Place, Ranges
 from marshal_dagster.protocol.world import World
+
+N = TypeVar("N", RuleSet, DeliveryMode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +45,57 @@ class SettingsThere:
 
 
 @dataclass(frozen=True, slots=True)
+class SettingsChange:
+    """What a person changes of a group's settings: None, and `ranges` when false, stands for what is in force."""
+
+    heartbeat_interval_s: float | None = None
+    rules: str | None = None
+    delivery: str | None = None
+    ranges: bool = False
+
+    def settings(self, found: Mapping[int, SettingsThere]) -> Settings:
+        """Return what is to be in force, where `found` is now; a group without settings gets a member's defaults.
+
+        Raises `ConfigurationError` for what no group can have, and where `found` differs in what is not named.
+        """
+        in_force = {there.settings for there in found.values() if not there.by_default} or {self._without()}
+        wanted = {self._changed(each) for each in in_force}
+        if len(wanted) > 1:
+            raise ConfigurationError(
+                "the group's settings differ between coordination partitions, so that nothing says what stays. Give "
+                "--heartbeat-interval, --rules and --delivery together"
+            )
+        (settings,) = wanted
+        check_settings(settings, 0)
+        return settings
+
+    def _without(self) -> Settings:
+        return WITHOUT_SETTINGS if self.rules == RuleSet.GO else DEFAULT_SETTINGS
+
+    def _changed(self, before: Settings) -> Settings:
+        rules = before.rule_set if self.rules is None else _one_of(RuleSet, "--rules", self.rules)
+        delivery = before.delivery if self.delivery is None else _one_of(DeliveryMode, "--delivery", self.delivery)
+        interval_ms = before.heartbeat_interval_ms
+        if self.heartbeat_interval_s is not None:
+            interval_ms = round(self.heartbeat_interval_s * 1_000)
+        elif rules is RuleSet.GO:
+            interval_ms = WITHOUT_SETTINGS.heartbeat_interval_ms
+        elif before.rule_set is RuleSet.GO:
+            interval_ms = DEFAULT_SETTINGS.heartbeat_interval_ms
+        features = before.features
+        if self.ranges and RANGES not in features:
+            features = (*features, RANGES)
+        return Settings(interval_ms, rules, delivery, features)
+
+
+def _one_of(values: type[N], option: str, text: str) -> N:
+    try:
+        return values(text)
+    except ValueError:
+        raise ConfigurationError(f"{option}: {text!r} is none of {', '.join(values)}") from None
+
+
+@dataclass(frozen=True, slots=True)
 class Forgotten:
     """What is `ahead` of the offset of a key, planned or done, who holds it, and where it stands."""
 
@@ -61,27 +118,63 @@ def settings_of(world: World, group: str) -> Mapping[int, SettingsThere]:
 
 @dataclass(slots=True)
 class Agreed:
-    """Looks at the settings of one group, and switches its ranges off; `client` is for people to see.
+    """Looks at the settings of one group, gives it others, and switches its ranges off; `client` is for people to see.
 
-    `look` before anything else.
+    `look` before anything else. `go_consumers_stopped`: a person says that no Go consumer, of any group, will use this
+    coordination topic again.
     """
 
     open_log: OpenForInterval
     group: str
     client: str
     clock: Clock = field(default_factory=SystemClock)
+    go_consumers_stopped: bool = False
     _reader: Rationalizer | None = None
 
-    def look(self) -> Mapping[int, SettingsThere]:
+    def look(self, *, new_group: bool = False) -> Mapping[int, SettingsThere]:
         """Read to the end, and give the settings by coordination partition.
 
-        Raises `ConfigurationError` for a group that the log does not name; `UnavailableError`, `LogChanged`.
+        Raises `ConfigurationError` for a group that the log does not name, unless it may be a `new_group`;
+        `UnavailableError`, `LogChanged`.
         """
         reader = self._open()
         with reader.lock:
             world = reader.follow_all()
-            require_known(world, self.group, "There are no settings to show")
+            if not new_group:
+                require_known(world, self.group, "If it is to get settings before its first claim give --new-group")
             return settings_of(world, self.group)
+
+    def require_allowed(self) -> None:
+        """Raise `GoGroupError` where Go consumers may use the group or the topic, and no person says otherwise."""
+        reader = self._open()
+        with reader.lock:
+            _require_all_certain(reader.world)
+            require_settings_allowed(reader.world, self.group, stopped=self.go_consumers_stopped)
+
+    def owners(self) -> Sequence[Owner]:
+        """Return who holds something of the group, by the log as read last."""
+        reader = self._open()
+        with reader.lock:
+            keys = [key for name, _, _, key in reader.world.keys() if name == self.group]  # noqa: SIM118
+            return tuple(dict.fromkeys(owner for key in keys for owner in owners_of(key)))
+
+    def set_settings(
+        self, settings: Settings, *, wait_s: float, is_dead: Callable[[Owner], bool] = nobody_is_dead
+    ) -> Mapping[int, SettingsThere]:
+        """Give the group `settings`, pausing it meanwhile, and return those then in force.
+
+        Raises `GoGroupError` as `require_allowed`; as `Operator.set_settings`.
+        """
+        found = self.look(new_group=True)
+        self.require_allowed()
+        intervals = [settings.heartbeat_interval_ms, *(each.settings.heartbeat_interval_ms for each in found.values())]
+        rationalizer = self.open_log(min(intervals))
+        try:
+            operator = Operator(rationalizer, self.group, self.client, clock=self.clock)
+            operator.set_settings(settings, wait_ms=wait_s * 1_000, is_dead=is_dead)
+        finally:
+            rationalizer.close()
+        return self.look()
 
     def forgotten(self) -> Sequence[Forgotten]:
         """Give each key, by place, of which something is forgotten when ranges are switched off, or that is held.
@@ -141,8 +234,8 @@ def alike(found: Mapping[int, SettingsThere]) -> Mapping[SettingsThere, Sequence
 def _require_all_certain(world: World) -> None:
     if unsure := [number for number, each in sorted(world.partitions.items()) if not each.certain]:
         raise NotCertain(
-            f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: whether ranges are "
-            "enabled there is not known. Stop all members of the group, then see `marshal-dagster recover`"
+            f"coordination partitions {unsure} no longer begin at offset 0 and have no snapshot: the settings there "
+            "are not known. Stop all members of the group, then see `marshal-dagster recover`"
         )
 
 

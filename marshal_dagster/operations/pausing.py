@@ -8,6 +8,8 @@ from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.operator import RESUMED_S, Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.operations.go_groups import has_native_settings, require_pause_allowed
+from marshal_dagster.protocol.messages import RuleSet, Settings
 from marshal_dagster.protocol.world import PartitionWorld, World
 
 _SECOND_MS: Final = 1_000
@@ -36,13 +38,17 @@ class PauseChange:
 class Pausing:
     """Pauses and resumes one group; `client` is for people to see.
 
-    `look` before anything else.
+    `look` before anything else. A group without settings gets `settings` first, those that its members are configured
+    with, where these are known and native. `go_consumers_stopped`: a person says that no Go consumer newer than January
+    2017 will start on this coordination topic again.
     """
 
     rationalizer: Rationalizer
     group: str
     client: str
     clock: Clock = field(default_factory=SystemClock)
+    settings: Settings | None = None
+    go_consumers_stopped: bool = False
     _before: dict[int, Pause] = field(default_factory=dict)
 
     def look(self) -> None:
@@ -78,19 +84,43 @@ class Pausing:
             )
 
     def pause(self, until_s: int) -> Sequence[PauseChange]:
-        """Pause the group until then (unix seconds). Raises as `Operator.pause`."""
+        """Pause the group until then (unix seconds).
+
+        Raises `GoGroupError` where Go consumers may not know the record; as `Operator.pause`, and as
+        `Operator.give_first_settings` for a group that gets its settings first.
+        """
+        self._prepare()
         self._operator().pause(until_s)
         return self._changes()
 
     def resume(self) -> Sequence[PauseChange]:
-        """End a pause, whoever began it. Raises as `Operator.resume`."""
+        """End a pause, whoever began it. Raises as `pause`."""
+        self._prepare()
         self._operator().resume()
         return self._changes()
 
     def preview(self, until_s: int = RESUMED_S) -> Sequence[PauseChange]:
-        """Give what `pause` until then, or else `resume`, would change."""
+        """Give what `pause` until then, or else `resume`, would change. Raises `GoGroupError` as these do."""
+        if not self._gets_settings():
+            self._require_allowed()
         after = Pause(until_s, None, until_s > RESUMED_S)
         return [PauseChange(number, before, after) for number, before in self._before.items()]
+
+    def _prepare(self) -> None:
+        if self.settings is not None and self._gets_settings():
+            self._operator().give_first_settings(self.settings)
+        self._require_allowed()
+
+    def _gets_settings(self) -> bool:
+        """Return whether the group has no settings, and its members are configured with native ones."""
+        is_native = self.settings is not None and self.settings.rule_set is RuleSet.NATIVE
+        with self.rationalizer.lock:
+            has_settings = has_native_settings(self.rationalizer.world, self.group)
+        return is_native and not (has_settings or self.go_consumers_stopped)
+
+    def _require_allowed(self) -> None:
+        with self.rationalizer.lock:
+            require_pause_allowed(self.rationalizer.world, self.group, stopped=self.go_consumers_stopped)
 
     def _operator(self) -> Operator:
         return Operator(self.rationalizer, self.group, self.client, clock=self.clock)

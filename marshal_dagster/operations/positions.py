@@ -2,17 +2,20 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
+from marshal_dagster.coordination.agreement import require_no_go_consumers
 from marshal_dagster.coordination.claimer import nobody_is_dead
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import ConfigurationError, DataTopicChanged, MarshalError
+from marshal_dagster.errors import ConfigurationError, DataTopicChanged, GoGroupError, MarshalError, PositionNotSet
+from marshal_dagster.operations.go_groups import has_native_settings
 from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval, require_certain
 from marshal_dagster.operations.pausing import require_known
 from marshal_dagster.operations.targets import FirstAt, Standing, Target, choose, outside, resolve
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.positions import Extent
 from marshal_dagster.protocol.state import Key, Owner, Ranges
 from marshal_dagster.protocol.world import World
@@ -59,11 +62,24 @@ class Move:
         return told
 
 
+class Way(Enum):
+    """How positions of a group are set (PROTOCOL.md 6 and 7)."""
+
+    PAUSE = auto()
+    """The group is paused meanwhile."""
+    SETTINGS_FIRST = auto()
+    """It has no settings yet: it gets those that its members are configured with, and is then paused."""
+    GO = auto()
+    """Without a pause, by records that Go knows, and in Kafka's own group offsets too."""
+
+
 @dataclass(slots=True)
 class Repositioning:
     """Sets positions of one group in one data topic; `client` is for people to see.
 
     `look` first, show a person what it gives, then `carry_out`; `done` tells at any time afterwards what was set.
+    `settings` are those that the group's members are configured with, where that is known. `go_consumers_stopped`: a
+    person says that all consumers of the group are stopped, Go's and those of this library.
     """
 
     open_log: OpenForInterval
@@ -72,6 +88,8 @@ class Repositioning:
     topic: str
     client: str
     clock: Clock = field(default_factory=SystemClock)
+    settings: Settings | None = None
+    go_consumers_stopped: bool = False
     _reader: Rationalizer | None = None
     _topic_id: str = ""
 
@@ -82,10 +100,12 @@ class Repositioning:
         *,
         outside_the_log: bool = False,
         new_group: bool = False,
+        is_set_later: bool = True,
     ) -> Sequence[Move]:
         """Give what is to be, by partition, in their order. Nothing is written.
 
-        Raises `ConfigurationError` for a group that the log does not name unless it may be a `new_group`, for what
+        Raises `GoGroupError` where a person must say first how (see `way`), unless it is not to be set at all after
+        this look; `ConfigurationError` for a group that the log does not name unless it may be a `new_group`, for what
         `target` cannot mean, and for offsets outside what the topic holds unless these may lie `outside_the_log`;
         `NotCertain`, `TopicMissing`, `RightMissing`, `UnavailableError`, `LogChanged`.
         """
@@ -96,6 +116,8 @@ class Repositioning:
         if not new_group:
             require_known(world, self.group, "If its positions are to be set before its first claim give --new-group")
         require_certain(world, self.topic)
+        if is_set_later:
+            self.way()
         keys, ahead = self._keys(numbers), self._operator(self._open()).ahead(self.topic)
         extents = {n: Extent(at.start, at.end) for n, at in self.topics.offsets(self.topic, numbers).items()}
         at_time = self.topics.offsets_at(self.topic, numbers, target.at_ms) if isinstance(target, FirstAt) else {}
@@ -118,12 +140,12 @@ class Repositioning:
 
     def warnings(self) -> Sequence[str]:
         """Say what a person should know of the group before positions are set."""
-        settings = self.settings()
+        settings = self.settings_in_force()
         told = []
-        if settings.rule_set is RuleSet.GO:
+        if self.go_consumers_stopped and settings.rule_set is RuleSet.GO:
             told.append(
-                f"group {self.group!r} is shared with Go consumers: a heartbeat of an earlier owner moves the position "
-                "again; stop all of them first"
+                f"Go consumers share group {self.group!r}: the next heartbeat of one that is not stopped moves the "
+                "position again"
             )
         if settings.delivery is DeliveryMode.EFFECTIVELY_ONCE:
             told.append(
@@ -138,10 +160,18 @@ class Repositioning:
         """Set the positions, pausing the group meanwhile; then tell Kafka's own group offsets, and give why not.
 
         Owners have `wait_s` to leave; what `is_dead` knows to be dead is revoked. Raises as `Operator.set_positions`,
-        and `DataTopicChanged` for a topic that was made anew since `look`.
+        and `DataTopicChanged` for a topic that was made anew since `look`. In a Go group it is done as
+        `Operator.set_go_positions` does, and `PositionNotSet` is raised where Kafka's own group offsets did not follow.
         """
         self._check_topic("nothing was set")
-        offsets, interval_ms = {move.partition: move.offset for move in moves}, self._interval_ms()
+        self._read()
+        way, offsets = self.way(), {move.partition: move.offset for move in moves}
+        if way is Way.GO:
+            self._set_go(offsets, wait_s * 1_000)
+            return None
+        if way is Way.SETTINGS_FIRST and self.settings is not None:
+            self._give_settings(self.settings)
+        interval_ms = self._interval_ms()
         try:
             self._set(offsets, interval_ms, wait_s * 1_000, is_dead)
         except ConfigurationError:
@@ -153,12 +183,41 @@ class Repositioning:
         return self._tell_kafka(offsets.keys())
 
     def done(self, moves: Sequence[Move]) -> Mapping[int, int]:
-        """Give the partitions of which the log shows that a position was set since, each with its new generation.
+        """Give the partitions of which the log shows that a position was set since, each with its generation.
 
-        Raises `UnavailableError`, `LogChanged`.
+        That is a new one, but in a Go group, where only the offset shows it. Raises `UnavailableError`, `LogChanged`.
         """
         now = self.keys([move.partition for move in moves])
-        return {each.partition: now[each.partition].generation for each in moves if _is_set(each, now[each.partition])}
+        is_go = self.settings_in_force().rule_set is RuleSet.GO
+        return {
+            each.partition: key.generation
+            for each in moves
+            if _is_set(each, key := now[each.partition]) or (is_go and key.offset == each.offset and key.owner is None)
+        }
+
+    def way(self) -> Way:
+        """Return how positions are set here, by the log as read last. Raises `GoGroupError` where a person must say."""
+        reader = self._open()
+        with reader.lock:
+            world, group = reader.world, reader.world.group_of(self.group, self.topic)
+            if group.settings_accepted and not group.is_go:
+                return Way.PAUSE
+            if self.go_consumers_stopped and not has_native_settings(world, self.group):
+                return Way.GO
+            if group.settings_accepted:
+                raise GoGroupError(
+                    f"Go consumers share group {self.group!r}, so nothing was written. Stop all consumers of the "
+                    f"group, then give --go-consumers-stopped {self.group} (go_consumers_stopped in a run config)"
+                )
+            if self.settings is not None and self.settings.rule_set is RuleSet.NATIVE:
+                require_no_go_consumers(world, self.group)
+                return Way.SETTINGS_FIRST
+        raise GoGroupError(
+            f"group {self.group!r} has no settings for topic {self.topic!r}, so nothing was written. If only members "
+            f"of this library use it give it settings with `marshal-dagster settings set {self.group}`; if Go "
+            f"consumers share it stop all consumers of the group, then give --go-consumers-stopped {self.group} "
+            "(go_consumers_stopped in a run config)"
+        )
 
     def standing(self, partitions: Collection[int]) -> Mapping[int, int]:
         """Read on, and give those of `partitions` that have a position. Raises `UnavailableError`, `LogChanged`."""
@@ -169,8 +228,8 @@ class Repositioning:
         require_certain(self._read(), self.topic)
         return self._keys(partitions)
 
-    def settings(self) -> Settings:
-        """Give the group's settings as the last reading has them."""
+    def settings_in_force(self) -> Settings:
+        """Return the group's settings as the last reading has them."""
         reader = self._open()
         with reader.lock:
             return reader.world.group_of(self.group, self.topic).settings
@@ -191,7 +250,33 @@ class Repositioning:
 
     def _interval_ms(self) -> int:
         self._read()
-        return self.settings().heartbeat_interval_ms
+        return self.settings_in_force().heartbeat_interval_ms
+
+    def _give_settings(self, settings: Settings) -> None:
+        rationalizer = self.open_log(settings.heartbeat_interval_ms)
+        try:
+            self._operator(rationalizer).give_first_settings(settings)
+        finally:
+            rationalizer.close()
+
+    def _set_go(self, offsets: Mapping[int, int], wait_ms: float) -> None:
+        rationalizer = self.open_log(GO_HEARTBEAT_INTERVAL_MS)
+        try:
+            self._operator(rationalizer).set_go_positions(self.topic, offsets, wait_ms=wait_ms)
+        finally:
+            rationalizer.close()
+        self._check_topic("positions were set in one that is no more: set them again")
+        problem = self.topics.commit_group_offsets(self.group, self.topic, offsets)
+        if problem is None:
+            there = self.topics.group_offsets(self.group, self.topic)
+            wrong = sorted(number for number, offset in offsets.items() if there.get(number) != offset)
+            problem = f"partitions {wrong} have others when read back" if wrong else None
+        if problem is not None:
+            raise PositionNotSet(
+                f"the positions of group {self.group!r} in {self.topic!r} were set in the coordination log, but not in "
+                f"Kafka's own group offsets, where a Go consumer starts that finds offset 0: {problem}. Set them again "
+                "before a consumer of the group starts"
+            )
 
     def _set(
         self, offsets: Mapping[int, int], interval_ms: int, wait_ms: float, is_dead: Callable[[Owner], bool]

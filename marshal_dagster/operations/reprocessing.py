@@ -61,7 +61,7 @@ class Reprocessing:
         """
         if start >= end:
             raise ConfigurationError(f"from {start} up to {end} (exclusive) is no range of offsets")
-        (back,) = self.work.look(Offsets(by_partition=((partition, start),)))
+        (back,) = self.work.look(Offsets(by_partition=((partition, start),)), is_set_later=False)
         name, stood = f"{self.work.topic}/{partition}", back.key.offset
         if stood is None or back.is_other:
             raise ConfigurationError(f"group {self.work.group!r} has no position in {name}: nothing was done yet")
@@ -113,14 +113,17 @@ class Reprocessing:
         self.work.close()
 
     def _require_fit(self) -> None:
-        settings, group = self.work.settings(), self.work.group
+        settings, group = self.work.settings_in_force(), self.work.group
         if settings.delivery is DeliveryMode.AT_MOST_ONCE:
             raise ConfigurationError(
                 f"group {group!r} delivers at most once: should this end half way, more would be done twice than you "
                 "ask for. Set the position if that is what you want"
             )
         if settings.rule_set is RuleSet.GO:
-            raise ConfigurationError(f"group {group!r} is shared with Go consumers: their heartbeats move a position")
+            raise ConfigurationError(
+                f"Go consumers share group {group!r}, or may because it has no settings: their heartbeats move a "
+                "position, so a range cannot be done again. Set the position if that is what you want"
+            )
         if RANGES in settings.features:
             raise ConfigurationError(f"members of group {group!r} claim ranges ahead of the offset: set the position")
         with closing(self.work.open_log(LOOKING_MS)) as rationalizer:
@@ -134,7 +137,7 @@ class Reprocessing:
         """Have nobody at work in the partition while the block runs, and give its state; others' pauses stay."""
         clock = self.work.clock
         deadline_ms = clock.lease_ms() + wait_s * 1_000
-        with closing(self.work.open_log(self.work.settings().heartbeat_interval_ms)) as rationalizer:
+        with closing(self.work.open_log(self.work.settings_in_force().heartbeat_interval_ms)) as rationalizer:
             pausing = Pausing(rationalizer, self.work.group, self.work.client, clock)
             pausing.look()
             ours_s = None if pausing.is_in_force else pausing.end_after(round(wait_s) + LONGEST_SETTING_S)
@@ -156,7 +159,7 @@ class Reprocessing:
                     pausing.resume()
 
     def _is_gone(self, key: Key, is_dead: Callable[[Owner], bool]) -> bool:
-        owner, settings = key.owner, self.work.settings()
+        owner, settings = key.owner, self.work.settings_in_force()
         is_stale = self.work.clock.wall_ms() - key.last_beat_ms > stale_after_ms(settings.heartbeat_interval_ms)
         return owner is None or is_stale or is_dead(owner)
 

@@ -1,4 +1,4 @@
-"""Claims are taken from an owner whom a person holds to be dead (PROTOCOL.md 6, "Revoke")."""
+"""Claims are taken from an owner whom a person holds to be dead (PROTOCOL.md 6, "Revoke", and 7)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from marshal_dagster.coordination.tenure import Member, new_instance_id
 from marshal_dagster.errors import LogChanged
 from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval, require_certain
 from marshal_dagster.operations.pausing import require_known
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import RuleSet, Settings
 from marshal_dagster.protocol.state import Freshness, Group, Key, Owner, freshness
 from marshal_dagster.protocol.world import World
 
@@ -66,7 +66,9 @@ class Revoking:
     def carry_out(self, claims: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
         """Revoke `claims`, and give those of which the log shows it; the others changed hands meanwhile.
 
-        Raises `NotCertain` where the log can only be observed now; `UnavailableError`, `LogChanged`.
+        In a Go group nothing can be revoked: a new instance takes each partition at its offset and releases it. What
+        has no offset there stays until it is stale. A live Go owner takes the rest back with its next heartbeat: see
+        `taken_back`. Raises `NotCertain` where the log can only be observed now; `UnavailableError`, `LogChanged`.
         """
         reader = self._open()
         with reader.lock:
@@ -87,11 +89,27 @@ class Revoking:
             rationalizer.close()
         return [each for each in still_held if (each.partition, each.owner.epoch) in taken]
 
+    @property
+    def is_go(self) -> bool:
+        """Whether Go consumers share the group, or may because it has no settings, by the log as read last."""
+        reader = self._open()
+        with reader.lock:
+            return reader.world.group_of(self.group, self.topic).is_go
+
+    def taken_back(self, taken: Sequence[HeldClaim]) -> Sequence[HeldClaim]:
+        """Read the log again, and return what is held by now of the partitions in `taken`. Raises as `look`."""
+        partitions = {each.partition for each in taken}
+        return [each for each in self.look() if each.partition in partitions]
+
     def _revoke(
         self, claims: Sequence[HeldClaim], rationalizer: Rationalizer, settings: Settings
     ) -> set[tuple[int, int | None]]:
         """Give partition and epoch of those seen taken."""
         member = Member(self.group, self.client, new_instance_id("revoking"))
+        if settings.rule_set is RuleSet.GO:
+            claimer = Claimer(rationalizer, member, self.topic, settings, clock=self.clock)
+            freed = claimer.take_over_and_release({each.partition: None for each in claims})
+            return {(each.partition, each.owner.epoch) for each in claims if each.partition in freed}
         numbered = [(each.partition, each.owner.epoch, each.is_range) for each in claims]
         whole = {number: epoch for number, epoch, is_range in numbered if epoch is not None and not is_range}
         parts = [(number, epoch) for number, epoch, is_range in numbered if epoch is not None and is_range]

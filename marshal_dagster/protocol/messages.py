@@ -61,6 +61,8 @@ class Settings:
     features: tuple[str, ...] = ()
 
 
+DEFAULT_SETTINGS: Final = Settings(10_000)
+"""What a member is configured with unless its user says otherwise."""
 WITHOUT_SETTINGS: Final = Settings(GO_HEARTBEAT_INTERVAL_MS, RuleSet.GO)
 """What holds in a group until a `GroupSettings` record is accepted: its members are Go consumers (PROTOCOL.md 3)."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
+from typing import Final
 
 from dagster import (
     AssetObservation,
@@ -17,13 +18,16 @@ from dagster import (
 
 from marshal_dagster.errors import ConfigurationError, LogChanged, UnavailableError
 from marshal_dagster.jobs import AnyJob
-from marshal_dagster.protocol.messages import is_name
-from marshal_dagster.protocol.state import Key, Place
+from marshal_dagster.protocol.leases import stale_after_ms
+from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, is_name
+from marshal_dagster.protocol.state import GO_ALLOWANCE_MS, Key, Place
 from marshal_dagster.resources import ClaimerResource, Revocation
 from marshal_dagster.runs import FINISHED, run_of
 from marshal_dagster.sensors.drops import RunDrops, possibly_dropped
 from marshal_dagster.sensors.left import Left, left, listed, range_left
 from marshal_dagster.sensors.names import DEFAULT_INTERVAL_S, sensor_name
+
+_GO_STALE_S: Final = (stale_after_ms(GO_HEARTBEAT_INTERVAL_MS) + GO_ALLOWANCE_MS) / 1_000
 
 
 def build_dead_run_sensors(
@@ -39,11 +43,12 @@ def build_dead_run_sensors(
     """Build the two sensors that revoke what a run held, as soon as Dagster says that it failed or was canceled.
 
     Others can then claim at once instead of waiting until the claim is stale. Should processes of the run still
-    live, they are fenced: their next heartbeat or commit is refused. In at most once it is also reported what the
-    run possibly dropped, whoever holds the partitions by then. They watch `monitored_jobs`, by default all of their
-    code location. The claimer of resource `claimer_key` says of which group and log; it writes, which takes WRITE
-    on the coordination topic. Default names: `<group>_failed_runs` and `<group>_canceled_runs`. Raises
-    `ConfigurationError`.
+    live, they are fenced: their next heartbeat or commit is refused. Where Go consumers share the group nothing is
+    revoked: what the run held goes stale by itself, two minutes after its last heartbeat. In at most once it is also
+    reported what the run possibly dropped, whoever holds the partitions by then. They watch `monitored_jobs`, by
+    default all of their code location. The claimer of resource `claimer_key` says of which group and log; it writes,
+    which takes WRITE on the coordination topic. Default names: `<group>_failed_runs` and `<group>_canceled_runs`.
+    Raises `ConfigurationError`.
     """
     if not is_name(group):
         raise ConfigurationError(f"group {group!r} cannot be a name: use 1 to 255 characters, no '/', no control ones")
@@ -114,6 +119,12 @@ def _told(whose: str, revocation: Revocation, claimer: ClaimerResource) -> list[
             f"could not revoke what {whose} holds: {listed(_dead(revocation.kept))}: {revocation.problem}. "
             f"Unless its processes live, these claims go stale by themselves within "
             f"{2 * claimer.heartbeat_interval_s:g} s of its last heartbeat"
+        )
+    if revocation.awaited:
+        told.append(
+            f"Go consumers share group {claimer.group!r}, or may because it has no settings, so what {whose} held is "
+            f"not revoked: {listed(_dead(revocation.awaited))}. It goes stale by itself within "
+            f"{_GO_STALE_S:g} s of its last heartbeat"
         )
     return told
 

@@ -7,12 +7,14 @@ import pytest
 
 from marshal_dagster.cli import opening
 from marshal_dagster.operations.positions import Repositioning
+from marshal_dagster.protocol.messages import render
 from tests.checkpoints import write_batch
-from tests.members import GROUP, TOPIC, Site
-from tests.operating import END, START, FakeTopics, act, at_work_on, site_now
+from tests.members import GROUP, SETTINGS, TOPIC, Site, settings_record
+from tests.operating import END, START, FakeTopics, act, at_work_on, give_settings, site_now
 
 ADOPT = ("adopt", GROUP, TOPIC)
 LOADER = ("--consumer-group", "loader")
+BEFORE = [render(settings_record(SETTINGS)).decode()]
 
 
 @pytest.fixture
@@ -23,8 +25,9 @@ def topics() -> FakeTopics:
 
 @pytest.fixture
 def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
-    """A coordination topic without records."""
+    """A coordination topic on which the group has settings, and nothing else."""
     site = site_now()
+    give_settings(site)
     at_work_on(site, monkeypatch, opening, topics=topics)
     monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
     return site
@@ -128,7 +131,7 @@ def test_offsets_that_the_topic_does_not_hold_are_refused_unless_told(
     topics.committed[1] = at
     refused = act(capsys, *ADOPT, *LOADER, "--yes")
     assert (refused.code, f"partition 1: offset {at}: " in refused.error, why in refused.error) == (2, True, True)
-    assert site.values() == []
+    assert site.values() == BEFORE
     assert act(capsys, *ADOPT, *LOADER, "--yes", "--outside-the-log").code == 0
     assert standing(site) == [30, at, 50]
 
@@ -141,14 +144,14 @@ def test_a_source_at_work_is_refused(site: Site, capsys: pytest.CaptureFixture[s
     shown = act(capsys, *ADOPT, *LOADER, "--dry-run", "--json")
     assert (shown.code, [row["after"] for row in shown.json["positions"]]) == (0, [30, 40, 50])
     assert "these offsets will soon be old" in shown.error
-    assert site.values() == []
+    assert site.values() == BEFORE
 
 
 def test_a_dry_run_of_adoption_writes_nothing(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """It shows what would be."""
     answer = act(capsys, *ADOPT, *LOADER, "--dry-run")
     assert (answer.code, answer.out.splitlines()[-1]) == (0, "A dry run: nothing was written.")
-    assert site.values() == []
+    assert site.values() == BEFORE
 
 
 def test_a_person_is_asked_before_adoption(
@@ -157,7 +160,7 @@ def test_a_person_is_asked_before_adoption(
     """Who does not agree changes nothing; with --json nobody can be asked."""
     monkeypatch.setattr("typer.confirm", lambda *_, **__: False)
     answer = act(capsys, *ADOPT, *LOADER)
-    assert (answer.code, answer.error, site.values()) == (1, "nothing was written", [])
+    assert (answer.code, answer.error, site.values()) == (1, "nothing was written", BEFORE)
     assert "give --yes too" in act(capsys, *ADOPT, *LOADER, "--json").error
 
 
@@ -175,7 +178,7 @@ def test_what_cannot_be_adopted_is_one_line(
     """Nothing is written."""
     topics.committed = {}
     answer = act(capsys, *ADOPT, *arguments, "--yes")
-    assert (answer.code, says in answer.error, site.values()) == (2, True, [])
+    assert (answer.code, says in answer.error, site.values()) == (2, True, BEFORE)
 
 
 def test_a_checkpoint_of_another_topic_of_that_name_is_refused(
@@ -185,4 +188,4 @@ def test_a_checkpoint_of_another_topic_of_that_name_is_refused(
     write_batch(tmp_path, 0, {TOPIC: {0: 33, 3: 44}})
     answer = act(capsys, *ADOPT, "--checkpoint", tmp_path, "--yes")
     assert "offsets for partitions [3], which topic 'orders' does not have" in answer.error
-    assert (answer.code, site.values()) == (2, [])
+    assert (answer.code, site.values()) == (2, BEFORE)

@@ -139,7 +139,10 @@ def test_a_group_that_the_log_does_not_name_is_refused(
     assert (answer.code, f"does not name a group 'fligths'; it names '{GROUP}'" in answer.error) == (2, True)
     assert site.values() == before
     if command[0] == "pause":
-        assert act(capsys, *command, "--new-group").code == 0
+        refused = act(capsys, *command, "--new-group")
+        assert (refused.code, "settings set fligths" in refused.error) == (1, True)
+        assert site.values() == before
+        assert act(capsys, *command, "--new-group", "--go-consumers-stopped", "fligths").code == 0
         assert site.world().group_of("fligths", TOPIC).paused_until_s is not None
 
 

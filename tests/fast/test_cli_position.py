@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from marshal_dagster.cli import opening, position_get
+from marshal_dagster.cli import opening, position_get, settings
 from marshal_dagster.cli.connecting import WRITING
 from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
@@ -17,7 +17,7 @@ from marshal_dagster.operations.positions import Repositioning
 from marshal_dagster.protocol.leases import delivery_timeout_ms
 from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, DeliveryMode, RuleSet, Settings
 from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, TOPIC, Site, about
-from tests.operating import END, START, WRITTEN, FakeTopics, act, at_work_on, site_now
+from tests.operating import END, START, WRITTEN, FakeTopics, act, at_work_on, give_settings, site_now
 
 ELSEWHERE = "orders-10"
 SET = ("position", "set", GROUP, TOPIC)
@@ -34,7 +34,7 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     """A group that stands at 50 in two of the three partitions, and waits as long as its clock is told to."""
     site = site_now()
     site.owner_of(0, 1, at=50).release()
-    at_work_on(site, monkeypatch, position_get, opening, topics=topics)
+    at_work_on(site, monkeypatch, position_get, opening, settings, topics=topics)
     monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
     return site
 
@@ -380,11 +380,12 @@ def test_the_log_is_written_as_the_groups_members_do(
     assert asked[-1] == site.world().group_of(GROUP, TOPIC).settings.heartbeat_interval_ms == HI_MS
 
 
-def test_a_group_whose_first_member_comes_meanwhile_is_set_all_the_same(
+def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its settings can ask for records that wait less than those of the log as it was opened."""
+    """Its new settings can ask for records that wait less than those of the log as it was opened."""
     site, asked = site_now(), list[int]()
+    give_settings(site, Settings(60_000))
     monkeypatch.setattr(opening, "Topics", lambda *_, **__: FakeTopics())
     monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
 
@@ -396,11 +397,13 @@ def test_a_group_whose_first_member_comes_meanwhile_is_set_all_the_same(
         rationalizer = Rationalizer(log, clock=site.clock)
         if len(asked) == 2:  # the first is to look
             rationalizer.catch_up()
-            site.member()
+            site.pause(60)
+            give_settings(site)
+            site.pause(-60)
         return rationalizer
 
     monkeypatch.setattr(opening, "open_reader", open_reader)
-    answer = act(capsys, *SET, "--offsets", "0=30", "--yes", "--new-group")
+    answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
     assert answer.code == 0, answer.err
     assert asked[-1] == HI_MS
     assert site.key(0).offset == 30
@@ -411,14 +414,19 @@ def test_a_group_that_has_never_claimed_can_begin_somewhere(site: Site, capsys: 
     command = ("position", "set", "new", TOPIC, "--latest", "--yes")
     refused = act(capsys, *command)
     assert (refused.code, "give --new-group" in refused.error) == (2, True)
-    assert act(capsys, *command, "--new-group").code == 0
+    before = site.values()
+    refused = act(capsys, *command, "--new-group")
+    assert (refused.code, "settings set new" in refused.error) == (1, True)
+    assert site.values() == before
+    assert act(capsys, "settings", "set", "new", "--new-group", "--yes").code == 0
+    assert act(capsys, *command).code == 0
     assert site.world().key("new", TOPIC, 2).offset == END
 
 
 @pytest.mark.parametrize(
     ("settings", "warning"),
     [
-        (Settings(60_000, rule_set=RuleSet.GO), "shared with Go consumers"),
+        (Settings(60_000, rule_set=RuleSet.GO), "the next heartbeat of one that is not stopped"),
         (Settings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE), "delivers effectively once"),
     ],
 )
@@ -429,4 +437,6 @@ def test_what_a_group_is_like_is_warned_of(
     site = site_now()
     at_work_on(site, monkeypatch, opening, topics=FakeTopics())
     site.owner_of(0, at=50, settings=settings).release()
-    assert warning in act(capsys, *SET, "--offsets", "0=30", "--dry-run").error
+    is_go = settings.rule_set is RuleSet.GO
+    says = ("--go-consumers-stopped", GROUP) if is_go else ()
+    assert warning in act(capsys, *SET, "--offsets", "0=30", "--dry-run", *says).error

@@ -6,16 +6,27 @@ from typing import cast
 
 import pytest
 
-from marshal_dagster.cli.recover import Proposal, offsets_of, propose, warn_of_ranges
+from marshal_dagster.cli.recover import (
+    Proposal,
+    _require_unknown,
+    _show,
+    offsets_of,
+    propose,
+    settings_of,
+    warn_of_ranges,
+)
 from marshal_dagster.coordination.recovery import Confirmed, Observed, Said, Whose
 from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing
 from marshal_dagster.kafka.topics import OffsetBounds, TopicDescription, Topics
 from marshal_dagster.protocol.messages import (
+    WITHOUT_SETTINGS,
     ClaimingPartition,
     DataTopic,
+    DeliveryMode,
     Heartbeat,
     Message,
     ReleasingPartition,
+    Settings,
     render,
 )
 from marshal_dagster.protocol.world import World
@@ -163,3 +174,50 @@ def test_json_asks_nobody(capsys: pytest.CaptureFixture[str]) -> None:
     """With --json a person has looked before, and says --yes."""
     answer = call(capsys, "recover", "-b", "a:1", "--json")
     assert (answer.code, "--yes" in answer.error) == (2, True)
+
+
+def test_keys_of_go_consumers_get_no_data_topic_id() -> None:
+    """Members of such a group look at none."""
+    found = list(propose(observed(BEAT), 1, cast("Topics", FakeTopics()), {}, {GROUP}))
+    assert {each.confirmed.data_topic_id for each in found} == {None}
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("flights=go", WITHOUT_SETTINGS),
+        ("flights=native", Settings(10_000)),
+        ("flights=30s,at_most_once", Settings(30_000, delivery=DeliveryMode.AT_MOST_ONCE)),
+        ("flights=native,ranges", Settings(10_000, features=("ranges",))),
+    ],
+)
+def test_settings_are_named_for_a_group(text: str, settings: Settings) -> None:
+    """In any order; what is not named is as a member has it by default."""
+    assert settings_of([text]) == {"flights": settings}
+
+
+@pytest.mark.parametrize("text", ["flights", "=go", "flights=soon", "flights=go,ranges", "flights=go,30s"])
+def test_settings_that_cannot_be_are_refused(text: str) -> None:
+    """Before anything is read."""
+    with pytest.raises(ConfigurationError):
+        settings_of([text])
+
+
+def test_settings_that_are_left_are_not_named_otherwise() -> None:
+    """They are shown, and can be changed afterwards."""
+    seen = observed(settings_record(SETTINGS), BEAT)
+    _require_unknown(seen, {GROUP: SETTINGS})
+    with pytest.raises(ConfigurationError, match=f"settings set {GROUP}"):
+        _require_unknown(seen, {GROUP: WITHOUT_SETTINGS})
+
+
+def test_where_settings_come_from_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of which no record is left."""
+    seen = observed(BEAT)
+    _show(seen, proposed(seen), {}, {GROUP})
+    assert "taken for a group of Go consumers" in capsys.readouterr().out.replace("\n", " ")
+    _show(seen, proposed(seen), {GROUP: SETTINGS}, ())
+    assert "rule set native" in (shown := capsys.readouterr().out)
+    assert "(as named)" in shown
+    _show(seen, proposed(seen), {}, ())
+    assert "its first member writes its own" in capsys.readouterr().out

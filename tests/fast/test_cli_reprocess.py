@@ -254,7 +254,7 @@ def test_what_cannot_be_done_again_is_one_line(
     ("settings", "says"),
     [
         (Settings(HI_MS, delivery=DeliveryMode.AT_MOST_ONCE), "delivers at most once"),
-        (Settings(60_000, rule_set=RuleSet.GO), "is shared with Go consumers"),
+        (Settings(60_000, rule_set=RuleSet.GO), "Go consumers share group"),
         (RANGES, "claim ranges ahead of the offset"),
     ],
 )

@@ -30,6 +30,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 def test_what_an_owner_holds_is_taken(site: Site, capsys: pytest.CaptureFixture[str], by_run: bool) -> None:
     """Named by its instance, or by its run; what others hold stays theirs."""
     dead, other = site.owner_of(0, 1, at=50), site.owner_of(2, at=7)
+    dead.plan({0: 60})
     site.clock.advance(HI_MS + 1)
     name = dead.member.instance.rpartition(".")[0] if by_run else dead.member.instance
     answer = act(capsys, *REVOKE, name, "--yes")

@@ -12,8 +12,9 @@ from marshal_dagster.protocol.messages import DeliveryMode, Settings, render
 from tests.members import GROUP, HI_MS, RANGES, SETTINGS, Site, settings_record
 from tests.operating import act, at_work_on, site_now
 
-SHOW = ("settings", GROUP)
-OFF = (*SHOW, "--without-ranges")
+SHOW = ("settings", "show", GROUP)
+SET = ("settings", "set", GROUP)
+OFF = ("settings", "disable-ranges", GROUP)
 IN_JSON = {
     "heartbeat_interval_ms": HI_MS,
     "rule_set": "native",
@@ -73,7 +74,7 @@ def test_settings_that_differ_are_told(site: Site, capsys: pytest.CaptureFixture
 def test_settings_of_a_group_that_is_not_known_are_an_error(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """Most likely it is misspelt."""
     site.begin(0)
-    answer = act(capsys, "settings", "other")
+    answer = act(capsys, "settings", "show", "other")
     assert (answer.code, "does not name a group 'other'" in answer.error) == (2, True)
 
 

@@ -26,18 +26,21 @@ from marshal_dagster.operator_jobs import (
     ResumeConfig,
     RevokeConfig,
     SetPositionConfig,
+    SettingsConfig,
     build_adopt_job,
     build_pause_job,
     build_reprocess_range_job,
     build_resume_job,
     build_revoke_job,
     build_set_position_job,
+    build_settings_job,
 )
+from marshal_dagster.protocol.messages import ClaimingPartition
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
 from marshal_dagster.runs import GROUP_TAG
 from tests.checkpoints import write_batch
-from tests.members import GROUP, HI_MS, TOPIC, Site
-from tests.operating import END, START, FakeTopics, site_now
+from tests.members import GROUP, HI_MS, SETTINGS, TOPIC, Site, about
+from tests.operating import END, GO_TYPES, START, FakeTopics, go_left, go_owner, site_now, types
 
 HOUR_S = 3_600
 JOBS = {
@@ -47,6 +50,7 @@ JOBS = {
     "adopt_positions": (build_adopt_job, AdoptConfig),
     "reprocess_range": (build_reprocess_range_job, ReprocessRangeConfig),
     "revoke_claims": (build_revoke_job, RevokeConfig),
+    "set_settings": (build_settings_job, SettingsConfig),
 }
 
 
@@ -59,6 +63,8 @@ class Stand:
     topics: FakeTopics = field(default_factory=FakeTopics)
     intervals: list[int] = field(default_factory=list)
     asked_for_rights: int = 0
+    configured: dict[str, Any] = field(default_factory=dict)
+    """What the claimer is configured with beside its group."""
 
     def claimer(self) -> ClaimerResource:
         """Give a claimer whose log and data topics are these."""
@@ -75,7 +81,9 @@ class Stand:
             def open_data(self) -> Topics:
                 return cast("Topics", stand.topics)
 
-        return SceneClaimer(connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1"), group=GROUP)
+        return SceneClaimer(
+            connection=KafkaConnectionConfig(bootstrap_servers="127.0.0.1:1"), group=GROUP, **stand.configured
+        )
 
     def run(self, name: str, **config: Any) -> dg.ExecuteInProcessResult:  # noqa: ANN401 - the config's
         """Run a job."""
@@ -118,11 +126,22 @@ def stand(instance: dg.DagsterInstance) -> Stand:
     return stand
 
 
+@pytest.fixture
+def empty(instance: dg.DagsterInstance) -> Stand:
+    """A coordination topic without records."""
+    return Stand(instance)
+
+
 def shown(result: dg.ExecuteInProcessResult) -> list[dict[str, Any]]:
     """Give the rows of the table of before and after."""
     assert result.success
     (event,) = [each for each in result.all_node_events if each.is_successful_output]
     return rows(event.step_output_data.metadata["before_and_after"])
+
+
+def error_of(result: dg.ExecuteInProcessResult) -> str:
+    """Return why the op failed."""
+    return str(failure(result).step_failure_data.error) + str(failure(result).step_failure_data.user_failure_data)
 
 
 def rows(table: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - a metadata value
@@ -481,3 +500,83 @@ def test_only_what_writes_needs_the_right_to(stand: Stand) -> None:
     assert stand.run("pause_group", duration="1h").success
     assert stand.run("set_position", topic=TOPIC, latest=True).success
     assert stand.asked_for_rights == 2
+
+
+# Groups without settings, and those that Go consumers share
+
+
+def test_a_group_without_settings_gets_the_claimers_before_it_is_paused(empty: Stand) -> None:
+    """Without them members would not know the pause for one of this library."""
+    assert empty.run("pause_group", duration="1h", dry_run=True).success
+    assert empty.site.values() == []
+    assert empty.run("pause_group", duration="1h").success
+    assert empty.is_paused() == {True}
+    assert {world.groups[GROUP].settings for world in empty.site.world().partitions.values()} == {SETTINGS}
+
+
+def test_a_group_without_settings_gets_the_claimers_before_its_positions_are_set(empty: Stand) -> None:
+    """So it is with first positions that are adopted."""
+    empty.topics.committed = {0: 30, 1: 40, 2: 45}
+    assert empty.run("adopt_positions", topic=TOPIC, consumer_group="loader").success
+    assert empty.offsets() == [30, 40, 45]
+    assert {world.groups[GROUP].settings for world in empty.site.world().partitions.values()} == {SETTINGS}
+
+
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("pause_group", {"duration": "1h"}),
+        ("resume_group", {}),
+        ("set_position", {"topic": TOPIC, "offsets": "0=30"}),
+        ("set_settings", {}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_where_go_consumers_are_a_job_needs_a_persons_word(empty: Stand, name: str, config: dict[str, Any]) -> None:
+    """With it nothing else is asked; another group's name there is a mistake."""
+    go_left(empty.site, 0)
+    before = empty.site.values()
+    assert f"--go-consumers-stopped {GROUP}" in error_of(empty.run(name, **config))
+    assert "names 'other'" in error_of(empty.run(name, **config, go_consumers_stopped="other"))
+    assert empty.site.values() == before
+    assert empty.run(name, **config, go_consumers_stopped=GROUP).success
+
+
+@pytest.mark.parametrize("rule_set", ["go", "native"])
+def test_positions_of_a_go_group_are_set_by_records_that_go_knows(empty: Stand, rule_set: str) -> None:
+    """Whatever the claimer is configured with: a person has said who shares the group."""
+    empty.configured = {"rule_set": "go", "heartbeat_interval_s": 60} if rule_set == "go" else {}
+    go_left(empty.site, 0)
+    assert empty.run("set_position", topic=TOPIC, offsets="0=30", go_consumers_stopped=GROUP).success
+    assert (empty.site.key(0).offset, types(empty.site) <= GO_TYPES) == (30, True)
+    assert empty.topics.committed == {0: 30}
+
+
+def test_a_group_is_given_its_claimers_settings(stand: Stand) -> None:
+    """In a pause; what was and what is stands in the metadata, and a dry run writes nothing."""
+    stand.configured = {"heartbeat_interval_s": 20.0, "delivery": "effectively_once"}
+    before = stand.site.values()
+    (row,) = shown(stand.run("set_settings", dry_run=True))
+    assert (row["before"], row["after"], row["coordination_partitions"]) == (
+        "10000/native/at_least_once/-",
+        "20000/native/effectively_once/-",
+        "all",
+    )
+    assert stand.site.values() == before
+    assert shown(stand.run("set_settings")) == [row]
+    assert (stand.site.world().group_of(GROUP, TOPIC).settings.heartbeat_interval_ms, stand.is_paused()) == (
+        20_000,
+        {False},
+    )
+    assert "has these settings already" in stand.lines(stand.run("set_settings"))
+
+
+def test_a_dead_go_owner_is_freed_from_the_launchpad(empty: Stand) -> None:
+    """Without a revocation; what has no offset is not, and the run says so."""
+    instance = go_owner(empty.site, 0)
+    result = empty.run("revoke_claims", topic=TOPIC, instance=instance)
+    assert result.success
+    assert "takes its partitions back with its next heartbeat" in empty.lines(result)
+    assert (empty.site.owner(), types(empty.site) <= GO_TYPES) == (None, True)
+    empty.site.say(about(ClaimingPartition, instance, 2))
+    assert "not all could be freed" in error_of(empty.run("revoke_claims", topic=TOPIC, instance=instance))

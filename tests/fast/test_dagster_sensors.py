@@ -28,7 +28,7 @@ from marshal_dagster.delivery import batch as batch_module
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.jobs import build_reprocess_job
 from marshal_dagster.ops import SeenKey, build_claimed_batch_op
-from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RuleSet, Settings
+from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RuleSet, Settings, render
 from marshal_dagster.protocol.state import Key, Place
 from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
 from marshal_dagster.runs import Announced, announced, announcement_table, announcements_key, topic_asset_key
@@ -46,6 +46,7 @@ from marshal_dagster.spark import reading
 from marshal_dagster.testing import ManualClock, MemoryLog
 from tests.delivering import GROUP, HI_MS, TOPIC, Scene
 from tests.fast.test_dagster_ops import Stand
+from tests.members import SETTINGS, settings_record
 
 OP = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
 JOB = build_reprocess_job(OP, name="redo")
@@ -1065,8 +1066,20 @@ def test_what_a_failed_run_held_is_revoked(watch: Watch, dead_runs: DeadRunWatch
     assert dead_runs.told() == f"run {RUN} held nothing of group '{GROUP}'"
 
 
+def test_what_a_failed_run_held_in_a_go_group_is_waited_for(watch: Watch, dead_runs: DeadRunWatch) -> None:
+    """Go consumers do not know a revocation: nothing is written, and the tick says when it is free."""
+    _run(watch)
+    watch.scene.about(ClaimingPartition, f"{RUN}.1", 0)
+    told = dead_runs.told()
+    assert told.startswith(f"Go consumers share group '{GROUP}', or may because it has no settings")
+    assert told.endswith("It goes stale by itself within 121 s of its last heartbeat")
+    assert (_owners(watch), RefusingLog.appended) == ([True, False, False], 0)
+
+
 def _hold_each(watch: Watch, statuses: Sequence[dg.DagsterRunStatus]) -> list[str]:
     """Let a run hold each partition, and Dagster say of each in which status it is."""
+    for number in range(4):
+        watch.scene.broker.append(number, render(settings_record(SETTINGS)))
     runs = [str(uuid.uuid4()) for _ in statuses]
     for partition, (run_id, status) in enumerate(zip(runs, statuses, strict=True)):
         watch.scene.about(ClaimingPartition, f"{run_id}.1", partition)

@@ -541,7 +541,7 @@ def test_a_log_of_which_not_even_the_settings_are_known_is_left_alone(site: Site
     """That the feature is off already is told only where it is known."""
     site.begin(0, settings=RANGES)
     site.broker.retain_from(site.home, site.broker.bounds(site.home).end)
-    with pytest.raises(NotCertain, match="whether ranges are enabled there"):
+    with pytest.raises(NotCertain, match="the settings there are not known"):
         operator_on(site).switch_ranges_off(wait_ms=0)
 
 

@@ -12,8 +12,9 @@ from marshal_dagster.coordination.log import Bounds, LogIdentity, PositionLost
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.recovery import Confirmed, Recovery, Said, Whose
 from marshal_dagster.coordination.snapshots import Head, Snapshots
-from marshal_dagster.errors import LogChanged, NotRecovered, TopicMissing, UnavailableError
+from marshal_dagster.errors import LogChanged, NotRecovered, TimestampTypeError, TopicMissing, UnavailableError
 from marshal_dagster.protocol.messages import (
+    WITHOUT_SETTINGS,
     ClaimingPartition,
     DataTopic,
     DeliveryMode,
@@ -25,6 +26,7 @@ from marshal_dagster.protocol.messages import (
     Settings,
     render,
 )
+from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.snapshots import Record
 from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.testing import ManualClock, MemorySnapshotTopic
@@ -493,3 +495,122 @@ def test_an_old_go_deployment_is_adopted() -> None:
     claimer.agree_on_settings()
     (claim,) = claimer.claim([1])
     assert claim.offset == stood
+
+
+def go_site() -> Site:
+    """Return a log that retention cut, of which only records of a Go consumer are left."""
+    site = Site()
+    site.say(about(ClaimingPartition, "gohost"))
+    site.say(about(Heartbeat, "gohost", offset=9))
+    site.say(about(ReleasingPartition, "gohost", offset=9))
+    site.broker.retain_from(site.home, 1)
+    return site
+
+
+GO_CONFIRMED = {KEY: Confirmed(9, None)}
+
+
+def test_where_go_consumers_are_a_release_stands_for_a_mark(topic: MemorySnapshotTopic) -> None:
+    """For a key and at the offset shown, by an instance that owns nothing; the group stays one of Go consumers."""
+    site = go_site()
+    before = len(site.values())
+    begun = recovery(site, topic)
+    assert begun.go_groups() == {GROUP}
+    begun.recover(GO_CONFIRMED)
+    written = site.values()[before:]
+    assert [value.split("/")[0] for value in written] == ["ReleasingPartition"] * 2
+    assert {tuple(value.split("/")[5:]) for value in written} == {(GROUP, TOPIC, "0", "9")}
+    assert begun.observed[site.home].said == {KEY: Said(9, 9)}
+    world = started(site, topic).world
+    assert (world.go_groups(), world.key(GROUP, TOPIC, 0).owner) == ({GROUP: [(TOPIC, 0)]}, None)
+    assert not world.group_of(GROUP, TOPIC).settings_accepted
+
+
+def test_where_nothing_is_shown_the_release_is_of_a_topic_of_its_own(topic: MemorySnapshotTopic) -> None:
+    """In a coordination partition of which no key is left; none of it gets into the snapshot."""
+    site = go_site()
+    other = (site.home + 1) % site.partitions
+    site.broker.append(other, b"anything")
+    site.broker.retain_from(other, 1)
+    recovery(site, topic).recover(GO_CONFIRMED)
+    values = [(value or b"").decode().split("/") for _, _, value in site.broker.records(other)]
+    assert [(value[0], value[5]) for value in values] == [("ReleasingPartition", "recover")] * 2
+    assert "recover" not in started(site, topic).world.partitions[other].groups
+    assert all(coordination_partition(value[6], site.partitions) == other for value in values)
+
+
+@pytest.mark.parametrize("is_elsewhere", [True, False])
+def test_go_consumers_of_any_group_count(topic: MemorySnapshotTopic, is_elsewhere: bool) -> None:
+    """They use the whole topic: also where only a coordination partition that is certain shows one."""
+    site = Site()
+    site.say(about(Heartbeat, "cut.0", offset=1))
+    site.say(about(DataTopic, "run1.0", topic_id=TOPIC_ID))
+    site.say(about(Heartbeat, "run1.0", offset=9))
+    site.broker.retain_from(site.home, 1)
+    elsewhere = next(
+        name for name in map(str, range(99)) if coordination_partition(name, site.partitions) not in {site.home, 0}
+    )
+    if is_elsewhere:
+        home = coordination_partition(elsewhere, site.partitions)
+        signed = {"instance": "gohost", "client": "c", "group": "go", "topic": elsewhere, "partition": 0, "time_s": 0}
+        site.broker.append(home, render(ClaimingPartition(**signed)))  # type: ignore[arg-type]
+        site.broker.append(home, render(Heartbeat(offset=4, **signed)))  # type: ignore[arg-type]
+    begun = recovery(site, topic)
+    assert begun.go_groups() == ({"go"} if is_elsewhere else set())
+    begun.recover({KEY: Confirmed(9, TOPIC_ID)})
+    assert site.values()[-1].startswith("ReleasingPartition" if is_elsewhere else "Mark")
+
+
+def test_a_person_names_the_settings_of_which_none_are_left(topic: MemorySnapshotTopic) -> None:
+    """They are in force afterwards, the silence is as long as they ask for; without Go consumers Marks will do."""
+    site = go_site()
+    clock = Waiting(site)
+    named = {GROUP: Settings(90_000, delivery=DeliveryMode.EFFECTIVELY_ONCE)}
+    begun = recovery(site, topic, clock)
+    assert begun.go_groups(named) == set()
+    begun.recover(CONFIRMED, settings=named)
+    group = started(site, topic).world.group_of(GROUP, TOPIC)
+    assert (group.settings, group.settings_accepted, clock.slept_ms) == (named[GROUP], True, [180_100])
+    assert site.values()[-1].startswith("Mark")
+
+
+def test_a_person_says_that_a_group_is_one_of_go_consumers(site: Site, topic: MemorySnapshotTopic) -> None:
+    """Though a data topic id is left, which an older version wrote."""
+    begun = recovery(site, topic)
+    assert begun.go_groups() == set()
+    begun.recover({KEY: Confirmed(7, None)}, settings={GROUP: WITHOUT_SETTINGS})
+    assert site.values()[-1].startswith("ReleasingPartition")
+    assert not started(site, topic).world.group_of(GROUP, TOPIC).settings_accepted
+
+
+def test_a_group_that_has_go_rules_by_a_record_is_one_of_go_consumers(topic: MemorySnapshotTopic) -> None:
+    """A group with other settings is none, whatever its keys are like."""
+    site = go_site()
+    site.say(settings_record(WITHOUT_SETTINGS))
+    assert recovery(site, topic).go_groups() == {GROUP}
+    site.say(settings_record(SETTINGS))
+    assert recovery(site, topic).go_groups() == set()
+
+
+@pytest.mark.parametrize("is_go", [True, False])
+def test_a_mark_with_its_senders_timestamp_ends_it(site: Site, topic: MemorySnapshotTopic, is_go: bool) -> None:
+    """Log time would be a sender's clock: nothing is written."""
+    site = go_site() if is_go else site
+    begun = recovery(site, topic)
+    site.broker.is_sender_timed = True
+    with pytest.raises(TimestampTypeError):
+        begun.recover(GO_CONFIRMED if is_go else CONFIRMED)
+    assert topic.bounds([site.home])[site.home].end == 0
+
+
+def test_the_release_of_another_recover_stops_it(topic: MemorySnapshotTopic) -> None:
+    """It is a record of anybody's."""
+    site = go_site()
+    other = recovery(site, topic)
+
+    def recover_too() -> None:
+        with pytest.raises(NotRecovered, match="a ReleasingPartition at offset"):
+            other.recover(GO_CONFIRMED)
+
+    with pytest.raises(NotRecovered, match="a ReleasingPartition at offset"):
+        recovery(site, topic, Waiting(site, recover_too)).recover(GO_CONFIRMED)

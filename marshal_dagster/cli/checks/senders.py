@@ -13,6 +13,7 @@ from marshal_dagster.cli import output, survey
 from marshal_dagster.cli.checks.finding import Finding, State
 from marshal_dagster.coordination.log import CoordinationLog, PositionLost
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS
+from marshal_dagster.coordination.sending import GO_TIME_SHIFT_S
 from marshal_dagster.protocol.messages import (
     GroupSettings,
     Heartbeat,
@@ -45,6 +46,8 @@ class Sent:
     offset: int
     timestamp_ms: int
     message: Message
+    is_sender_timed: bool = False
+    """Whether its timestamp is its sender's, not the broker's."""
 
     @property
     def delay_ms(self) -> int:
@@ -62,7 +65,8 @@ def newest(log: CoordinationLog, timeout_s: float, at_ms: int) -> list[Sent]:
             for offset, timestamp_ms, value in chunk.records:
                 message = parse(value)
                 if not isinstance(message, InvalidMessage) and timestamp_ms >= at_ms - RECENT_MS:
-                    sent.append(Sent(chunk.partition, offset, timestamp_ms, message))
+                    is_sender_timed = offset in chunk.sender_timed
+                    sent.append(Sent(chunk.partition, offset, timestamp_ms, message, is_sender_timed))
     except PositionLost:
         pass
     return sent
@@ -70,14 +74,35 @@ def newest(log: CoordinationLog, timeout_s: float, at_ms: int) -> list[Sent]:
 
 def check_senders(sent: Collection[Sent], world: World, at_ms: int) -> Iterator[Finding]:
     """Tell of clocks that disagree, and of members that go by other settings or rules than those in force."""
-    yield _clocks(sent)
+    yield _timestamps(sent)
+    yield _clocks(sent, world)
     yield _members([*_other_settings(sent, world), *_other_intervals(sent, world), *_other_rules(world, at_ms)])
 
 
-def _clocks(sent: Collection[Sent]) -> Finding:
+def _timestamps(sent: Collection[Sent]) -> Finding:
+    wrong = [each for each in sent if each.is_sender_timed]
+    if not wrong:
+        return Finding("timestamps", State.OK, f"{len(sent)} records of the last day have the broker's timestamps")
+    last = max(wrong, key=lambda each: (each.timestamp_ms, each.offset))
+    return Finding(
+        "timestamps",
+        State.PROBLEM,
+        f"{len(wrong)} of {len(sent)} records of the last day have their sender's timestamp, the last at offset "
+        f"{last.offset} of coordination partition {last.partition}",
+        "log time is then a sender's clock: one that is wrong takes over live claims, so members end what they hold "
+        "at such a record",
+        "set message.timestamp.type=LogAppendTime on the topic (marshal-dagster topic check), or, where a sender's "
+        "clock was far ahead, use a new one: marshal-dagster topic create --name NEW",
+    )
+
+
+def _clocks(sent: Collection[Sent], world: World) -> Finding:
     delays: dict[tuple[str, int], list[int]] = defaultdict(list)
     for each in sent:
-        delays[each.message.client, each.partition].append(each.delay_ms)
+        # Members of Go groups date their records back on purpose; Go consumers do not.
+        group = world.partitions[each.partition].groups.get(each.message.group)
+        shift_ms = GO_TIME_SHIFT_S * _SECOND_MS if group is not None and group.is_go else 0
+        delays[each.message.client, each.partition].append(max(min(0, each.delay_ms), each.delay_ms - shift_ms))
     apart: dict[str, dict[int, int]] = defaultdict(dict)
     for (client, number), found in delays.items():
         least_ms = min(found)

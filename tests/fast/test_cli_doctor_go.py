@@ -1,0 +1,171 @@
+"""`doctor` and `topic check` where Go consumers are, and where records have their senders' timestamps."""
+
+from typing import Any, Self
+
+import pytest
+
+from marshal_dagster.cli import topic as topic_command
+from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli.checks.go_consumers import check_go_consumers
+from marshal_dagster.cli.checks.senders import check_senders, newest
+from marshal_dagster.cli.checks.settings import check_topic_settings
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.kafka.inspection import FROM_4, Broker
+from marshal_dagster.protocol.messages import WITHOUT_SETTINGS, Heartbeat, render
+from marshal_dagster.testing import MemoryLog
+from tests.fast.test_coordination_topic import NAME, Cluster, safe
+from tests.members import SETTINGS, Site, about, settings_record
+from tests.operating import act, give_settings, go_left, go_owner, site_now
+
+OLD = Broker("3.9-IV0")
+NEW = Broker(FROM_4)
+
+
+@pytest.fixture
+def site() -> Site:
+    """A coordination topic without records."""
+    return site_now()
+
+
+def native_group(site: Site) -> None:
+    """Give another group than the tests' settings of this library."""
+    record = settings_record(SETTINGS)
+    for number in range(site.partitions):
+        site.broker.append(number, render(record).replace(b"/etl/", b"/native/"))
+
+
+def findings(site: Site, *brokers: Broker) -> dict[str, Finding]:
+    """Return what the checks came to, by name; whatever is wrong says why and what to do."""
+    found = list(check_go_consumers(site.world(), brokers, NAME, site.clock.wall_ms()))
+    assert all(each.state is State.OK or all((each.why, each.mend)) for each in found)
+    return {each.name: each for each in found}
+
+
+def test_a_topic_without_go_consumers_is_in_order(site: Site) -> None:
+    """Whatever its groups and its brokers are."""
+    give_settings(site)
+    site.owner_of(0, at=50)
+    assert [each.state for each in findings(site, OLD, NEW).values()] == [State.OK]
+
+
+def test_a_topic_of_go_consumers_alone_is_in_order(site: Site) -> None:
+    """On a broker that they can talk to."""
+    go_owner(site, 0)
+    found = findings(site, OLD)["Go consumers"]
+    assert (found.state, "groups of Go consumers: etl" in found.found) == (State.OK, True)
+
+
+@pytest.mark.parametrize(("is_live", "state"), [(True, State.PROBLEM), (False, State.WARNING)])
+@pytest.mark.parametrize("is_by_record", [True, False])
+def test_native_groups_beside_go_consumers_are_told(
+    site: Site, is_live: bool, state: State, is_by_record: bool
+) -> None:
+    """A Go consumer that starts may begin far before its offset; keys may only be left of one that is no more."""
+    if is_by_record:
+        give_settings(site, WITHOUT_SETTINGS)
+    (go_owner if is_live else go_left)(site, 0)
+    native_group(site)
+    found = findings(site, OLD)["Go consumers"]
+    assert (found.state, "beside them groups with settings of this library: native" in found.found) == (state, True)
+    assert "settings set etl --go-consumers-stopped etl" in found.mend
+
+
+def test_go_consumers_cannot_talk_to_kafka_4(site: Site) -> None:
+    """One such broker is enough."""
+    go_owner(site, 0)
+    assert findings(site, OLD, NEW)["Go consumers and brokers"].state is State.PROBLEM
+    assert "Go consumers and brokers" not in findings(site, OLD, Broker(None))
+
+
+def of_senders(site: Site) -> dict[str, Finding]:
+    """Return what the checks of the newest records came to."""
+    log = MemoryLog(site.broker)
+    world = Rationalizer(log, timeout_s=1, clock=site.clock).catch_up()
+    found = check_senders(newest(log, 1, site.clock.wall_ms()), world, site.clock.wall_ms())
+    return {each.name: each for each in found}
+
+
+def test_records_with_their_senders_timestamps_are_told(site: Site) -> None:
+    """With where the last one is."""
+    site.owner_of(0, at=50)
+    assert of_senders(site)["timestamps"].state is State.OK
+    site.broker.is_sender_timed = True
+    at = site.say(about(Heartbeat, "run1.0", offset=50))
+    found = of_senders(site)["timestamps"]
+    assert (found.state, f"offset {at} of coordination partition {site.home}" in found.found) == (State.PROBLEM, True)
+    assert "LogAppendTime" in found.mend
+
+
+@pytest.mark.parametrize(("behind_s", "is_go", "is_told"), [(7, True, False), (7, False, True), (10, True, True)])
+def test_members_of_go_groups_date_their_records_back_on_purpose(
+    site: Site, behind_s: int, is_go: bool, is_told: bool
+) -> None:
+    """By two seconds, which are no fault of their clocks."""
+    if not is_go:
+        give_settings(site)
+    time_s = site.clock.wall_ms() // 1_000 - behind_s
+    for _ in range(3):
+        site.say(
+            Heartbeat(instance="run1.0", client="c", group="etl", topic="orders", partition=0, time_s=time_s, offset=1)
+        )
+    assert (of_senders(site)["clocks"].state is State.WARNING) is is_told
+
+
+UNUSABLE: list[dict[str, Any]] = [
+    {"message_timestamp_type": "CreateTime"},
+    {"cleanup_policy": "compact,delete"},
+]
+
+
+@pytest.mark.parametrize("changes", UNUSABLE)
+def test_an_unusable_topic_is_a_problem(changes: dict[str, str]) -> None:
+    """In `doctor` too."""
+    found = list(check_topic_settings(safe(1, **changes).topics, NAME, "broker:9092"))
+    assert State.PROBLEM in {each.state for each in found}
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_a_compression_at_which_go_consumers_stop_is_a_problem(compression: str) -> None:
+    """The broker would compress every record so."""
+    (found,) = (
+        each
+        for each in check_topic_settings(safe(1, compression_type=compression).topics, NAME, "broker:9092")
+        if "compression.type" in each.found
+    )
+    assert (found.state, "Go consumers stop for good" in found.why) == (State.PROBLEM, True)
+
+
+class Opened(Cluster):
+    """A cluster that is opened and closed."""
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close nothing."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "says", "code"),
+    [
+        *((each, "cannot be used", 1) for each in UNUSABLE),
+        ({"unclean_leader_election_enable": "true"}, "has dangerous settings", 1),
+        ({}, "will do", 0),
+    ],
+)
+def test_topic_check_says_what_cannot_be_accepted(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, str],
+    says: str,
+    code: int,
+) -> None:
+    """No option allows an unusable topic: `topic create --accept-unsafe` refuses it too."""
+    made = safe(1, **changes)
+    cluster = Opened(1, created=made.created)
+    monkeypatch.setattr(topic_command, "Topics", lambda *_, **__: cluster)
+    answer = act(capsys, "topic", "check")
+    assert (answer.code, says in answer.out) == (code, True)
+    created = act(capsys, "topic", "create", "--accept-unsafe")
+    assert (created.code, "no option allows them" in created.err) == ((1, True) if changes in UNUSABLE else (0, False))
