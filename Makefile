@@ -159,6 +159,7 @@ lint-floors: $(READY)
 
 lint-tree: $(READY)
 	$(BIN)/python -m tools.check_tree
+	$(BIN)/python -m tools.check_citations
 
 .PHONY: format
 format: $(READY) ## formats the code and mends what ruff can mend

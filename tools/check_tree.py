@@ -29,7 +29,7 @@ def machine_paths(top: Path) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w.$}}-])(?:{names})(?=/)")
 
 
-def _files(top: Path) -> Iterator[Path]:
+def files(top: Path) -> Iterator[Path]:
     """Yield the files that are tracked or untracked and not ignored; deleted ones are left out."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=top, check=True, capture_output=True).stdout
@@ -66,7 +66,7 @@ def main() -> int:
     top = Path(__file__).resolve().parents[1]
     on_this_machine = machine_paths(top)
     found = 0
-    for path in _files(top):
+    for path in files(top):
         for number, reason in findings(path, on_this_machine):
             print(f"{path.relative_to(top)}:{number}: {reason}")
             found += 1
