@@ -31,9 +31,9 @@ def require_pause_allowed(world: World, group: str, *, stopped: bool) -> None:
     That is so in every group that Go consumers use, or may use because it has no settings. `stopped`: a person says
     that no Go consumer newer than January 2017 will start on this coordination topic again.
     """
-    if stopped or has_native_settings(world, group):
-        return
     used = world.go_groups()
+    if stopped or (group not in used and has_native_settings(world, group)):
+        return
     if group in used or _has_go_settings(world, group):
         raise GoGroupError(
             f"Go consumers share group {group!r}, and the newest of them do not know the record that pauses or resumes "
@@ -54,9 +54,9 @@ def require_settings_allowed(world: World, group: str, *, stopped: bool) -> None
 
     `stopped`: a person says that no Go consumer, of any group, will use this coordination topic again.
     """
-    if stopped or has_native_settings(world, group):
+    if stopped:
         return
-    if _has_go_settings(world, group):
+    if _has_go_settings(world, group) and not has_native_settings(world, group):
         raise GoGroupError(
             f"Go consumers share group {group!r}: its rule set is 'go', so its settings were not changed. Stop all Go "
             f"consumers of this coordination topic for good, then give --go-consumers-stopped {group} "

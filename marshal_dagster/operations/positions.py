@@ -212,6 +212,12 @@ class Repositioning:
             if self.settings is not None and self.settings.rule_set is RuleSet.NATIVE:
                 require_no_go_consumers(world, self.group)
                 return Way.SETTINGS_FIRST
+            if has_native_settings(world, self.group):
+                raise GoGroupError(
+                    f"group {self.group!r} has settings in a part of the coordination partitions only, and none for "
+                    f"topic {self.topic!r}, so nothing was written. Complete them with `marshal-dagster settings set "
+                    f"{self.group}`"
+                )
         raise GoGroupError(
             f"group {self.group!r} has no settings for topic {self.topic!r}, so nothing was written. If only members "
             f"of this library use it give it settings with `marshal-dagster settings set {self.group}`; if Go "

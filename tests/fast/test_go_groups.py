@@ -180,6 +180,22 @@ def test_settings_by_which_a_group_is_shared_with_go_are_no_settings_to_pause_by
     assert (site.key(0).offset, "ReleaseGroup" in types(site)) == (30, False)
 
 
+def test_half_written_settings_are_completed_before_a_position_is_set(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By a person who says that its Go consumers are stopped for good: it has one of their keys without settings."""
+    go_left(site, 0)
+    site.broker.append((site.home + 1) % site.partitions, render(settings_record(SETTINGS)))
+    before = site.values()
+    refused = act(capsys, *SET, "--offsets", "0=30", "--yes", *STOPPED)
+    assert (refused.code, f"settings set {GROUP}" in refused.error, site.values()) == (1, True, before)
+    complete = ("settings", "set", GROUP, "--yes")
+    for command in (complete, ("pause", GROUP, "--for", "1h")):
+        assert (act(capsys, *command).code, site.values()) == (1, before)
+    assert act(capsys, *complete, *STOPPED).code == 0
+    assert act(capsys, *SET, "--offsets", "0=30", "--yes").code == 0
+
+
 def test_an_open_plan_ends_only_with_another_offset(site: Site) -> None:
     """A position at the same offset leaves it."""
     instance = go_owner(site, 0, 1)
