@@ -591,6 +591,12 @@ MUTANTS: Final = (
         "known = key",
     ),
     Mutant(
+        "a position in a Go group counts as set although another took the partition",
+        CLAIMER,
+        "frozenset(n for n, key in keys.items() if key.owner is None and key.offset == known[n])",
+        "frozenset(keys)",
+    ),
+    Mutant(
         "members go on beside a Go consumer in their group",
         BASE_CLAIMER,
         ") is not None and seen.log_offset >= self._began_at:",

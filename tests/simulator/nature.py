@@ -70,11 +70,12 @@ class Nature:
             EventKind.TRUNCATION: self._truncate,
             EventKind.SWITCH_OFF: self._switch_ranges_off,
             EventKind.REVOKED_DONE: self._revoke_what_is_done_next,
-            EventKind.SETTLE: self._settle_as_a_person,
+            EventKind.SETTLE: self._settle,
             EventKind.SENDERS_TIME: self._let_senders_date,
             EventKind.INTRUDER: self._let_a_go_consumer_in,
             EventKind.FORMER_SNAPSHOT: self._write_a_former_snapshot,
             EventKind.TAKE_OVER: self._free_from_a_dead_owner,
+            EventKind.GO_POSITION: self._set_go_positions,
         }
 
     def befall(self, event: Event) -> None:
@@ -123,15 +124,25 @@ class Nature:
     def _has_settings(self) -> bool:
         return self._world.judge.has_settings(self._world.home, GROUP)
 
+    def _settle(self, chance: random.Random) -> bool:
+        """Give the group its settings: by the library's own operator, or record by record."""
+        world = self._world
+        if chance.random() < 0.5:
+            return self._settle_as_a_person(chance)
+        settings, wait_ms = world.settings(world.scenario.members[0]), world.scenario.calm_ms - world.scheduler.now_ms
+        self._operator()[1].set_settings(settings, wait_ms=max(0, wait_ms), is_dead=world.is_dead)
+        if not world.is_truncated and not self._has_settings():
+            world.fail("settings that were written are in force", str(settings))
+        return True
+
     def _settle_as_a_person(self, chance: random.Random) -> bool:
         """Give the group its settings, as a person who knows that no Go consumer will use this topic again."""
-        world, numbers = self._world, range(self._world.scenario.coordination_partitions)
+        world, numbers = self._world, self._world.partitions
         by = f"person.{chance.getrandbits(16)}/operator/{GROUP}//0"
         for number in numbers:
             world.cluster.put(number, f"ReleaseGroup/1/1700000000/{by}/2000000000".encode())
         while world.scheduler.now_ms < world.scenario.taken_up_ms and any(map(world.is_live, world.keys_of_group())):
             world.scheduler.sleep(world.hi_ms / 20)
-        world.is_refused = False
         settings = settings_text(world.settings(world.scenario.members[0]))
         for number in numbers:
             world.cluster.put(number, f"GroupSettings/1/1700000000/{by}/{settings}".encode())
@@ -222,6 +233,20 @@ class Nature:
             if not world.is_truncated and not any(at >= since and state[0] is None for at, state in states):
                 world.fail("what a person has freed is free", f"partition {number}")
         return True
+
+    def _set_go_positions(self, chance: random.Random) -> bool:
+        """Set positions of a Go group back, as a person who believes that all of its consumers are stopped."""
+        world, partitions = self._world, self._world.data.describe(TOPIC).partitions[:2]
+        offsets = {n: self._earlier(n, at, chance) for n in partitions if (at := world.offset(n))}
+        since = world.cluster.broker.bounds(world.home).end
+        wait_ms = max(0, world.scenario.calm_ms - world.scheduler.now_ms)
+        self._operator()[1].set_go_positions(TOPIC, offsets, wait_ms=wait_ms)
+        for partition, offset in offsets.items():
+            states = world.judge.history[world.home][GROUP, TOPIC, partition]
+            is_set = any(at >= since and state[0] is None and state[4] == offset for at, state in states)
+            if not is_set and not world.is_truncated:
+                world.fail("a position that was set counts", f"partition {partition} at {offset} in a Go group")
+        return bool(offsets)
 
     def _litter(self, chance: random.Random) -> bool:
         """Put records there that mean nothing, once the group has settings: before that some of them count."""

@@ -65,6 +65,7 @@ class EventKind(StrEnum):
     INTRUDER = "Go consumer in a native group"
     FORMER_SNAPSHOT = "snapshot of a former version"
     TAKE_OVER = "partition of a dead owner freed in a Go group"
+    GO_POSITION = "position set back in a Go group"
 
 
 class Beginning(StrEnum):
@@ -203,6 +204,7 @@ _DRAWN_ALONE = frozenset(
         EventKind.INTRUDER,
         EventKind.FORMER_SNAPSHOT,
         EventKind.TAKE_OVER,
+        EventKind.GO_POSITION,
     }
 )
 _COMMON_EVENTS = [kind for kind in EventKind if kind not in _RARE | _WITH_SNAPSHOTS | _WITH_RANGES | _DRAWN_ALONE]
@@ -286,7 +288,7 @@ def _begun(drawn: Scenario) -> Scenario:
         if chance.random() < 0.15:
             first, *others = drawn.members
             drawn = replace(drawn, members=(replace(first, client=f"{GO_CLIENT}0"), *others))
-        kinds[EventKind.TAKE_OVER] = 0.3
+        kinds |= {EventKind.TAKE_OVER: 0.3, EventKind.GO_POSITION: 0.2}
     elif chance.random() < BEGINNINGS_PART:
         beginning = chance.choice(_NATIVE_BEGINNINGS)
         is_beside = beginning in {Beginning.BESIDE_GO, Beginning.BESIDE_BOTH}

@@ -590,6 +590,8 @@ class Simulation:
     def _see_appended(self, partition: int, offset: int, timestamp_ms: int, value: bytes) -> None:
         """Judge a record; when it plans a range, beliefs too: from now on its sender counts on the plan only."""
         self.judge.read(partition, offset, timestamp_ms, value)
+        if self.is_refused and value.startswith(b"GroupSettings/"):
+            self.is_refused = False
         if self.go_members and partition == self.home:
             for member in self.go_members:
                 member.see(value)
