@@ -23,6 +23,7 @@ from marshal_dagster.protocol.messages import (
     ReleasingPartition,
     parse,
     render,
+    type_name,
 )
 from marshal_dagster.protocol.state import RANGES, Group, Key, Place
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld, VerdictKind, World
@@ -120,7 +121,7 @@ class Observed:
         if isinstance(message, InvalidMessage):
             return "an invalid record"
         if not isinstance(message, Mark):
-            return f"a {type(message).__name__}"
+            return f"a {type_name(message)}"
         return "a Mark of another `recover`" if message.group == NAME and message.instance != self.by else None
 
 
