@@ -14,7 +14,7 @@ from benchmarks.batch import local_session
 from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
 from benchmarks.sink_input import SinkInput, fill
 from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.spark.connector import fetch_beside
+from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.sinks import PostgresSink
 
 DRIVER: Final = "org.postgresql:postgresql:42.7.4"
@@ -86,7 +86,7 @@ class Sides:
 
 def run(sizes: Sizes) -> Measured:
     """Measure all sizes on one broker and one database."""
-    jars = ",".join(map(str, fetch_beside(DRIVER)))
+    jars = ",".join(map(str, fetch_connector(DRIVER)))
     with (
         services.broker() as connection,
         services.postgres() as dsn,

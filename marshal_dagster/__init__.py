@@ -36,14 +36,12 @@ if TYPE_CHECKING:
     from marshal_dagster.errors import MarshalError as MarshalError
     from marshal_dagster.errors import NotCertain as NotCertain
     from marshal_dagster.errors import NotCommitted as NotCommitted
-    from marshal_dagster.errors import NothingToClaim as NothingToClaim
     from marshal_dagster.errors import PlanRejected as PlanRejected
     from marshal_dagster.errors import RightMissing as RightMissing
     from marshal_dagster.errors import SchemaDrift as SchemaDrift
     from marshal_dagster.errors import SettingsDiffer as SettingsDiffer
     from marshal_dagster.errors import SinkRefused as SinkRefused
     from marshal_dagster.errors import StartUnknown as StartUnknown
-    from marshal_dagster.errors import TooManyAttempts as TooManyAttempts
     from marshal_dagster.errors import TopicMissing as TopicMissing
     from marshal_dagster.errors import UnavailableError as UnavailableError
     from marshal_dagster.errors import UnsafeTopic as UnsafeTopic
@@ -153,7 +151,6 @@ _MODULES: Final = {
     "MarshalTranslator": "marshal_dagster.assets",
     "NotCertain": "marshal_dagster.errors",
     "NotCommitted": "marshal_dagster.errors",
-    "NothingToClaim": "marshal_dagster.errors",
     "Nulls": "marshal_dagster.spark.decoding",
     "Outbox": "marshal_dagster.outbox.stash",
     "OutboxRecord": "marshal_dagster.outbox.stash",
@@ -184,7 +181,6 @@ _MODULES: Final = {
     "StartUnknown": "marshal_dagster.errors",
     "Submission": "marshal_dagster.submit",
     "SubmittedBatch": "marshal_dagster.spark.submitted",
-    "TooManyAttempts": "marshal_dagster.errors",
     "TopicMissing": "marshal_dagster.errors",
     "UnavailableError": "marshal_dagster.errors",
     "UnsafeTopic": "marshal_dagster.errors",

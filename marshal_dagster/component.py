@@ -24,10 +24,10 @@ from dagster import (
 from pydantic import Field
 
 from marshal_dagster.assets import build_claim_checks, build_topic_asset, build_topic_sensor, marshal_asset
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.jobs import AnyJob, build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.resources import (
-    DEFAULT_COORDINATION_TOPIC,
     DEFAULT_HEARTBEAT_INTERVAL_S,
     ClaimerResource,
     KafkaConnectionConfig,

@@ -30,19 +30,28 @@ class RightMissing(MarshalError):
 class UnsafeTopic(MarshalError):
     """The coordination topic has settings under which the protocol does not hold."""
 
-    def __init__(self, topic: str, reasons: Sequence[str]) -> None:
+    def __init__(self, topic: str, reasons: Sequence[str], *, can_be_accepted: bool = True) -> None:
         """Keep `reasons`, one sentence for each setting that is wrong."""
         self.topic = topic
         self.reasons = tuple(reasons)
         listed = "; ".join(self.reasons)
         super().__init__(
             f"coordination topic {topic!r} has dangerous settings: {listed}. "
-            "Mend them (`marshal-dagster topic create --help` tells the right ones), or accept them explicitly."
+            "Fix them (`marshal-dagster topic create --help` shows the right ones)"
+            + (", or accept them explicitly." if can_be_accepted else "; no option allows them.")
         )
 
 
 class LogChanged(MarshalError):
     """The coordination log is not the one read before: truncated, made anew, or repartitioned."""
+
+
+class TimestampTypeError(LogChanged):
+    """The coordination topic stored a record with its sender's timestamp: it was not made with LogAppendTime."""
+
+
+class GoGroupError(MarshalError):
+    """Go consumers use the group or the coordination topic, so a person must decide before anything is written."""
 
 
 class NotCertain(MarshalError):
@@ -61,10 +70,6 @@ class GroupPaused(MarshalError):
     """The group is paused; nothing is claimed or planned until it is resumed."""
 
 
-class NothingToClaim(MarshalError):
-    """Every wanted partition is held by a live owner, or there is none."""
-
-
 class ClaimLost(MarshalError):
     """A claim is no longer this instance's; the message names who holds it now."""
 
@@ -79,10 +84,6 @@ class PlanRejected(MarshalError):
 
 class PositionNotSet(MarshalError):
     """A position was not set: members did not leave in time, or others paused and resumed in between."""
-
-
-class TooManyAttempts(MarshalError):
-    """A plan has failed more often than configured and waits for a person."""
 
 
 class DataTopicChanged(MarshalError):

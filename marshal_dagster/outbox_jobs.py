@@ -16,7 +16,6 @@ from dagster import (
     AssetCheckSeverity,
     AssetKey,
     AssetsDefinition,
-    DagsterRunStatus,
     DefaultSensorStatus,
     EnvVar,
     ExecutorDefinition,
@@ -38,18 +37,20 @@ from dagster import (
 from pydantic import Field
 
 from marshal_dagster.errors import ConfigurationError, MarshalError
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.holds import Limits
+from marshal_dagster.outbox.options import DEFAULT_OPTIONS, HarvesterOptions
+from marshal_dagster.outbox.tables import DEFAULT_NAME
+from marshal_dagster.postgres import DEFAULT_SCHEMA, Database
 from marshal_dagster.resources import CheckedResource, KafkaConnectionConfig
-from marshal_dagster.runs import FINISHED, forwarded_logs
+from marshal_dagster.runs import UNFINISHED, forwarded_logs
+from marshal_dagster.sensors.names import DEFAULT_INTERVAL_S
 
 if TYPE_CHECKING:
     from marshal_dagster.outbox.harvester import Harvester
     from marshal_dagster.outbox.looking import OutboxStatus
     from marshal_dagster.outbox.tables import OutboxTables
 
-DEFAULT_INTERVAL_S: Final = 30
 OUTBOX_TAG: Final = "marshal/outbox"
-_UNDER_WAY: Final = [each for each in DagsterRunStatus if each not in FINISHED]
 
 
 class OutboxResource(CheckedResource):
@@ -60,17 +61,23 @@ class OutboxResource(CheckedResource):
         repr=False,
         description='The database\'s connection string: EnvVar("NAME") in code, {"env": "NAME"} in YAML.',
     )
-    outbox: str = Field(default="outbox", description="The outbox's name, which is its table's.")
-    database_schema: str = Field(default="public", description="The schema that has the table.")
-    max_in_flight_records: int = Field(default=1_000, ge=1, description="Rows in a batch, at most.")
-    max_attempts: int = Field(default=5, ge=1, description="How often a row is tried before it is set aside.")
+    outbox: str = Field(default=DEFAULT_NAME, description="The outbox's name, which is its table's.")
+    database_schema: str = Field(default=DEFAULT_SCHEMA, description="The schema that has the table.")
+    max_in_flight_records: int = Field(
+        default=DEFAULT_OPTIONS.limits.max_in_flight_records, ge=1, description="Rows in a batch, at most."
+    )
+    max_attempts: int = Field(
+        default=DEFAULT_OPTIONS.limits.max_attempts,
+        ge=1,
+        description="How often a row is tried before it is set aside.",
+    )
     topic_patience_s: float = Field(
-        default=30.0,
+        default=DEFAULT_OPTIONS.limits.topic_patience_s,
         ge=0,
         description="How long a topic that cannot be written to is waited for at least; then its rows are set aside.",
     )
     partitioner: str = Field(
-        default="murmur2_random",
+        default=DEFAULT_OPTIONS.partitioner,
         description="How a key's partition is chosen, as librdkafka names it: all harvesters need the same one.",
     )
 
@@ -101,8 +108,7 @@ class OutboxResource(CheckedResource):
 
     def harvester(self) -> "Harvester":
         """Make a harvester, which connects when it runs. Raises `ConfigurationError`."""
-        from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions
-        from marshal_dagster.outbox.holds import Limits
+        from marshal_dagster.outbox.harvester import Harvester
 
         limits = Limits(
             max_in_flight_records=self.max_in_flight_records,
@@ -191,7 +197,7 @@ def build_outbox_backlog_sensor(
         age_s = status.oldest_age_s or 0.0
         if status.rows <= more_than_rows and (older_than_s is None or age_s <= older_than_s):
             return SkipReason(told)
-        under_way = RunsFilter(job_name=drain_job.name, statuses=_UNDER_WAY)
+        under_way = RunsFilter(job_name=drain_job.name, statuses=list(UNFINISHED))
         if context.instance.get_run_records(under_way, limit=1):
             return SkipReason(f"{told}; a run of {drain_job.name!r} is under way")
         context.log.info("%s: asking for a run", told)

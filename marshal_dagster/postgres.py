@@ -11,7 +11,9 @@ if TYPE_CHECKING:
 
     Connection = psycopg.Connection[tuple[Any, ...]]
 
+DEFAULT_SCHEMA: Final = "public"
 LONGEST_NAME_BYTES: Final = 63
+_ANSWER_TIMEOUT_S: Final = 60.0
 
 
 class Secret(Protocol):
@@ -25,24 +27,20 @@ class Secret(Protocol):
 class Database:
     """A database, by a connection string or URI; what that says of time-outs comes before the defaults."""
 
-    def __init__(self, dsn: str | Secret, *, connect_timeout_s: int = 10, answer_timeout_s: float = 60.0) -> None:
-        """Connect to nothing yet.
-
-        `answer_timeout_s` is for how long a network that delivers nothing is waited for.
-        """
+    def __init__(self, dsn: str | Secret, *, connect_timeout_s: int = 10) -> None:
+        """Connect to nothing yet."""
         self._dsn = dsn if isinstance(dsn, str) else dsn.get_secret_value()
         self._connect_timeout_s = connect_timeout_s
-        self._answer_timeout_s = answer_timeout_s
 
     @property
     def has_password(self) -> bool:
         """Whether the connection string has a password in it. Raises `ConfigurationError` for what is none."""
         return bool(self._given().get("password"))
 
-    def connect(self, *, answer_timeout_s: float | None = None, **settings: Any) -> "Connection":  # noqa: ANN401 - psycopg's
+    def connect(self, *, answer_timeout_s: float = _ANSWER_TIMEOUT_S, **settings: Any) -> "Connection":  # noqa: ANN401 - psycopg's
         """Connect; `settings` are psycopg's and come before the connection string's, but for `options`: both count.
 
-        `answer_timeout_s` stands in for this database's.
+        `answer_timeout_s` is how long to wait for a network that delivers nothing.
         Raises `ConfigurationError` for what is no connection string, and psycopg's errors.
         """
         import psycopg
@@ -56,7 +54,7 @@ class Database:
             "keepalives_idle": 30,
             "keepalives_interval": 10,
             "keepalives_count": 3,
-            "tcp_user_timeout": round((answer_timeout_s or self._answer_timeout_s) * 1_000),
+            "tcp_user_timeout": round(answer_timeout_s * 1_000),
         }
         return psycopg.connect(
             self._dsn,

@@ -17,9 +17,10 @@ from dagster import Config, ConfigurableResource, EnvVar, InitResourceContext
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 from pydantic.functional_validators import ModelWrapValidatorHandler
 
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.errors import ConfigurationError, LogChanged, RightMissing, UnavailableError
-from marshal_dagster.kafka.connection import LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
+from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
 from marshal_dagster.protocol.messages import (
     GO_HEARTBEAT_INTERVAL_MS,
     DeliveryMode,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from marshal_dagster.runs import RunContext
     from marshal_dagster.spark.sinks import Sink
 
-DEFAULT_COORDINATION_TOPIC: Final = "__marshal"
 DEFAULT_HEARTBEAT_INTERVAL_S: Final = 10.0
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class KafkaConnectionConfig(Config):
         default=None, repr=False, description="The key's password; given as `password` is."
     )
     timeout_s: float = Field(
-        default=10.0,
+        default=DEFAULT_TIMEOUT_S,
         gt=0,
         le=LONGEST_TIMEOUT_S,
         description="Seconds that the first connection and each request may take.",
@@ -517,13 +517,9 @@ class ClaimerResource(CheckedResource):
 
         Who opens it closes it. Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`.
         """
-        from marshal_dagster.coordination.kafka_log import KafkaLog
-        from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
-        from marshal_dagster.coordination.rationalizer import Rationalizer
+        from marshal_dagster.coordination.opening import open_rationalizer
 
-        connection, topic = self.coordination(), self.coordination_topic
-        log, snapshots = KafkaLog(connection, topic, interval_ms), kafka_snapshots(connection, topic)
-        return Rationalizer(log, timeout_s=connection.timeout_s, snapshots=snapshots)
+        return open_rationalizer(self.coordination(), self.coordination_topic, interval_ms=interval_ms)
 
     def require_rights(self) -> None:
         """Make sure that this user may read and write the coordination topic, as who claims or acts on a group must.

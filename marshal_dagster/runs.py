@@ -42,7 +42,10 @@ OUTCOME_TAG: Final = "marshal/outcome"
 """Tags on runs: whose batches they work on, and what a run came to that had nothing to do."""
 
 FINISHED: Final = frozenset({DagsterRunStatus.SUCCESS, DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED})
-_ENDING: Final = FINISHED | {DagsterRunStatus.CANCELING}
+UNFINISHED: Final = frozenset(DagsterRunStatus) - FINISHED
+NOT_LAUNCHED: Final = frozenset({DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED})
+MAY_CLAIM: Final = UNFINISHED - {DagsterRunStatus.CANCELING}
+"""Statuses of runs: those that are over, the others, and of these those without a process, and those that may claim."""
 ANNOUNCED: Final = "announced"
 DROPPED: Final = "possibly_dropped"
 """Names of tables of ranges in observations of a data topic."""
@@ -119,7 +122,7 @@ def run_is_over(instance: DagsterInstance, run_id: str) -> Callable[[], str | No
         except Exception as error:  # noqa: BLE001 - every storage raises its own
             logger.debug("Dagster was asked about this run and did not answer: %s", error)
             return None
-        if run is None or run.status not in _ENDING:
+        if run is None or run.status in MAY_CLAIM:
             return None
         return f"Dagster says that run {run_id} is {run.status.value.lower()}"
 

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from marshal_dagster._internal.java_properties import render_properties
 from marshal_dagster.delivery import ClaimedBatch
 from marshal_dagster.errors import BatchAborted, ConfigurationError, UnavailableError
 from marshal_dagster.processes import mark_of
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.spark.launching import rendered, spark_home, write_private
+from marshal_dagster.spark.launching import spark_home, write_private
 from marshal_dagster.spark.session import spark_settings, with_connector
 from marshal_dagster.spark.submitted import (
     BATCH_VARIABLE,
@@ -66,7 +67,7 @@ class Submission:
         """
         name = Path(script).stem
         properties = self.folder / SETTINGS_FILE
-        write_private(properties, rendered(with_connector(spark_settings(app_name=name, extra=settings))))
+        write_private(properties, render_properties(with_connector(spark_settings(app_name=name, extra=settings))))
         submit = str(spark_home() / "bin" / "spark-submit")
         return [submit, "--properties-file", str(properties), os.fspath(script), *arguments]
 

@@ -10,7 +10,16 @@ import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
-from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, LogIdentity, PositionLost
+from marshal_dagster.coordination.log import (
+    DEFAULT_COORDINATION_PARTITIONS,
+    DEFAULT_COORDINATION_TOPIC,
+    Ack,
+    Append,
+    Bounds,
+    Chunk,
+    LogIdentity,
+    PositionLost,
+)
 from marshal_dagster.errors import TopicMissing, UnavailableError
 from marshal_dagster.protocol.snapshots import Record
 
@@ -50,10 +59,16 @@ class MemoryBroker:
     """One coordination topic, in this process. `now_ms` gives the broker's time for each appended record."""
 
     def __init__(
-        self, partitions: int = 8, *, topic: str = "__marshal", now_ms: Callable[[], int] | None = None
+        self,
+        partitions: int = DEFAULT_COORDINATION_PARTITIONS,
+        *,
+        topic: str = DEFAULT_COORDINATION_TOPIC,
+        now_ms: Callable[[], int] | None = None,
     ) -> None:
         """Make an empty topic with `partitions` coordination partitions."""
         self.lock = threading.Lock()
+        self.is_sender_timed = False
+        """Whether records get their sender's timestamp, as in a topic with `message.timestamp.type=CreateTime`."""
         self.now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
         self._topic = topic
         self._partitions = partitions
@@ -64,6 +79,8 @@ class MemoryBroker:
         self._partitions = partitions or self._partitions
         self._identity: LogIdentity | None = LogIdentity(self._topic, _topic_id(), self._partitions)
         self._records: list[list[tuple[int, int, bytes | None]]] = [[] for _ in range(self._partitions)]
+        self.sender_timed: list[set[int]] = [set() for _ in range(self._partitions)]
+        """The offsets of each coordination partition whose records have their sender's timestamp."""
         self._starts = [0] * self._partitions
         self._ends = [0] * self._partitions
 
@@ -84,6 +101,8 @@ class MemoryBroker:
             offset = self._ends[partition]
             at_ms = self.now_ms() if timestamp_ms is None else timestamp_ms
             self._records[partition].append((offset, at_ms, value))
+            if self.is_sender_timed:
+                self.sender_timed[partition].add(offset)
             self._ends[partition] = offset + 1
             return offset
 
@@ -106,6 +125,7 @@ class MemoryBroker:
             self._records[partition] = [record for record in self._records[partition] if record[0] < end]
             self._starts[partition] = min(self._starts[partition], end)
             self._ends[partition] = end
+            self.sender_timed[partition] = {offset for offset in self.sender_timed[partition] if offset < end}
 
     def bounds(self, partition: int) -> Bounds:
         """Give the present bounds of one coordination partition. Raises `TopicMissing` where there is none."""
@@ -158,7 +178,8 @@ class MemoryLog:
             if not bounds.start <= position <= bounds.end:
                 raise PositionLost(partition)
             self._positions[partition] = bounds.end
-            yield Chunk(partition, self.broker.records(partition, position, bounds.end), bounds.end)
+            records = self.broker.records(partition, position, bounds.end)
+            yield Chunk(partition, records, bounds.end, self.broker.sender_timed[partition])
             if bounds.end < end:
                 raise UnavailableError(f"coordination partition {partition} ends at {bounds.end}, not at {end}")
 

@@ -144,9 +144,17 @@ class ClaimerMachine(MemberMachine[Claimer]):
             return
         claim = member.claims[number]
         to = claim.plan_end if whole and claim.plan_end is not None else (claim.beat_offset or 0) + ahead
+        if claim.plan_end is None:
+            to = claim.offset or 0
         before, may_lose = self._key(number)["offset"], self._may_lose(member)
         try:
             member.commit({number: to})
+        except PlanRejected:
+            self._see("commit without a plan")
+            assert claim.plan_end is None
+            self._read_log()
+            assert self._key(number)["offset"] == before
+            return
         except ClaimLost:
             self._see("commit refused")
             assert may_lose

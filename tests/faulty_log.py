@@ -115,7 +115,7 @@ class FaultyLog:
                 where, self.interrupt = self.interrupt, None
                 if where == "read":
                     raise Interrupted
-                yield Chunk(chunk.partition, _InterruptedRecords(chunk.records), chunk.position)
+                yield chunk._replace(records=_InterruptedRecords(chunk.records))
             else:
                 yield chunk
 

@@ -12,9 +12,10 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.outbox.harvest import Counts, Harvest
-from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions, OutboxTopics
+from marshal_dagster.outbox.harvester import Harvester, OutboxTopics
 from marshal_dagster.outbox.holds import Limits
 from marshal_dagster.outbox.looking import Backlog, OutboxStatus, ParkedRow
+from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.ports import ID_HEADER, Header, Row
 from marshal_dagster.outbox.publisher import KafkaPublisher
 from marshal_dagster.outbox.stash import Outbox, OutboxRecord

@@ -53,14 +53,13 @@ class PlainReader:
     `heartbeat_interval_ms` and `rules` ("native" or "go") hold until a group's first settings record.
     """
 
-    def __init__(
-        self, coordination_partitions: int, heartbeat_interval_ms: int = 60_000, rules: str = "native"
-    ) -> None:
+    def __init__(self, coordination_partitions: int, heartbeat_interval_ms: int = 60_000, rules: str = "go") -> None:
         self.coordination_partitions = coordination_partitions
         self.heartbeat_interval_ms = heartbeat_interval_ms
         self.rules = rules
         self.invalid = 0
         self.refused = 0
+        self.noted: dict[str, int] = {}
         self.logs: dict[int, dict[str, Any]] = {}
 
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None) -> str:
@@ -217,6 +216,11 @@ class PlainReader:
 
         if self._settings_of(group)["rules"] == "go":
             # 7: from any instance; sets the offset, also to a lower one; the sender becomes the owner.
+            # The lowering and the displacement are both reported, also when one record does both.
+            if owner is not None and not is_owner:
+                self._note("displaced")
+            if key["offset"] is not None and record["offset"] < key["offset"]:
+                self._note("lowered")
             if not is_owner:
                 key["owner"] = new_owner(record, offset, log["log_time"])
             key["owner"]["last_beat"] = log["log_time"]
@@ -226,11 +230,21 @@ class PlainReader:
         if not is_owner:
             return False
         key["owner"]["last_beat"] = log["log_time"]
+        if key["offset"] is not None and record["offset"] < key["offset"]:
+            self._note("rewind")  # a lower one is reported and moves nothing
+            return True
         if key["ranges"] != []:
+            if record["offset"] != key["offset"]:
+                self._note("beyond_ranges")
             return True  # R3: the offset stays where it is
+        if key["offset"] is not None and record["offset"] > key["offset"] and key["plan_end"] is None:
+            self._note("unplanned")  # it moves a known offset without a plan
         if key["offset"] is None or record["offset"] > key["offset"]:
             move_offset(key, record["offset"])
         return True
+
+    def _note(self, what: str) -> None:
+        self.noted[what] = self.noted.get(what, 0) + 1
 
     def _releasing_partition(
         self,
@@ -257,6 +271,8 @@ class PlainReader:
             # 7: a release that sets no position moves the offset forwards.
             if key["offset"] is None or record["offset"] > key["offset"]:
                 move_offset(key, record["offset"])
+        if record["offset"] != key["offset"]:
+            self._note("released_elsewhere")  # an o other than the offset is reported
         return True
 
     def _revoking_claim(self, key: dict[str, Any], record: dict[str, Any]) -> bool:

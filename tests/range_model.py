@@ -112,7 +112,7 @@ class Walk:
         self.mode = mode or self.rng.choice(MODES)
         self.now_ms = 0
         self.end = self.rng.randrange(1, 30)
-        self.world, self.older = World(1), World(1)
+        self.world, self.older = (World(1, 60_000, RuleSet.NATIVE) for _ in range(2))
         for each in (self.world, self.older):
             each.start(0, 0)
         self.views: list[View] = []

@@ -8,6 +8,7 @@ import argparse
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -24,7 +25,11 @@ INTERVALS_MS = (60_000, 60_000, 1000, 7, 1)
 
 
 class Reader(Protocol):
-    """What is compared: verdicts and the state as `replay --json` shows it."""
+    """What is compared: verdicts, the state as `replay --json` shows it, and what is reported of accepted records."""
+
+    @property
+    def noted(self) -> dict[str, int]:
+        """Return how often each thing was reported."""
 
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None) -> str:
         """Read one record: "accepted", "refused" or "invalid"."""
@@ -38,6 +43,12 @@ class LibraryReader:
 
     def __init__(self, coordination_partitions: int, heartbeat_interval_ms: int, rules: str) -> None:
         self.world = World(coordination_partitions, heartbeat_interval_ms, RuleSet(rules))
+
+    @property
+    def noted(self) -> dict[str, int]:
+        """Return how often each note was made, by its name."""
+        found = sum((partition.noted for partition in self.world.partitions.values()), Counter())
+        return {note.name.lower(): count for note, count in found.items()}
 
     def read(self, partition: int, offset: int, timestamp_ms: int, value: bytes | None) -> str:
         """Read one record."""
@@ -133,6 +144,8 @@ def first_difference(records: Iterable[LogRecord], plain: Reader, other: Reader,
         verdict, others = plain.read(*record), other.read(*record)
         if verdict != others:
             return Difference(at, f"{record}, verdict", verdict, others)
+        if plain.noted != other.noted:
+            return Difference(at, f"{record}, notes", plain.noted, other.noted)
         if at % every == 0:
             state, others_state = plain.summary(), other.summary()
             if state != others_state:
@@ -169,6 +182,8 @@ def first_difference_by_many(
     state, others_state = plain.summary(), other.summary()
     if state != others_state:
         return Difference(at, "state at the end, many at once", *parts_of(state, others_state))
+    if plain.noted != other.noted:
+        return Difference(at, "notes at the end, many at once", plain.noted, other.noted)
     return None
 
 

@@ -121,23 +121,36 @@ WRONG_RULES: dict[str, tuple[str, str]] = {
         '        key["owner"]["last_beat"]',
     ),
     "a lower heartbeat is refused": (
-        '        key["owner"]["last_beat"] = log["log_time"]\n        if key["ranges"]',
+        '        key["owner"]["last_beat"] = log["log_time"]\n        if key["offset"]',
         '        if key["offset"] is not None and record["offset"] < key["offset"]:\n            return False\n'
-        '        key["owner"]["last_beat"] = log["log_time"]\n        if key["ranges"]',
+        '        key["owner"]["last_beat"] = log["log_time"]\n        if key["offset"]',
     ),
     "a paused group's heartbeats are refused": (
         'if not is_owner:\n            return False\n        key["owner"]["last_beat"]',
         "if not is_owner or is_paused(log, group):\n            return False\n        key[\"owner\"][\"last_beat\"]",
     ),
     "a heartbeat brings its client": (
-        '        key["owner"]["last_beat"] = log["log_time"]\n        if key["ranges"]',
+        '        key["owner"]["last_beat"] = log["log_time"]\n        if key["offset"]',
         '        key["owner"]["last_beat"] = log["log_time"]\n        key["owner"]["client"] = record["client"]\n'
-        '        if key["ranges"]',
+        '        if key["offset"]',
     ),
     "a heartbeat lowers the offset": (
-        'if key["offset"] is None or record["offset"] > key["offset"]:\n            move_offset(key, record["offset"])\n'
-        "        return True\n\n    def _releasing",
-        'move_offset(key, record["offset"])\n        return True\n\n    def _releasing',
+        'self._note("rewind")  # a lower one is reported and moves nothing\n',
+        'move_offset(key, record["offset"])\n',
+    ),
+    # 4 and 7, what is reported
+    "a rewind is not reported": ('self._note("rewind")', "pass"),
+    "a release elsewhere is not reported": ('self._note("released_elsewhere")', "pass"),
+    "a displacement is not reported": ('self._note("displaced")', "pass"),
+    "a lowering is not reported": ('self._note("lowered")', "pass"),
+    "of a displacement that lowers only that is reported": (
+        'if key["offset"] is not None and record["offset"] < key["offset"]:\n                self._note("lowered")',
+        'elif key["offset"] is not None and record["offset"] < key["offset"]:\n                self._note("lowered")',
+    ),
+    "a heartbeat without a plan is not reported": ('self._note("unplanned")', "pass"),
+    "each heartbeat that commits is reported": (
+        'record["offset"] > key["offset"] and key["plan_end"] is None',
+        'record["offset"] > key["offset"]',
     ),
     # 4, releases and revocations
     "a release moves the offset": ('if self._settings_of(group)["rules"] == "go":\n            # 7: a release', "if True:\n            # 7: a release"),
@@ -494,8 +507,8 @@ WRONG_RANGES: dict[str, tuple[str, str]] = {
         'for each in key["ranges"]:\n            each["owner"] = None\n        key["owner"] = new',
         'key["ranges"] = []\n        key["owner"] = new',
     ),
-    "the offset follows the whole owner over ranges": ('if key["ranges"] != []:\n            return True  # R3', "if False:\n            return True  # R3"),
-    "a heartbeat beside ranges is refused": ('if key["ranges"] != []:\n            return True  # R3', 'if key["ranges"] != []:\n            return False  # R3'),
+    "the offset follows the whole owner over ranges": ('if key["ranges"] != []:\n            if record["offset"]', "if False:\n            if record['offset']"),
+    "a heartbeat beside ranges is refused": ('return True  # R3: the offset stays', 'return False  # R3: the offset stays'),
     "the whole is planned beside ranges": ('if key["ranges"] != []:\n            return False  # R3: no range is there', ""),
     "a set position leaves the ranges": (
         'key["generation"] = offset\n            key["ranges"] = []  # R3\n            return True',

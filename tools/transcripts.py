@@ -159,7 +159,7 @@ def _record(value: bytes | None) -> str:
 
 
 def _verdict(verdict: Verdict) -> str:
-    why = verdict.reason or verdict.note
+    why = verdict.reason or "; ".join(verdict.notes)
     return f"{verdict.kind}" + (f" ({why})" if why else "")
 
 

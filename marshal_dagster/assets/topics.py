@@ -30,8 +30,7 @@ from marshal_dagster.assets.claimed import MarshalTranslator, kafka_partitions
 from marshal_dagster.assets.standing import Standing, standing
 from marshal_dagster.errors import TopicMissing
 from marshal_dagster.resources import claimer_of, require_topic
-from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S
-from marshal_dagster.sensors.names import own_name, sensor_name
+from marshal_dagster.sensors.names import DEFAULT_INTERVAL_S, own_name, sensor_name
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
 _ENDS: Final = "end_offsets"

@@ -11,18 +11,16 @@ from typing import Any, Final
 
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
+from marshal_dagster.coordination.opening import open_rationalizer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.protocol.messages import is_name, is_topic
+from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, is_name, is_topic
 
 _SERVERS: Final = "MARSHAL_BOOTSTRAP_SERVERS"
 _DATA_PREFIX: Final = "MARSHAL_DATA_"
-LONGEST_INTERVAL_MS: Final = 60_000
-"""For who writes nothing for which an interval counts."""
 READING: Final = (Right.READ,)
 WRITING: Final = (Right.READ, Right.WRITE)
 
@@ -69,20 +67,17 @@ def data_connection_of(
     return coordination
 
 
-def open_log(connection: KafkaConnection, topic: str, interval_ms: int = LONGEST_INTERVAL_MS) -> KafkaLog:
-    """Name the coordination log of a cluster; nothing is connected yet. Raises `ConfigurationError`.
-
-    `interval_ms` is the heartbeat interval of members by which it can be written.
-    """
+def open_log(connection: KafkaConnection, topic: str) -> KafkaLog:
+    """Name the coordination log of a cluster; nothing is connected yet. Raises `ConfigurationError`."""
     check_topic("--coordination-topic", topic)
-    return KafkaLog(connection, topic, interval_ms)
+    return KafkaLog(connection, topic)
 
 
 def open_reader(
     connection: KafkaConnection,
     topic: str,
     followed: list[str] | None = None,
-    interval_ms: int = LONGEST_INTERVAL_MS,
+    interval_ms: int = GO_HEARTBEAT_INTERVAL_MS,
     rights: tuple[Right, ...] = READING,
 ) -> Rationalizer:
     """Open a reader of what the data topics `followed` need, or of all; nothing of the log is read yet.
@@ -90,10 +85,10 @@ def open_reader(
     Raises `RightMissing` for those of `rights` that this user has not; `ConfigurationError`, `TopicMissing`,
     `UnavailableError`.
     """
-    log, snapshots = open_log(connection, topic, interval_ms), kafka_snapshots(connection, topic)
+    check_topic("--coordination-topic", topic)
     with telling_how_to_create(topic):
         require_rights(connection, topic, rights)
-        return Rationalizer(log, topics=followed, timeout_s=connection.timeout_s, snapshots=snapshots)
+        return open_rationalizer(connection, topic, followed=followed, interval_ms=interval_ms)
 
 
 def require_rights(connection: KafkaConnection, topic: str, rights: tuple[Right, ...]) -> None:

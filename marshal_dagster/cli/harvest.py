@@ -11,24 +11,10 @@ from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.outbox import Place
 from marshal_dagster.cli.serving import attend, health_server
 from marshal_dagster.cli.telling import telling_warnings
-from marshal_dagster.election.rules import Timing
-from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions
-from marshal_dagster.outbox.holds import Limits
+from marshal_dagster.outbox.harvester import Harvester
+from marshal_dagster.outbox.options import HarvesterOptions
 
 _WARNS: Final = ("outbox", "election")
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """How a harvester works, as the command line says it."""
-
-    max_in_flight: int = 1_000
-    max_attempts: int = 5
-    topic_patience_s: float = 30.0
-    poll_interval_s: float = 0.1
-    receive_deadline_s: float = 5.0
-    transaction_timeout_s: float = 10.0
-    partitioner: str = "murmur2_random"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,24 +23,12 @@ class HarvestRequest:
 
     place: Place
     connection: ConnectionOptions
-    bounds: Bounds
+    options: HarvesterOptions
     as_json: bool = False
 
     def harvester(self) -> Harvester:
         """Make it; nothing is connected to yet. Raises `ConfigurationError`."""
-        bounds = self.bounds
-        options = HarvesterOptions(
-            limits=Limits(
-                max_in_flight_records=bounds.max_in_flight,
-                max_attempts=bounds.max_attempts,
-                topic_patience_s=bounds.topic_patience_s,
-            ),
-            timing=Timing(receive_deadline_ms=bounds.receive_deadline_s * 1_000),
-            poll_interval_s=bounds.poll_interval_s,
-            transaction_timeout_s=bounds.transaction_timeout_s,
-            partitioner=bounds.partitioner,
-        )
-        return Harvester(self.place.tables(), connection_of(self.connection), options)
+        return Harvester(self.place.tables(), connection_of(self.connection), self.options)
 
 
 def harvest(request: HarvestRequest, health: str | None) -> ExitCode:

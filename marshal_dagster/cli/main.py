@@ -27,6 +27,7 @@ from marshal_dagster.cli.options import (
     Timeout,
 )
 from marshal_dagster.cli.parts import PROGRAM, Command, command_group, help_text
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS
 
 _DEBUG: Final = "--debug"
 _NOWHERE: Final = logging.NullHandler()
@@ -246,7 +247,7 @@ def _replay(  # noqa: PLR0917 - by name
     ] = 60.0,
     rules: Annotated[
         str, typer.Option("--rules", metavar="native|go", help="The rule set until a group's first settings record.")
-    ] = "native",
+    ] = "go",
     coordination_partitions: Annotated[
         int | None,
         typer.Option(
@@ -338,7 +339,7 @@ def _create(  # noqa: PLR0917 - by name
     name: TopicName = DEFAULT_COORDINATION_TOPIC,
     partitions: Annotated[
         int, typer.Option("--partitions", "-p", metavar="N", help="Coordination partitions; this can never change.")
-    ] = 8,
+    ] = DEFAULT_COORDINATION_PARTITIONS,
     replication: Annotated[
         int | None,
         typer.Option(

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
-DEFAULT_COORDINATION_TOPIC: Final = "__marshal"
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC as DEFAULT_COORDINATION_TOPIC  # noqa: PLC0414 - exported
 
 BootstrapServers = Annotated[
     str | None,

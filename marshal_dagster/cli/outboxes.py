@@ -3,7 +3,7 @@
 Nothing heavy is imported here either.
 """
 
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 
@@ -18,10 +18,14 @@ from marshal_dagster.cli.options import (
     Yes,
 )
 from marshal_dagster.cli.parts import Command, command_group, help_text
+from marshal_dagster.election.rules import Timing
+from marshal_dagster.outbox.holds import Limits
+from marshal_dagster.outbox.options import DEFAULT_OPTIONS, HarvesterOptions
+from marshal_dagster.outbox.tables import DEFAULT_NAME
+from marshal_dagster.postgres import DEFAULT_SCHEMA
 
 app = command_group("A transactional outbox: rows committed in PostgreSQL, published to Kafka in order per key.")
 
-DEFAULT_NAME: Final = "outbox"
 
 Dsn = Annotated[
     str | None,
@@ -107,7 +111,7 @@ PartitionerName = Annotated[
 def _init(  # noqa: PLR0917 - typer gives options by name
     dsn: Dsn = None,
     name: Name = DEFAULT_NAME,
-    schema: Schema = "public",
+    schema: Schema = DEFAULT_SCHEMA,
     notify: Annotated[
         bool,
         typer.Option(
@@ -152,15 +156,15 @@ def _init(  # noqa: PLR0917 - typer gives options by name
 def _harvest(  # noqa: PLR0917 - by name
     dsn: Dsn = None,
     name: Name = DEFAULT_NAME,
-    schema: Schema = "public",
+    schema: Schema = DEFAULT_SCHEMA,
     health: Health = None,
-    max_in_flight: MaxInFlight = 1_000,
-    max_attempts: MaxAttempts = 5,
-    topic_patience: TopicPatience = 30.0,
-    poll_interval: PollInterval = 0.1,
-    receive_deadline: ReceiveDeadline = 5.0,
-    transaction_timeout: TransactionTimeout = 10.0,
-    partitioner: PartitionerName = "murmur2_random",
+    max_in_flight: MaxInFlight = DEFAULT_OPTIONS.limits.max_in_flight_records,
+    max_attempts: MaxAttempts = DEFAULT_OPTIONS.limits.max_attempts,
+    topic_patience: TopicPatience = DEFAULT_OPTIONS.limits.topic_patience_s,
+    poll_interval: PollInterval = DEFAULT_OPTIONS.poll_interval_s,
+    receive_deadline: ReceiveDeadline = DEFAULT_OPTIONS.timing.receive_deadline_ms / 1_000,
+    transaction_timeout: TransactionTimeout = DEFAULT_OPTIONS.transaction_timeout_s,
+    partitioner: PartitionerName = DEFAULT_OPTIONS.partitioner,
     bootstrap_servers: BootstrapServers = None,
     connection: ConnectionFile = None,
     timeout: Timeout = None,
@@ -169,10 +173,14 @@ def _harvest(  # noqa: PLR0917 - by name
     from marshal_dagster.cli import harvest, outbox
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    bounds = harvest.Bounds(
-        max_in_flight, max_attempts, topic_patience, poll_interval, receive_deadline, transaction_timeout, partitioner
+    work = HarvesterOptions(
+        Limits(max_in_flight_records=max_in_flight, max_attempts=max_attempts, topic_patience_s=topic_patience),
+        Timing(receive_deadline_ms=receive_deadline * 1_000),
+        poll_interval,
+        transaction_timeout,
+        partitioner,
     )
-    return harvest.harvest(harvest.HarvestRequest(outbox.Place(dsn, name, schema), options, bounds, as_json), health)
+    return harvest.harvest(harvest.HarvestRequest(outbox.Place(dsn, name, schema), options, work, as_json), health)
 
 
 @app.command(
@@ -189,12 +197,12 @@ def _harvest(  # noqa: PLR0917 - by name
 def _drain(  # noqa: PLR0917 - by name
     dsn: Dsn = None,
     name: Name = DEFAULT_NAME,
-    schema: Schema = "public",
-    max_in_flight: MaxInFlight = 1_000,
-    max_attempts: MaxAttempts = 5,
-    topic_patience: TopicPatience = 30.0,
-    transaction_timeout: TransactionTimeout = 10.0,
-    partitioner: PartitionerName = "murmur2_random",
+    schema: Schema = DEFAULT_SCHEMA,
+    max_in_flight: MaxInFlight = DEFAULT_OPTIONS.limits.max_in_flight_records,
+    max_attempts: MaxAttempts = DEFAULT_OPTIONS.limits.max_attempts,
+    topic_patience: TopicPatience = DEFAULT_OPTIONS.limits.topic_patience_s,
+    transaction_timeout: TransactionTimeout = DEFAULT_OPTIONS.transaction_timeout_s,
+    partitioner: PartitionerName = DEFAULT_OPTIONS.partitioner,
     bootstrap_servers: BootstrapServers = None,
     connection: ConnectionFile = None,
     timeout: Timeout = None,
@@ -203,14 +211,12 @@ def _drain(  # noqa: PLR0917 - by name
     from marshal_dagster.cli import harvest, outbox
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    bounds = harvest.Bounds(
-        max_in_flight,
-        max_attempts,
-        topic_patience,
+    work = HarvesterOptions(
+        Limits(max_in_flight_records=max_in_flight, max_attempts=max_attempts, topic_patience_s=topic_patience),
         transaction_timeout_s=transaction_timeout,
         partitioner=partitioner,
     )
-    return harvest.drain(harvest.HarvestRequest(outbox.Place(dsn, name, schema), options, bounds, as_json))
+    return harvest.drain(harvest.HarvestRequest(outbox.Place(dsn, name, schema), options, work, as_json))
 
 
 @app.command(
@@ -224,7 +230,9 @@ def _drain(  # noqa: PLR0917 - by name
         "outbox status --json",
     ),
 )
-def _status(dsn: Dsn = None, name: Name = DEFAULT_NAME, schema: Schema = "public", as_json: AsJson = False) -> None:
+def _status(
+    dsn: Dsn = None, name: Name = DEFAULT_NAME, schema: Schema = DEFAULT_SCHEMA, as_json: AsJson = False
+) -> None:
     from marshal_dagster.cli import outbox
 
     outbox.status(outbox.Place(dsn, name, schema), as_json=as_json)
@@ -244,7 +252,7 @@ def _status(dsn: Dsn = None, name: Name = DEFAULT_NAME, schema: Schema = "public
 def _parked(
     dsn: Dsn = None,
     name: Name = DEFAULT_NAME,
-    schema: Schema = "public",
+    schema: Schema = DEFAULT_SCHEMA,
     limit: Annotated[int, typer.Option("--limit", "-n", metavar="N", min=1, help="The first N.")] = 100,
     as_json: AsJson = False,
 ) -> None:
@@ -270,7 +278,7 @@ def _retry(  # noqa: PLR0917 - by name
     every: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     dsn: Dsn = None,
     name: Name = DEFAULT_NAME,
-    schema: Schema = "public",
+    schema: Schema = DEFAULT_SCHEMA,
     as_json: AsJson = False,
 ) -> ExitCode:
     from marshal_dagster.cli import outbox
@@ -298,7 +306,7 @@ def _drop(  # noqa: PLR0917 - by name
     ],
     dsn: Dsn = None,
     name: Name = DEFAULT_NAME,
-    schema: Schema = "public",
+    schema: Schema = DEFAULT_SCHEMA,
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> ExitCode:

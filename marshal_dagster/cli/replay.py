@@ -31,7 +31,7 @@ class ReplayRequest:
 
     file: str
     heartbeat_interval_s: float = 60.0
-    rules: str = RuleSet.NATIVE.value
+    rules: str = RuleSet.GO.value
     coordination_partitions: int | None = None
     as_json: bool = False
     at_each: bool = False

@@ -234,7 +234,7 @@ def line(seen: Seen) -> output.Line:
     record, verdict = seen.record, seen.verdict
     parts = [(f"{output.utc(seen.log_time_ms)} {record.partition}:{record.offset} ", "dim"), (_said(record.value), "")]
     if verdict is not None:
-        why = verdict.reason or verdict.note
+        why = verdict.reason or "; ".join(verdict.notes)
         parts.append((f"  {verdict.kind}" + (f": {why}" if why else ""), _STYLES[verdict.kind]))
     return output.Line(tuple(parts))
 

@@ -74,7 +74,7 @@ def check(options: ConnectionOptions, name: str, *, as_json: bool) -> ExitCode:
 
 def is_safe(problems: Iterable[Problem]) -> bool:
     """Tell whether the protocol holds all the same."""
-    return all(each.severity is not Severity.DANGER for each in problems)
+    return all(each.severity is Severity.WARNING for each in problems)
 
 
 def with_servers(problem: Problem, servers: str) -> Problem:
@@ -119,7 +119,7 @@ def _said(described: TopicDescription) -> str:
 
 def _show(problems: Iterable[Problem]) -> None:
     for each in problems:
-        style = "bold red" if each.severity is Severity.DANGER else "yellow"
+        style = "yellow" if each.severity is Severity.WARNING else "bold red"
         output.show(
             output.Line(
                 ((f"{each.severity}: ", style), (f"{each.setting} is {each.found}, should be {each.wanted}", ""))

@@ -1,21 +1,23 @@
 """Makes and checks the coordination topic: the settings that the protocol's promises rest on."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS, DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing, UnsafeTopic
 from marshal_dagster.kafka.topics import TopicDescription, Topics
 
-DEFAULT_TOPIC: Final = "__marshal"
-DEFAULT_PARTITIONS: Final = 8
 MOST_REPLICAS: Final = 3
 LEAST_INSYNC: Final = 2
 """On how many replicas a record must be before it counts, where there are several."""
 UNLIMITED: Final = "-1"
 NOT_TOLD: Final = "not told by the broker"
+NO_TOPIC_ID: Final = "A" * 22
+"""The id that a broker reports which gives topics none."""
 LEAST_MESSAGE_BYTES: Final = 4_096
 """More than the largest valid record (PROTOCOL.md 1) with Kafka's own overhead."""
 LEAST_RETENTION: Final[Mapping[str, int]] = {"retention.ms": 86_400_000, "retention.bytes": 1_073_741_824}
@@ -25,6 +27,7 @@ BATCH_BYTES: Final = 1_048_588
 
 ALWAYS: Final[Mapping[str, str]] = {
     "cleanup.policy": "delete",
+    "compression.type": "uncompressed",
     "max.message.bytes": str(BATCH_BYTES),
     "message.timestamp.type": "LogAppendTime",
     "retention.bytes": UNLIMITED,
@@ -45,6 +48,8 @@ SNAPSHOT_SETTINGS: Final[Mapping[str, str]] = {
 class Severity(StrEnum):
     """How much a problem matters."""
 
+    UNUSABLE = "unusable"
+    """No member and no command works with such a topic, and no option allows it (PROTOCOL.md 2)."""
     DANGER = "danger"
     """The protocol's promises do not hold."""
     WARNING = "warning"
@@ -83,6 +88,21 @@ _CHECKS: Final = (
         "LogAppendTime",
         "members judge staleness by the broker's clock; with a sender's clock one wrong clock takes over live claims",
         lambda found: found == "LogAppendTime",
+        severity=Severity.UNUSABLE,
+    ),
+    _Check(
+        "cleanup.policy",
+        "delete",
+        "records have no key; compaction refuses or removes them",
+        lambda found: "compact" not in found,
+        severity=Severity.UNUSABLE,
+    ),
+    _Check(
+        "compression.type",
+        "producer, uncompressed, gzip or snappy",
+        "Go consumers stop for good at a record that is compressed with lz4 or zstd",
+        lambda found: found not in {"lz4", "zstd"},
+        if_not_told=Severity.WARNING,
     ),
     _Check(
         "unclean.leader.election.enable",
@@ -94,8 +114,9 @@ _CHECKS: Final = (
     _Check(
         "cleanup.policy",
         "delete",
-        "records have no key; compaction refuses or removes them",
-        lambda found: found == "delete",
+        "only a topic with this policy is cut as retention.ms and retention.bytes say",
+        lambda found: found == "delete" or "compact" in found,
+        if_not_told=Severity.WARNING,
     ),
     _Check(
         "retention.ms",
@@ -134,8 +155,8 @@ def settings_for(replication: int) -> dict[str, str]:
 
 def create_coordination_topic(
     topics: Topics,
-    name: str = DEFAULT_TOPIC,
-    partitions: int = DEFAULT_PARTITIONS,
+    name: str = DEFAULT_COORDINATION_TOPIC,
+    partitions: int = DEFAULT_COORDINATION_PARTITIONS,
     replication: int | None = None,
 ) -> bool:
     """Create the coordination topic; an existing one with as many partitions and safe settings is left as it is.
@@ -162,7 +183,7 @@ def create_coordination_topic(
     return False
 
 
-def create_snapshot_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> bool:
+def create_snapshot_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC) -> bool:
     """Create the compacted topic for the snapshots of the coordination topic `name`; True if it was created now.
 
     It has as many partitions and replicas as that. One that exists stays as it is. Raises `TopicMissing`,
@@ -173,24 +194,47 @@ def create_snapshot_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> bool:
     return topics.create(snapshot_topic_of(name), len(beside.partitions), beside.replication, settings)
 
 
-def check_coordination_topic(topics: Topics, name: str = DEFAULT_TOPIC) -> list[Problem]:
+def check_coordination_topic(topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC) -> list[Problem]:
     """List what is wrong with the coordination topic's settings.
 
     Raises `TopicMissing`, `RightMissing` (DESCRIBE_CONFIGS), `UnavailableError`.
     """
     settings = topics.settings(name)
+    described = topics.describe(name)
     wrong = [problem for check in _CHECKS if (problem := _problem(name, check, settings.get(check.setting)))]
     if any(map(_is_ample_retention, wrong)) and _has_snapshot_topic(topics, name):
         wrong = [_outlived(problem) if _is_ample_retention(problem) else problem for problem in wrong]
-    return [*wrong, *_replica_problems(topics, topics.describe(name), settings)]
+    return [*_id_problems(described), *wrong, *_replica_problems(topics, described, settings)]
 
 
-def require_safe(topics: Topics, name: str = DEFAULT_TOPIC, *, accept_unsafe: bool = False) -> list[Problem]:
-    """Give the problems that one can live with; raise `UnsafeTopic` for dangerous ones unless told to accept them."""
+def require_usable(topics: Topics, described: TopicDescription) -> None:
+    """Refuse a coordination topic without an id, with compaction or with senders' timestamps.
+
+    Settings that this user may not look at are not checked here: an own record with its sender's timestamp is found
+    when it is read back. Raises `UnsafeTopic`, `UnavailableError`.
+    """
+    problems = _id_problems(described)
+    with suppress(RightMissing):
+        settings = topics.settings(described.name)
+        unusable = [check for check in _CHECKS if check.severity is Severity.UNUSABLE and check.setting in settings]
+        found = [_problem(described.name, check, settings[check.setting]) for check in unusable]
+        problems += [problem for problem in found if problem is not None]
+    if problems:
+        raise UnsafeTopic(described.name, [str(problem) for problem in problems], can_be_accepted=False)
+
+
+def require_safe(
+    topics: Topics, name: str = DEFAULT_COORDINATION_TOPIC, *, accept_unsafe: bool = False
+) -> list[Problem]:
+    """Return the problems that are left; raise `UnsafeTopic` for dangers, unless these are accepted.
+
+    What makes the topic unusable cannot be accepted.
+    """
     problems = check_coordination_topic(topics, name)
-    dangers = [problem for problem in problems if problem.severity is Severity.DANGER]
-    if dangers and not accept_unsafe:
-        raise UnsafeTopic(name, [str(problem) for problem in dangers])
+    is_unusable = any(problem.severity is Severity.UNUSABLE for problem in problems)
+    dangers = [str(problem) for problem in problems if problem.severity is not Severity.WARNING]
+    if is_unusable or (dangers and not accept_unsafe):
+        raise UnsafeTopic(name, dangers, can_be_accepted=not is_unusable)
     return problems
 
 
@@ -205,6 +249,21 @@ def _problem(name: str, check: _Check, found: str | None) -> Problem | None:
         _alter(name, check.setting, ALWAYS[check.setting]),
         check.if_not_told if found is None else check.severity,
     )
+
+
+def _id_problems(described: TopicDescription) -> list[Problem]:
+    if described.topic_id != NO_TOPIC_ID:
+        return []
+    return [
+        Problem(
+            "topic id",
+            "missing",
+            "there",
+            "a topic that was deleted and re-created under the same name could not be recognised",
+            "brokers of Kafka 2.8 or newer with an inter.broker.protocol.version as new",
+            Severity.UNUSABLE,
+        )
+    ]
 
 
 def _is_ample_retention(problem: Problem) -> bool:

@@ -1,20 +1,23 @@
 """What the members of a group must agree on before one claims: its settings (PROTOCOL.md 6, "Settings")."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.sending import Sender
 from marshal_dagster.coordination.tenure import Member
-from marshal_dagster.errors import ConfigurationError, SettingsDiffer, UnavailableError
+from marshal_dagster.errors import ConfigurationError, GoGroupError, SettingsDiffer, UnavailableError
 from marshal_dagster.protocol.leases import delivery_timeout_ms
 from marshal_dagster.protocol.messages import (
     GO_HEARTBEAT_INTERVAL_MS,
+    WITHOUT_SETTINGS,
     DeliveryMode,
     GroupSettings,
     RuleSet,
     Settings,
 )
-from marshal_dagster.protocol.state import RANGES, Group
+from marshal_dagster.protocol.state import RANGES, Group, Place
+from marshal_dagster.protocol.world import World
 
 KNOWN_FEATURES: Final = frozenset({RANGES})
 """Features of a group (PROTOCOL.md 1) that this version knows; any other keeps it from claiming."""
@@ -57,15 +60,26 @@ def check_settings(settings: Settings, log_delivery_timeout_ms: int) -> None:
 
 def require_settings(name: str, group: Group, settings: Settings) -> None:
     """Raise `SettingsDiffer` unless group `name` works under `settings`."""
-    if group.settings != settings:
+    if group.settings == settings:
+        return
+    if group.settings_accepted:
         raise SettingsDiffer(_difference(name, settings, group.settings))
+    raise SettingsDiffer(
+        f"group {name!r} has no settings yet and could not be given any: it has live owners or open plans from before. "
+        f"Let them end, or give it settings with `marshal-dagster settings set {name}`"
+    )
 
 
 def give_settings(rationalizer: Rationalizer, sender: Sender, member: Member, settings: Settings) -> None:
-    """Give a group its first settings, or complete half-written ones; where they are refused nothing changes.
+    """Write a group's first settings, or complete half-written ones, wherever it has none and may be given them.
 
-    Raises `SettingsDiffer` where others are written already, `UnavailableError`, `LogChanged`.
+    A member configured as what holds without settings writes none. Raises `GoGroupError` where Go consumers use the
+    group, or the coordination topic while no group in it has settings: a person must decide before anything is
+    written. Raises `SettingsDiffer` where others are in force, `UnavailableError`, `LogChanged`.
     """
+    if settings == WITHOUT_SETTINGS:
+        return
+    require_no_go_consumers(rationalizer.follow_all(), member.group)
     message = GroupSettings(**{**sender.signed(member), "topic": ""}, settings=settings)
     unsent = _without_settings(rationalizer, member, settings)
     for _ in range(SETTINGS_TRIES):
@@ -80,14 +94,45 @@ def give_settings(rationalizer: Rationalizer, sender: Sender, member: Member, se
     )
 
 
+def require_no_go_consumers(world: World, name: str) -> None:
+    """Raise `GoGroupError` unless group `name` may be given settings without a person's decision (PROTOCOL.md 1, 6).
+
+    `world` follows every coordination partition.
+    """
+    used = world.go_groups()
+    if name in used:
+        raise GoGroupError(
+            f"Go consumers use group {name!r}: {_first_key(used[name])} has an offset but no settings. Nothing was "
+            "written. Configure this member with rule_set 'go', or stop the Go consumers for good and give the group "
+            f"settings with `marshal-dagster settings set {name} --go-consumers-stopped`"
+        )
+    if used and not world.has_settings:
+        other, places = next(iter(used.items()))
+        raise GoGroupError(
+            f"Go consumers use this coordination topic: group {other!r} holds {_first_key(places)}. Records of a group "
+            f"with other rules disturb them when they start, so nothing was written for group {name!r}. Use another "
+            f"coordination topic, or allow it with `marshal-dagster settings set {name} --go-consumers-stopped`"
+        )
+
+
+def _first_key(places: Sequence[Place]) -> str:
+    topic, partition = min(places)
+    return f"{topic}/{partition}"
+
+
 def _without_settings(rationalizer: Rationalizer, member: Member, settings: Settings) -> list[int]:
-    """Give the coordination partitions where the group has no settings; others there must be `settings`."""
+    """Return the coordination partitions where the group has no settings; others there must be `settings`."""
     world = rationalizer.follow_all()
     groups = {number: partition.groups.get(member.group) for number, partition in world.partitions.items()}
     accepted = {number: group for number, group in groups.items() if group is not None and group.settings_accepted}
     for group in accepted.values():
         require_settings(member.group, group, settings)
-    return [number for number in groups if number not in accepted]
+    return [number for number, group in groups.items() if number not in accepted and _may_be_settled(group)]
+
+
+def _may_be_settled(group: Group | None) -> bool:
+    """Tell whether first settings can be accepted: no plan is open, and no owner is there that is not stale."""
+    return group is None or all(key.plan_end is None for key in group.keys.values())
 
 
 def _difference(name: str, ours: Settings, theirs: Settings) -> str:
@@ -100,5 +145,5 @@ def _difference(name: str, ours: Settings, theirs: Settings) -> str:
     differing = ", ".join(f"{what} {here!r} here, {there!r} in force" for what, here, there in pairs if here != there)
     return (
         f"group {name!r} works under other settings than this member is configured with: {differing}. Configure it "
-        "alike, or change the group's settings while it is paused"
+        f"alike, or change the group's settings with `marshal-dagster settings set {name}`"
     )

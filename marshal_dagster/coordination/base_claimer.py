@@ -28,7 +28,15 @@ from marshal_dagster.errors import (
     UnavailableError,
 )
 from marshal_dagster.protocol.leases import Lease
-from marshal_dagster.protocol.messages import DeliveryMode, Message, RevokingClaim, RevokingRange, Settings, is_topic
+from marshal_dagster.protocol.messages import (
+    DeliveryMode,
+    Message,
+    RevokingClaim,
+    RevokingRange,
+    RuleSet,
+    Settings,
+    is_topic,
+)
 from marshal_dagster.protocol.state import Group, Key, Owner, Range
 from marshal_dagster.protocol.world import PartitionWorld
 
@@ -40,6 +48,11 @@ RETRY_PART: Final = 0.02
 _MOST_NAMED: Final = 3
 N = TypeVar("N")
 _OBSERVED: Final = "retention has overtaken this reader of the coordination log, which can only be observed now"
+
+
+def is_go_instance(owner: Owner) -> bool:
+    """Tell whether a Go consumer made this instance id: members of this library put a random suffix after a dot."""
+    return "." not in owner.instance
 
 
 def nobody_is_dead(_: Owner) -> bool:
@@ -83,6 +96,8 @@ class BaseClaimer(ABC, Generic[H]):
         self._step = _Step(self._fence_what_changed)
         self._is_settled = True
         """Whether what became of every record sent for a claim is known."""
+        self._began_at = 0
+        """The log offset from which records of the group concern this tenure."""
         self._sender = Sender(rationalizer, topic, self.clock, told.sent if told else None)
         if self._sender.coordination_partition not in rationalizer.world.partitions:
             raise ConfigurationError(
@@ -106,14 +121,39 @@ class BaseClaimer(ABC, Generic[H]):
         return self._home.key(self.member.group, self.topic, partition)
 
     @property
+    def is_go(self) -> bool:
+        """Whether this member shares its group with Go consumers (PROTOCOL.md 7)."""
+        return self.settings.rule_set is RuleSet.GO
+
+    @property
     def _home(self) -> PartitionWorld:
         """The state of the topic's coordination partition."""
         return self.rationalizer.world.partitions[self._sender.coordination_partition]
 
     def check(self, partitions: Collection[int] | None = None) -> None:
-        """Raise `ClaimLost` unless all of `partitions` (or all not released by itself) are held under a lease."""
+        """Raise `ClaimLost` unless all of `partitions` (or all not released by itself) are held under a lease.
+
+        In a Go group the log is read first, because a heartbeat of any instance takes a partition there.
+        """
         with self.rationalizer.lock:
+            self.look()
             self._check(partitions)
+
+    def look(self) -> None:
+        """Read in a Go group whether the claims are still this instance's: nothing else shows a displacement.
+
+        A look that fails decides nothing, the lease does. Raises `ClaimLost`, `LogChanged`.
+        """
+        if not self.is_go or not self._tenure.claims:
+            return
+        with self.rationalizer.lock, self._step:
+            try:
+                self.rationalizer.catch_up()
+            except UnavailableError as error:
+                logger.warning("the coordination log could not be looked at, the lease runs on: %s", error)
+                return
+            self._refresh()
+            self._check()
 
     def lease_left_ms(self) -> float | None:
         """Give the time that is left on the shortest lease held, in ms, or None when nothing is held.
@@ -126,9 +166,9 @@ class BaseClaimer(ABC, Generic[H]):
     # Before claiming
 
     def agree_on_settings(self) -> None:
-        """See to it that the group's settings in the log are this member's; give the group its first ones.
+        """Require that the group's settings in the log are this member's; write the group's first ones.
 
-        Raises `NotCertain`, `SettingsDiffer`, `UnavailableError`, `LogChanged`.
+        Raises `NotCertain`, `SettingsDiffer`, `GoGroupError`, `UnavailableError`, `LogChanged`.
         """
         with self.rationalizer.lock, self._step:
             self.rationalizer.catch_up()
@@ -204,6 +244,11 @@ class BaseClaimer(ABC, Generic[H]):
     def _is_certain(self) -> bool:
         return self._home.certain
 
+    def _begin_tenure(self) -> None:
+        """Note from where on the log concerns this tenure, when it first asks for something."""
+        if not self._tenure.asked:
+            self._began_at = self._home.next_offset
+
     def _settle(self) -> None:
         """Read what became of records whose acknowledgement is missing: nothing else is sent before."""
         if self._is_settled:
@@ -239,7 +284,6 @@ class BaseClaimer(ABC, Generic[H]):
         """Read what became of the plans that were `sent`; refuse those not seen accepted, nor found by reading."""
         self._settle()
         self._refresh()
-        self._check_log()
         self._check(ends.keys())
         claims, numbered = self._tenure.claims, [(message.partition, outcome) for message, outcome in sent]
         refused = [
@@ -249,6 +293,8 @@ class BaseClaimer(ABC, Generic[H]):
         ]
         if refused:
             raise PlanRejected(f"plans of group {self.member.group!r} were not accepted: {listed(refused)}")
+        self._check_log()
+        self._check(ends.keys())
 
     def _require_commit_after(self) -> None:
         if self.settings.delivery is DeliveryMode.AT_MOST_ONCE:
@@ -325,9 +371,9 @@ class BaseClaimer(ABC, Generic[H]):
         tenure.unseen |= going  # should this be interrupted, what is still held then is revoked on leaving
         leaving = tenure.give_up(going)
         signed = self._sender.signed(self.member)
-        self._sender.send_last(
-            [self._last_word(claim, signed) for claim in leaving if not claim.is_over and claim.lease.may_send(now_ms)]
-        )
+        sendable = [claim for claim in leaving if not claim.is_over and claim.lease.may_send(now_ms)]
+        words = [self._last_word(claim, signed) for claim in sendable]
+        self._sender.send_last([word for word in words if word is not None])
         tenure.unseen -= going
         if leaving and not tenure.claims:
             self.rationalizer.log.purge()
@@ -337,6 +383,7 @@ class BaseClaimer(ABC, Generic[H]):
     def _require_ready(self) -> None:
         """Refuse to claim from what is only observed, under other settings, or in a paused group."""
         self._require_certain()
+        self._require_own_client()
         self._require_settings()
         self._require_running()
 
@@ -345,6 +392,17 @@ class BaseClaimer(ABC, Generic[H]):
             raise NotCertain(
                 f"the coordination partition of topic {self.topic!r} no longer begins at offset 0 and has no snapshot: "
                 "its state can only be observed. Stop all members of the group, then see `marshal-dagster recover`"
+            )
+
+    def _require_own_client(self) -> None:
+        """Refuse a client id that a Go consumer uses: it takes any claim with its own client id for its own."""
+        if not self.is_go:
+            return
+        clients = {key.owner.client for key in self.group.keys.values() if key.owner and is_go_instance(key.owner)}
+        if self.member.client in clients:
+            raise ConfigurationError(
+                f"a Go consumer of group {self.member.group!r} has client id {self.member.client!r} too: it would take "
+                "this member's claims for its own. Give this member another client_id"
             )
 
     def _require_settings(self) -> None:
@@ -370,12 +428,11 @@ class BaseClaimer(ABC, Generic[H]):
     # What it believes
 
     def _advised_time_ms(self) -> int:
-        log_time_ms = self._home.log_time_ms or 0
-        return max(log_time_ms, self.clock.wall_ms())
+        return max(self._home.log_time_ms or 0, self.clock.wall_ms())
 
     def _dead_owners(self, partitions: Iterable[int], is_dead: Callable[[Owner], bool]) -> frozenset[Owner]:
         """Give the owners of `partitions` that `is_dead` knows to be dead; it is asked once an instance, unlocked."""
-        if is_dead is nobody_is_dead:
+        if is_dead is nobody_is_dead or self.is_go:  # in a Go group a dead owner is waited for
             return frozenset()
         with self.rationalizer.lock:
             owners = {owner for number in partitions for owner in self._owners(number)}
@@ -431,6 +488,12 @@ class BaseClaimer(ABC, Generic[H]):
             self._tenure.unseen.clear()
         elif not self._is_certain():
             self._tenure.lose_all(_OBSERVED)
+        elif (seen := self._home.unplanned.get(self.member.group)) is not None and seen.log_offset >= self._began_at:
+            self._tenure.lose_all(
+                f"instance {seen.message.instance!r} moved the offset of {seen.message.topic}/{seen.message.partition} "
+                "without a plan, as Go consumers do: the group's rule set is not 'go', so no promise holds while one "
+                "is in it. Stop it, or give it a group of its own"
+            )
 
     def _fence_what_ended(self) -> None:
         """Stop by itself: where a lease has ended, and everywhere when the log is another one or only observed."""
@@ -470,8 +533,8 @@ class BaseClaimer(ABC, Generic[H]):
         """Take over what the state says of `claim`; tell whether it is still this instance's."""
 
     @abstractmethod
-    def _last_word(self, claim: H, signed: dict[str, Any]) -> Message:
-        """Make the record that gives `claim` up and moves nothing."""
+    def _last_word(self, claim: H, signed: dict[str, Any]) -> Message | None:
+        """Make the record that gives `claim` up and moves nothing; None where it has to go stale."""
 
     @abstractmethod
     def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:

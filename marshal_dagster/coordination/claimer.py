@@ -1,12 +1,12 @@
 """Writes on behalf of one instance: claims, plans, commits, releases (PROTOCOL.md 6)."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from marshal_dagster.coordination.base_claimer import BaseClaimer, nobody_is_dead
 from marshal_dagster.coordination.sending import Sent
 from marshal_dagster.coordination.tenure import Claim, Member, is_held, new_instance_id
-from marshal_dagster.errors import NotCommitted, PlanRejected
+from marshal_dagster.errors import GoGroupError, NotCommitted, PlanRejected
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
@@ -16,14 +16,10 @@ from marshal_dagster.protocol.messages import (
     Message,
     ReleasingPartition,
     RevokingClaim,
-    RuleSet,
 )
 from marshal_dagster.protocol.state import Key, Owner, Phase
 
 __all__ = ["Claim", "Claimer", "Member", "new_instance_id", "nobody_is_dead"]
-
-GO_EXTRA_PATIENCE_MS: Final = 1_000
-"""How much longer than the rules ask a member waits in a group shared with Go consumers (PROTOCOL.md 7)."""
 
 
 class Claimer(BaseClaimer[Claim]):
@@ -77,6 +73,7 @@ class Claimer(BaseClaimer[Claim]):
             signed = self._sender.signed(self.member)
             claims = [ClaimingPartition(partition=number, **signed) for number in wanted]
             revocations = self._revocations(wanted, dead, lambda number: self.key(number).ranges)
+            self._begin_tenure()
             self._tenure.ask(wanted)
             won = self._note_wins(self._sender.send([*revocations, *claims]), ClaimingPartition)
             self._require_unchanged(won)
@@ -101,10 +98,13 @@ class Claimer(BaseClaimer[Claim]):
     def name_data_topic(self, topic_id: str) -> None:
         """Write down which incarnation of the data topic the offsets belong to, where a key does not say.
 
-        What does not have that id afterwards is released, and `ClaimLost` raised for it.
+        What does not have that id afterwards is released, and `ClaimLost` raised for it. In a Go group nothing is
+        written: Go consumers do not know the record.
         """
         with self.rationalizer.lock, self._step:
             self._check()
+            if self.is_go:
+                return
             nameless = [claim.partition for claim in self._tenure.claims.values() if claim.data_topic_id is None]
             signed = self._sender.signed(self.member)
             self._send_owned([DataTopic(partition=number, topic_id=topic_id, **signed) for number in nameless])
@@ -157,7 +157,8 @@ class Claimer(BaseClaimer[Claim]):
         """Commit `offsets` (next to read) and see them in the log, trying for as long as the leases last.
 
         One without acknowledgement is settled by reading: the offset there while one is the owner counts as committed.
-        Raises `ClaimLost` naming who holds a lost key now, `NotCommitted` otherwise; what was seen stays committed.
+        Raises `PlanRejected` where no plan is open; `ClaimLost` naming the owner of a lost key, `NotCommitted`
+        otherwise; what was seen stays committed.
         Not for at most once, which raises `ConfigurationError`: see `commit_before_processing`.
         """
         self._require_commit_after()
@@ -247,15 +248,44 @@ class Claimer(BaseClaimer[Claim]):
         )
 
     def revoke(self, epochs: Mapping[int, int]) -> frozenset[int]:
-        """Take claims, named by partition and epoch, from owners known to be dead. Give those seen taken.
+        """Take claims, named by partition and epoch, from owners known to be dead. Return those seen taken.
 
-        Raises `UnavailableError`, `LogChanged`.
+        Raises `GoGroupError` in a Go group, whose members do not know the record; `UnavailableError`, `LogChanged`.
         """
+        if self.is_go:
+            raise GoGroupError(
+                f"nothing is revoked in group {self.member.group!r}, which Go consumers use: a dead owner goes stale "
+                "by itself"
+            )
         with self.rationalizer.lock, self._step:
             member = self.member.anew() if self._tenure.asked & epochs.keys() else self.member
             signed = self._sender.signed(member)
             sent = self._sender.send([RevokingClaim(partition=n, epoch=epoch, **signed) for n, epoch in epochs.items()])
             return frozenset(self._seen_taken(epochs.keys(), sent))
+
+    def take_over_and_release(self, offsets: Mapping[int, int | None]) -> frozenset[int]:
+        """Free partitions of a Go group from owners that are dead, or set their positions; return what is free there.
+
+        `offsets` says where each is to be: None for where it is now. This instance sends a heartbeat, which takes the
+        partition there, and releases it once it has read that back. Where the partition has no offset nothing is sent.
+        The owner, should it be alive, takes the partition back with its next heartbeat. Raises `ClaimLost`,
+        `UnavailableError`, `LogChanged`.
+        """
+        with self.rationalizer.lock, self._step:
+            self.rationalizer.catch_up()
+            to = {n: self.key(n).offset if offset is None else offset for n, offset in offsets.items()}
+            known = {n: offset for n, offset in to.items() if offset is not None}
+            signed = self._sender.signed(self.member)
+            self._tenure.give_up(known)
+            beats = self._sender.send([Heartbeat(partition=n, offset=at, **signed) for n, at in known.items()])
+            taken = [m.partition for m, outcome in beats if outcome is not None and self._owns(m.partition)]
+            self._sender.send([ReleasingPartition(partition=n, offset=known[n], **signed) for n in taken])
+            keys = {n: self.key(n) for n in known}
+            return frozenset(n for n, key in keys.items() if key.owner is None and key.offset == known[n])
+
+    def _owns(self, partition: int) -> bool:
+        owner = self.key(partition).owner
+        return owner is not None and owner.instance == self.member.instance
 
     # How a step is done
 
@@ -264,7 +294,7 @@ class Claimer(BaseClaimer[Claim]):
 
         Where a heartbeat takes a partition (rule set `go`) it is read first whose it is.
         """
-        if self.settings.rule_set is RuleSet.GO:
+        if self.is_go:
             self._read_first()
         signed = self._sender.signed(self.member)
         sent = self._send_owned([Heartbeat(partition=n, offset=offset, **signed) for n, offset in offsets.items()])
@@ -273,6 +303,7 @@ class Claimer(BaseClaimer[Claim]):
 
     def _commit(self, missing: Mapping[int, int]) -> dict[int, int]:
         sent = self._beat(missing)
+        self._check(missing.keys())  # what was refused is raised before anything else is asked
         self._settle()
         self._check(missing.keys())
         missing = self._uncommitted(missing)
@@ -298,6 +329,8 @@ class Claimer(BaseClaimer[Claim]):
         return True
 
     def _revoke_own(self, partitions: Collection[int]) -> frozenset[int]:
+        if self.is_go:
+            return self._release_own(partitions)
         owners = {number: self.key(number).owner for number in partitions}
         return self.revoke(
             {
@@ -307,18 +340,32 @@ class Claimer(BaseClaimer[Claim]):
             }
         )
 
+    def _release_own(self, partitions: Collection[int]) -> frozenset[int]:
+        """Release what this instance holds in a Go group; a release that would set an offset is left to go stale."""
+        if self.group.paused_by == self.member.instance:
+            return frozenset()
+        held = {n: self.key(n).offset for n in partitions if self._owns(n)}
+        signed = self._sender.signed(self.member)
+        sent = self._sender.send(
+            [ReleasingPartition(partition=n, offset=at, **signed) for n, at in held.items() if at is not None]
+        )
+        accepted = [m.partition for m, outcome in sent if outcome is not None and outcome.accepted]
+        return frozenset(accepted) if self._is_certain() else frozenset()
+
     def _note_sending(self, messages: Sequence[Message]) -> None:
         for message in messages:
             if isinstance(message, Heartbeat):
                 claim = self._tenure.claims[message.partition]
                 claim.highest_sent = max(claim.highest_sent, message.offset)
 
-    def _last_word(self, claim: Claim, signed: dict[str, Any]) -> Message:
+    def _last_word(self, claim: Claim, signed: dict[str, Any]) -> Message | None:
         """Without an offset to name, or from the instance that paused the group, a release would set a position.
 
-        Such a claim is revoked instead.
+        Such a claim is revoked instead; in a Go group, which knows no revocation, it goes stale.
         """
         if claim.offset is None or self.group.paused_by == self.member.instance:
+            if self.is_go:
+                return None
             return RevokingClaim(partition=claim.partition, epoch=claim.epoch, **signed)
         return ReleasingPartition(partition=claim.partition, offset=claim.offset, **signed)
 
@@ -326,19 +373,22 @@ class Claimer(BaseClaimer[Claim]):
 
     def _require_forward(self, offsets: Mapping[int, int]) -> None:
         for number, offset in offsets.items():
-            beaten = self._tenure.claims[number].beat_offset
+            claim = self._tenure.claims[number]
+            beaten = claim.beat_offset
             if beaten is not None and offset < beaten:
                 raise NotCommitted(
                     f"{self.topic}/{number} cannot be committed at {offset}: this instance's heartbeats stand at "
                     f"{beaten}; nothing was sent. To go back, set the position"
                 )
+            if claim.plan_end is None and offset != claim.offset and not self.is_go:
+                raise PlanRejected(f"{self.topic}/{number} has no open plan; plan before a commit. Nothing was sent")
 
     # What it believes
 
     def _to_ask_for(self, wanted: Iterable[int], dead: Collection[Owner], max_claims: int | None) -> list[int]:
         asked = self._tenure.asked
         chosen = [number for number in wanted if number not in asked]
-        if self.settings.rule_set is RuleSet.GO:
+        if self.is_go:
             chosen = [number for number in chosen if self._looks_free(number, dead, None)]
         return chosen if max_claims is None else chosen[: max(0, max_claims - len(self._tenure.claims))]
 
@@ -346,8 +396,8 @@ class Claimer(BaseClaimer[Claim]):
         key, group = self.key(partition), self.group
         if max_attempts is not None and key.plan_end is not None and key.plan_attempts >= max_attempts:
             return False
-        patience_ms = GO_EXTRA_PATIENCE_MS if group.settings.rule_set is RuleSet.GO else 0
-        if group.is_live(key, self._advised_time_ms() - patience_ms) and key.owner not in dead:
+        now_ms = group.advice_time_ms(self._home.log_time_ms, self.clock.wall_ms())
+        if group.is_live(key, now_ms) and key.owner not in dead:
             return False
         return not key.ranges or self._is_left_by_ranges(key, dead)
 

@@ -37,6 +37,10 @@ class Beating(Protocol):
         """Send a heartbeat for every claim."""
         ...
 
+    def look(self) -> None:
+        """Read in a Go group whether the claims are still held; raise `ClaimLost` if not."""
+        ...
+
     def lease_left_ms(self) -> float | None:
         """Give the time that is left on the shortest lease held, in ms; never waits."""
         ...
@@ -93,10 +97,15 @@ class Heartbeats:
             thread.join(LONGEST_GOODBYE_S)
 
     def step(self) -> float:
-        """Beat if it is time to, and give the seconds until the next step; what the first thread repeats."""
+        """Beat if it is time to, else look at the log; return the seconds until the next step.
+
+        The first thread repeats this, at least every quarter of the heartbeat interval.
+        """
         now_ms = self._claimer.clock.lease_ms()
         if now_ms >= self._due_ms and not self._stopped.is_set():
             self._due_ms = self._beat(now_ms)
+        else:
+            self._claimer.look()
         left_ms = self._due_ms - self._claimer.clock.lease_ms()
         return min(max(0.0, left_ms), self._interval_ms * LOOK_PART) / 1_000
 

@@ -7,14 +7,32 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_LOG_APPEND_TIME,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 
-from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, LogIdentity, PositionLost
+from marshal_dagster.coordination.admin import require_usable
+from marshal_dagster.coordination.log import (
+    DEFAULT_COORDINATION_TOPIC,
+    Ack,
+    Append,
+    Bounds,
+    Chunk,
+    LogIdentity,
+    PositionLost,
+)
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.leases import delivery_timeout_ms
+from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS
 
 READ_BATCH: Final = 2_000
 """Messages taken at once: more of them alive together cost the garbage collector more than fewer calls save."""
@@ -41,7 +59,10 @@ class KafkaLog:
     """
 
     def __init__(
-        self, connection: KafkaConnection, topic: str = "__marshal", heartbeat_interval_ms: int = 60_000
+        self,
+        connection: KafkaConnection,
+        topic: str = DEFAULT_COORDINATION_TOPIC,
+        heartbeat_interval_ms: int = GO_HEARTBEAT_INTERVAL_MS,
     ) -> None:
         """Say where the log is and for members of which interval it is opened."""
         self.topic = topic
@@ -54,6 +75,8 @@ class KafkaLog:
         self._producer_log: clients.ClientLog | None = None
         self._is_reached = False
         self._positions: dict[int, int] = {}
+        self._usable_id: str | None = None
+        """The id of the topic that was found usable."""
 
     @property
     def delivery_timeout_ms(self) -> int:
@@ -61,8 +84,11 @@ class KafkaLog:
         return self._delivery_timeout_ms
 
     def identity(self) -> LogIdentity:
-        """Ask the cluster which log it is now."""
+        """Ask the cluster which log it is now; an unusable topic is refused at the first call (`require_usable`)."""
         described = self._admin().describe(self.topic)
+        if described.topic_id != self._usable_id:
+            require_usable(self._admin(), described)
+            self._usable_id = described.topic_id
         return LogIdentity(self.topic, described.topic_id, len(described.partitions))
 
     def bounds(self, partitions: Collection[int]) -> Mapping[int, Bounds]:
@@ -117,11 +143,15 @@ class KafkaLog:
     def _chunks(self, messages: Iterable[Any]) -> Iterator[Chunk]:
         """Sort by partition. An end that was reached moves the position too: offsets may hold no record."""
         records: defaultdict[int, list[tuple[int, int, bytes | None]]] = defaultdict(list)
+        sender_timed: defaultdict[int, set[int]] = defaultdict(set)
         ends: dict[int, int] = {}
         for message in messages:
             error = message.error()
             if error is None:
-                records[message.partition()].append((message.offset(), message.timestamp()[1], message.value()))
+                offset, (timestamp_type, timestamp_ms) = message.offset(), message.timestamp()
+                records[message.partition()].append((offset, timestamp_ms, message.value()))
+                if timestamp_type != TIMESTAMP_LOG_APPEND_TIME:
+                    sender_timed[message.partition()].add(offset)
             elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - so the library names its own codes
                 ends[message.partition()] = message.offset()
             else:
@@ -131,7 +161,7 @@ class KafkaLog:
             after = read[-1][0] + 1 if read else 0
             position = max(self._positions[partition], after, ends.get(partition, 0))
             self._positions[partition] = position
-            yield Chunk(partition, read, position)
+            yield Chunk(partition, read, position, sender_timed.get(partition, ()))
 
     def _judge(self, error: KafkaError, partition: int) -> None:
         """Pass over what mends itself or does not concern a reader by position."""
@@ -199,7 +229,10 @@ class KafkaLog:
         """Wait for a connection before the first record; later hardly: one for a key that is held must not wait."""
         if self._producer is None:
             self._producer, self._producer_log = clients.producer(
-                self._connection, delivery_timeout_ms=self._delivery_timeout_ms, client_id=CLIENT_ID
+                self._connection,
+                delivery_timeout_ms=self._delivery_timeout_ms,
+                client_id=CLIENT_ID,
+                compression="none",  # Go consumers stop at lz4 and zstd (PROTOCOL.md 1)
             )
             if self._is_reached:
                 with suppress(UnavailableError):

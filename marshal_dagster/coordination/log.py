@@ -5,7 +5,10 @@ Two implementations pass the same tests: `kafka_log.KafkaLog` and `marshal_dagst
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+DEFAULT_COORDINATION_TOPIC: Final = "__marshal"
+DEFAULT_COORDINATION_PARTITIONS: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,15 @@ class Ack(NamedTuple):
 
 
 class Chunk(NamedTuple):
-    """Records read from one coordination partition: (offset, timestamp in ms, value); `position` is the next one."""
+    """Records read from one coordination partition: (offset, timestamp in ms, value); `position` is the next one.
+
+    `sender_timed` are the offsets of records whose timestamp is not the broker's (`LogAppendTime`) but their sender's.
+    """
 
     partition: int
     records: Sequence[tuple[int, int, bytes | None]]
     position: int
+    sender_timed: Collection[int] = ()
 
 
 class PositionLost(Exception):

@@ -1,61 +1,41 @@
-"""How a member that claims opens the coordination log over Kafka: not before its topic's settings were looked at."""
+"""How a reader of a coordination log is opened over Kafka, by all that read it."""
 
-import logging
-import threading
-from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Collection
 
-from marshal_dagster.coordination.admin import DEFAULT_TOPIC, Problem, Severity, check_coordination_topic
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.errors import RightMissing, UnsafeTopic
+from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
-
-logger = logging.getLogger(__name__)
-
-MOST_REMEMBERED: Final = 64
-
-_lock = threading.Lock()
-_safe: OrderedDict[tuple[KafkaConnection, str], None] = OrderedDict()
+from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS
 
 
-def open_kafka(
+def open_rationalizer(
     connection: KafkaConnection,
-    topic: str = DEFAULT_TOPIC,
+    coordination_topic: str,
     *,
-    heartbeat_interval_ms: int = 60_000,
-    accept_unsafe: bool = False,
-) -> KafkaLog:
-    """Open the coordination log for members of that heartbeat interval.
+    followed: Collection[str] | None = None,
+    interval_ms: int = GO_HEARTBEAT_INTERVAL_MS,
+) -> Rationalizer:
+    """Return a reader of the coordination log, which the caller closes; no record is read yet.
 
-    The topic's settings are looked at until they are found safe, once in a process for each incarnation of it (by its
-    id). Dangerous ones raise `UnsafeTopic`, or are told in the log with `accept_unsafe`; where the user may not look at
-    them it is told that they were not checked. Raises `TopicMissing`, `UnavailableError`.
+    Args:
+        connection: the cluster that has the coordination topic.
+        coordination_topic: its name.
+        followed: the data topics whose state is read; by default all.
+        interval_ms: the heartbeat interval of the members as which the log can be written. It does not matter to a
+            caller that only reads.
+
+    Raises:
+        ConfigurationError: the client library refuses the settings.
+        TopicMissing: the coordination topic does not exist.
+        RightMissing: this user may not see it.
+        UnavailableError: no answer in time.
     """
-    dangers = [str(problem) for problem in _problems(connection, topic) if problem.severity is Severity.DANGER]
-    if dangers and not accept_unsafe:
-        raise UnsafeTopic(topic, dangers)
-    for danger in dangers:
-        logger.warning("accepted, though dangerous, in coordination topic %r: %s", topic, danger)
-    return KafkaLog(connection, topic, heartbeat_interval_ms)
-
-
-def _problems(connection: KafkaConnection, topic: str) -> Sequence[Problem]:
-    """Look at the settings, unless this incarnation of the topic is known to be safe."""
-    with Topics(connection) as topics:
-        key = (connection, topics.describe(topic).topic_id)
-        with _lock:
-            if key in _safe:
-                return ()
-        try:
-            problems = check_coordination_topic(topics, topic)
-        except RightMissing as missing:
-            logger.warning("the settings of coordination topic %r are not checked: %s", topic, missing)
-            return ()
-    if all(problem.severity is not Severity.DANGER for problem in problems):
-        with _lock:
-            _safe[key] = None
-            while len(_safe) > MOST_REMEMBERED:
-                _safe.popitem(last=False)
-    return problems
+    log = KafkaLog(connection, coordination_topic, interval_ms)
+    try:
+        snapshots = kafka_snapshots(connection, coordination_topic)
+        return Rationalizer(log, topics=followed, timeout_s=connection.timeout_s, snapshots=snapshots)
+    except MarshalError:
+        log.close()
+        raise

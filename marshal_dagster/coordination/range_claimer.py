@@ -116,6 +116,7 @@ class RangeClaimer(BaseClaimer[RangeClaim]):
             signed = self._sender.signed(self.member)
             claims = [ClaimingRange(partition=n, start=start, end=end, **signed) for n, (start, end) in asked.items()]
             revocations = self._revocations(asked, dead, lambda n: in_the_way(self.key(n).ranges, *asked[n], dead))
+            self._begin_tenure()
             self._tenure.ask(asked)
             self._wanted.update(asked)
             sent = self._sender.send([*revocations, *claims])

@@ -10,7 +10,7 @@ from typing import Final
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLost
 from marshal_dagster.coordination.snapshots import WORTH_A_LOOK, Snapshots, Strange, newest_of_log, not_of_log
-from marshal_dagster.errors import LogChanged, MarshalError, UnavailableError
+from marshal_dagster.errors import LogChanged, MarshalError, TimestampTypeError, UnavailableError
 from marshal_dagster.protocol.messages import Heartbeat, Message
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.world import ACCEPTED, PartitionWorld, Verdict, VerdictKind, World
@@ -89,6 +89,8 @@ class Rationalizer:
         """The log offset from which each coordination partition was read, the last time that it was begun."""
         self._half_applied: int | None = None
         """The coordination partition in which a record may have been carried out in part."""
+        self._sender_timed: list[tuple[int, int]] = []
+        """Coordination partition and log offset of own records that have their sender's timestamp."""
         numbers = range(self.identity.partitions)
         self._begin(numbers if topics is None else {self._partition_of(topic) for topic in topics})
 
@@ -127,10 +129,12 @@ class Rationalizer:
         They are told by where they lie: nobody else's equal record is mistaken for one of them.
         Of a record that retention has deleted meanwhile, or that lies before the snapshot with which the reading began
         anew, nothing is told. The records must not have been read before: hold `lock` from before they are appended.
-        Raises `LogChanged` when one is not in the log, or is another one there; `UnavailableError`.
+        Raises `LogChanged` when one is not in the log, or is another one there; `TimestampTypeError`, which is one too,
+        when the broker did not give one its timestamp; `UnavailableError`.
         """
         with self.lock, _Noted(self):
             self._check_new(own)
+            self._sender_timed.clear()
             outcomes: dict[int, dict[int, Outcome]] = {partition: {} for partition in own}
             self._read({partition: max(records) + 1 for partition, records in own.items()}, own, outcomes)
             for partition, records in own.items():
@@ -141,6 +145,8 @@ class Rationalizer:
                         f"records that coordination partition {partition} of {self.identity.topic!r} acknowledged are "
                         f"not in it: offsets {missing[:5]}. The log was truncated or made anew; {_SEE_DOCTOR}"
                     )
+            if self._sender_timed:
+                raise sender_timed_error(self.identity.topic, self._sender_timed[0])
             return outcomes
 
     def follow_all(self) -> World:
@@ -311,6 +317,9 @@ class Rationalizer:
             self._half_applied = chunk.partition
             if chunk.partition in own:
                 self._apply(world, chunk.records, own[chunk.partition], outcomes[chunk.partition])
+                self._sender_timed += [
+                    (chunk.partition, offset) for offset in chunk.sender_timed if offset in own[chunk.partition]
+                ]
             else:
                 world.apply_many(chunk.records)
             world.next_offset = chunk.position
@@ -375,6 +384,16 @@ class Rationalizer:
                 ahead_ms / 1_000,
             )
         self._is_clock_reported = is_ahead
+
+
+def sender_timed_error(topic: str, where: tuple[int, int]) -> TimestampTypeError:
+    """Return the error for an own record at this coordination partition and log offset (PROTOCOL.md 2)."""
+    partition, offset = where
+    return TimestampTypeError(
+        f"coordination topic {topic!r} stored record {offset} of partition {partition} with its sender's timestamp, so "
+        f"nothing was claimed, planned or committed by it. Set message.timestamp.type=LogAppendTime on the topic, or "
+        "use a new one, then start the members again"
+    )
 
 
 class _Noted:

@@ -9,10 +9,9 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
-from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
+from marshal_dagster.coordination.opening import open_rationalizer
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
 
 MOST_KEPT: Final = 16
@@ -32,7 +31,9 @@ _lock = threading.Lock()
 _places: OrderedDict[_Key, _Place] = OrderedDict()
 
 
-def shared_rationalizer(connection: KafkaConnection, coordination_topic: str = "__marshal") -> Rationalizer:
+def shared_rationalizer(
+    connection: KafkaConnection, coordination_topic: str = DEFAULT_COORDINATION_TOPIC
+) -> Rationalizer:
     """Give this process's rationalizer for that topic, which follows all of it; opened now if it is the first use.
 
     One whose last reading failed (`Rationalizer.failure`) is left to those that still use it, and another is opened in
@@ -43,7 +44,7 @@ def shared_rationalizer(connection: KafkaConnection, coordination_topic: str = "
     with place.lock:
         if place.kept is None or place.kept.failure is not None:
             place.kept = None
-            place.kept = _open(connection, coordination_topic)
+            place.kept = open_rationalizer(connection, coordination_topic)
         return place.kept
 
 
@@ -54,12 +55,3 @@ def _place_of(key: _Key) -> _Place:
         while len(_places) > MOST_KEPT:
             _places.popitem(last=False)
         return place
-
-
-def _open(connection: KafkaConnection, topic: str) -> Rationalizer:
-    log = KafkaLog(connection, topic)
-    try:
-        return Rationalizer(log, timeout_s=connection.timeout_s, snapshots=kafka_snapshots(connection, topic))
-    except MarshalError:
-        log.close()
-        raise

@@ -14,7 +14,17 @@ from uuid import uuid4
 
 from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLost
 from marshal_dagster.protocol.messages import Settings
-from marshal_dagster.protocol.snapshots import VERSION, Choice, Misfit, Record, choose, collect, outdated, render
+from marshal_dagster.protocol.snapshots import (
+    VERSION,
+    WRITTEN_VERSIONS,
+    Choice,
+    Misfit,
+    Record,
+    choose,
+    collect,
+    outdated,
+    render,
+)
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld
 
 logger = logging.getLogger(__name__)
@@ -105,8 +115,9 @@ class Snapshots:
         return {number: choice.world for number, choice in choices.items() if choice.world is not None}
 
     def heads(self, identity: LogIdentity) -> Mapping[int, Head | None]:
-        """Tell of each coordination partition where its newest whole snapshot stands, None without any.
+        """Return where the newest whole snapshot of each coordination partition is, None without any.
 
+        One of a former version does not count: it may be of no use to readers of the present one.
         Raises `TopicMissing`, `RightMissing`, `UnavailableError`.
         """
         whose = (identity.topic_id, identity.partitions)
@@ -115,7 +126,7 @@ class Snapshots:
             """Give the newest whole one, and whether a newer one may only have been read in part."""
             is_cut = False
             for one in collect(records)[0]:
-                if (one.name.topic_id, one.name.partitions) != whose:
+                if (one.name.topic_id, one.name.partitions) != whose or one.name.version not in WRITTEN_VERSIONS:
                     continue
                 if (closing := one.closing) is not None:
                     return Head(one.name.offset, closing.log_time_ms, one.name.version), is_cut

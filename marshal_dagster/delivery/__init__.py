@@ -5,7 +5,7 @@ for batch after batch; each `ClaimedBatch` is a tenure of its own: claim, plan, 
 partitions (`whole`) or ranges of them (`ranged`).
 """
 
-from marshal_dagster.delivery.batch import ClaimedBatch, parent_ended
+from marshal_dagster.delivery.batch import ClaimedBatch
 from marshal_dagster.delivery.delivery import Delivery
 from marshal_dagster.delivery.requests import (
     DEFAULT_MAX_ATTEMPTS,
@@ -33,5 +33,4 @@ __all__ = [
     "PartitionReport",
     "Phases",
     "RangeOptions",
-    "parent_ended",
 ]

@@ -1,7 +1,6 @@
 """One claimed batch: its ranges, from the claim to the commit, and what becomes of it when something fails."""
 
 import logging
-import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -10,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from marshal_dagster.coordination.claimer import Claim, Claimer
-from marshal_dagster.coordination.heartbeats import Heartbeats, ReasonToStop
+from marshal_dagster.coordination.heartbeats import Heartbeats
 from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
 from marshal_dagster.delivery.ground import Ground
 from marshal_dagster.delivery.ranged import RangeClaims
@@ -507,9 +506,3 @@ class ClaimedBatch:
     @property
     def _numbers(self) -> list[int]:
         return [one.partition for one in self.all_ranges]
-
-
-def parent_ended() -> ReasonToStop:
-    """Give a reason to stop that holds once the process that started this one has ended."""
-    parent = os.getppid()
-    return lambda: "the parent process ended" if os.getppid() != parent else None

@@ -18,6 +18,7 @@ from marshal_dagster.delivery.batch import ClaimedBatch
 from marshal_dagster.delivery.ground import Ground
 from marshal_dagster.delivery.requests import Advise, BatchObserver, BatchRequest
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.ranges import ClaimedRange
@@ -25,7 +26,6 @@ from marshal_dagster.protocol.state import Owner, enables_ranges
 from marshal_dagster.spark.sinks import Sink
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.connection import KafkaConnection
     from marshal_dagster.kafka.topics import Topics
 
 logger = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class Delivery:
     announce: Announce = announce_to_log
     reasons_to_stop: Sequence[ReasonToStop] = ()
     clock: Clock | None = None
-    timeout_s: float = 10.0
+    timeout_s: float = DEFAULT_TIMEOUT_S
     snapshots: Snapshots | None = None
     observer: BatchObserver | None = None
     advise: Advise | None = None

@@ -2,15 +2,16 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS, Claim
+from marshal_dagster.coordination.claimer import Claim
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.range_claimer import RangeClaim
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.delivery.requests import BatchRequest, Idle, IdleReason
 from marshal_dagster.errors import ConfigurationError, DataTopicChanged
+from marshal_dagster.protocol.leases import stale_after_ms
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.positions import Extent, Position, check_incarnation, position, reach
 from marshal_dagster.protocol.ranges import ClaimedRange
@@ -47,6 +48,11 @@ class Ground:
         if self.request.accept_data_loss is not None:
             return self.request.accept_data_loss
         return self.settings.delivery is DeliveryMode.AT_LEAST_ONCE
+
+    @property
+    def is_go(self) -> bool:
+        """Whether the group is shared with Go consumers."""
+        return self.settings.rule_set is RuleSet.GO
 
     # The data topic
 
@@ -99,11 +105,13 @@ class Ground:
     def check_incarnation(self, keys: Mapping[int, Key], extents: Mapping[int, Extent]) -> None:
         """Raise `DataTopicChanged` unless all keys, and ranges that are batches already, are of this very topic.
 
-        `extents` end where open transactions begin; a position may lie beyond that, not beyond the last message.
+        In a Go group only an offset beyond the topic's end shows another one: ids are not looked at there. `extents`
+        end where open transactions begin; a position may lie beyond that, not beyond the last message.
         """
         extents = self._whole_extents({n for n, key in keys.items() if reach(key) > extents[n].end}, extents)
         for number, key in keys.items():
-            check_incarnation(self.name(number), key, self.topic_id, extents[number])
+            known = replace(key, data_topic_id=None) if self.is_go else key
+            check_incarnation(self.name(number), known, self.topic_id, extents[number])
 
     def _whole_extents(self, beyond: Collection[int], extents: Mapping[int, Extent]) -> Mapping[int, Extent]:
         if not beyond:
@@ -176,12 +184,11 @@ class Ground:
 
     def live_for_ms(self, last_beats_ms: Iterable[int]) -> float:
         """Give for how long the youngest of owners last heard of then is not stale; negative once all of them are."""
+        world, topic = self.rationalizer.world, self.request.topic
         with self.rationalizer.lock:
-            log_time_ms = self.rationalizer.world.partition_of(self.request.topic).log_time_ms or 0
-            settings = self.rationalizer.world.group_of(self.group, self.request.topic).settings
-        patience_ms = GO_EXTRA_PATIENCE_MS if settings.rule_set is RuleSet.GO else 0
-        now_ms = max(log_time_ms, self.clock.wall_ms()) - patience_ms
-        return max(last_beats_ms) + 2 * settings.heartbeat_interval_ms - now_ms
+            now_ms = world.advice_time_ms(self.group, topic, self.clock.wall_ms())
+            interval_ms = world.group_of(self.group, topic).settings.heartbeat_interval_ms
+        return max(last_beats_ms) + stale_after_ms(interval_ms) - now_ms
 
 
 def _run_of(owner: Owner) -> str:

@@ -44,8 +44,8 @@ class WholeClaims:
         claims = self._claim(chosen, is_first=is_first)
         if not claims:
             return ()
-        # A key with an offset must have its data topic's id before a heartbeat.
-        if all(claim.offset is None or claim.data_topic_id is not None for claim in claims):
+        # A key with an offset must have its data topic's id before a heartbeat; in a Go group none is written.
+        if self._ground.is_go or all(claim.offset is None or claim.data_topic_id is not None for claim in claims):
             self._keep_alive()
         return self._without_rest(self._take_positions(claims, key_partition), wanted)
 

@@ -1,8 +1,8 @@
 """A real Apache Kafka for one machine: one broker or three, in KRaft mode, on 127.0.0.1 only.
 
-The jars come by Maven coordinates through the Ivy that PySpark ships (`jars`), a Java 17 or newer runs them, and
-`KafkaCluster` starts, looks at and stops the broker processes of one directory. Imports the standard library and
-psutil, and of this package the exceptions, `java`, `ports` and `processes` alone. All that is said to Kafka from here
+Maven coordinates name the jars (`jars`), a Java 17 or newer runs them, and `KafkaCluster` starts, looks at and stops
+the broker processes of one directory. Imports the standard library and psutil, and of this package the exceptions,
+`_internal`, `java`, `ports` and `processes` alone. All that is said to Kafka from here
 is the metadata request of `probe`.
 """
 
@@ -14,10 +14,8 @@ from .errors import (
     ClusterBusy,
     ClusterDiffers,
     DevKafkaError,
-    DownloadFailed,
 )
 from .jars import KAFKA_VERSION, ensure_jars
-from .places import cache_directory, default_directory
 from .status import BrokerStatus, KafkaStatus
 
 __all__ = [
@@ -27,12 +25,9 @@ __all__ = [
     "ClusterBusy",
     "ClusterDiffers",
     "DevKafkaError",
-    "DownloadFailed",
     "KafkaCluster",
     "KafkaStatus",
     "PortInUse",
-    "cache_directory",
-    "default_directory",
     "ensure_jars",
     "running_kafka",
 ]

@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from marshal_dagster import processes
+from marshal_dagster._internal.file_lock import locked
+from marshal_dagster._internal.jars import Report
 from marshal_dagster.ports import free_port
 
 from .errors import DevKafkaError
-from .jars import Report
 from .launch import BrokerFolder, Launcher
-from .locks import locked
 from .probe import brokers_known_to
 from .properties import Node
 from .state import new_cluster_id

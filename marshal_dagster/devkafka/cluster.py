@@ -9,16 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from marshal_dagster import processes
+from marshal_dagster._internal.file_lock import locked
+from marshal_dagster._internal.jars import Report
+from marshal_dagster._internal.user_folders import kafka_folder
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.java import find_java
 from marshal_dagster.ports import HOST, LARGEST_PORT, check_free, free_port, is_free
 
 from .archive import with_archive
 from .errors import BrokerFailed, ClusterBusy, ClusterDiffers, DevKafkaError
-from .jars import Report, ensure_jars
+from .jars import ensure_jars
 from .launch import BrokerFolder, Launcher
-from .locks import locked
-from .places import default_directory
 from .probe import brokers_known_to
 from .properties import Node, check_settings
 from .state import STATE_FILE, ClusterState, new_cluster_id, read_state, write_state
@@ -51,7 +52,7 @@ class KafkaCluster:
         """Name a cluster; nothing is started or written.
 
         Args:
-            directory: where it lives; not given: the user's one cluster (`default_directory`).
+            directory: where it lives; not given: the user's one cluster (`kafka_folder`).
             brokers: 1 or 3; not given: as many as the directory holds, else 1.
             port: the first broker's port, further brokers take the following ones; or one port for each
                 broker; or 0: the ports of the last time where they are free, else any free ones. Not given:
@@ -64,7 +65,7 @@ class KafkaCluster:
         Raises:
             ConfigurationError: a value that cannot be.
         """
-        self.directory = (directory or default_directory()).expanduser().absolute()
+        self.directory = (directory or kafka_folder()).expanduser().absolute()
         self._brokers = brokers
         self._port = port
         self._settings = dict(settings or {})
@@ -83,7 +84,7 @@ class KafkaCluster:
         this call started are stopped again.
 
         Raises:
-            ConfigurationError, DownloadFailed: what a broker needs, a Java or the jars, is not there.
+            ConfigurationError, UnavailableError: what a broker needs, a Java or the jars, is not there.
             PortInUse: a port is another process's.
             ClusterDiffers: the directory holds another number of brokers, or they run on other ports.
             BrokerFailed: a broker ended, or was not ready within `timeout_s` (without the download).

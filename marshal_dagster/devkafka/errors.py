@@ -7,10 +7,6 @@ class DevKafkaError(MarshalError):
     """Root of the errors of the Kafka for one machine."""
 
 
-class DownloadFailed(DevKafkaError):
-    """Kafka's jars could not be fetched, or what was fetched is not whole."""
-
-
 class BrokerFailed(DevKafkaError):
     """A broker could not be set up, ended while it started, or was not ready in time."""
 

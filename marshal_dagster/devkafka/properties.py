@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
+from marshal_dagster._internal.java_properties import render_properties
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ports import HOST
 
@@ -23,7 +24,6 @@ _OWNED = frozenset(
         "process.roles",
     }
 )
-_LAST_ASCII = 0x7E
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,9 @@ def check_settings(settings: Mapping[str, str]) -> None:
     Raises:
         ConfigurationError: a setting names a port, folder or role, or is not one line.
     """
-    for name, value in settings.items():
-        if name in _OWNED:
-            raise ConfigurationError(f"broker setting {name!r} is decided by the cluster itself; leave it out")
-        if not name or "\n" in name + value:
-            raise ConfigurationError(f"broker setting {name!r}: {value!r}; name and value are one line each")
+    for name in settings.keys() & _OWNED:
+        raise ConfigurationError(f"broker setting {name!r} is decided by the cluster itself; leave it out")
+    render_properties(settings)
 
 
 def server_properties(node: Node, nodes: Sequence[Node], data: Path, settings: Mapping[str, str]) -> dict[str, str]:
@@ -79,23 +77,6 @@ def server_properties(node: Node, nodes: Sequence[Node], data: Path, settings: M
         "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
         **settings,
     }
-
-
-def render_properties(properties: Mapping[str, str]) -> str:
-    """Render as Java's property files want it: backslashes doubled, anything beyond ASCII escaped."""
-    return "".join(f"{_escape(name, key=True)}={_escape(value)}\n" for name, value in properties.items())
-
-
-def _escape(text: str, *, key: bool = False) -> str:
-    escaped = text.replace("\\", "\\\\").replace("\t", "\\t").replace("\r", "\\r")
-    if key:
-        for special in "=: #!":
-            escaped = escaped.replace(special, f"\\{special}")
-    elif escaped.startswith(" "):
-        escaped = f"\\{escaped}"
-    units = escaped.encode("utf-16-be")
-    points = (int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2))
-    return "".join(chr(point) if point <= _LAST_ASCII else f"\\u{point:04x}" for point in points)
 
 
 def logging_configuration(log: Path) -> str:

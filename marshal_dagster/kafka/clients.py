@@ -152,12 +152,14 @@ def error_in(raised: KafkaException) -> KafkaError:
     return error if isinstance(error, KafkaError) else KafkaError(KafkaError.UNKNOWN, str(raised))
 
 
-def producer(connection: KafkaConnection, *, delivery_timeout_ms: int, client_id: str) -> tuple[Producer, ClientLog]:
+def producer(
+    connection: KafkaConnection, *, delivery_timeout_ms: int, client_id: str, compression: str | None = None
+) -> tuple[Producer, ClientLog]:
     """Make an idempotent producer with acks=all that sends at once (PROTOCOL.md 6, "Instance id").
 
     `delivery_timeout_ms` (milliseconds) is how long a record may wait for its acknowledgement before it is
     given up. The queue takes 1,000,000 records. `reach` it before the first record: one sent earlier may wait
-    500 ms for a producer id.
+    500 ms for a producer id. `compression` overrides what the connection says.
 
     Raises:
         ConfigurationError: the client library refuses the settings.
@@ -165,6 +167,7 @@ def producer(connection: KafkaConnection, *, delivery_timeout_ms: int, client_id
     log = ClientLog(client_id, connection.bootstrap_servers, connection)
     settings: dict[str, Any] = {
         **connection.librdkafka(),
+        **({} if compression is None else {"compression.type": compression}),
         "client.id": client_id,
         "acks": "all",
         "enable.idempotence": True,

@@ -21,6 +21,7 @@ SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 Setting = str | int | float | bool
 
+DEFAULT_TIMEOUT_S: Final = 10.0
 LONGEST_TIMEOUT_S: Final = 300.0
 """librdkafka takes no longer time-out for a request."""
 
@@ -155,7 +156,7 @@ class KafkaConnection:
     ssl_certificate_location: str | None = None
     ssl_key_location: str | None = None
     ssl_key_password: SecretText | None = None
-    timeout_s: float = 10.0
+    timeout_s: float = DEFAULT_TIMEOUT_S
     client_settings: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -78,7 +78,7 @@ class GroupOffsets:
                 self._log.clear()
                 return {each.partition: each.offset for each in held if each.offset >= 0}
 
-    def commit(self, topic: str, offsets: Mapping[int, int], metadata: str) -> None:
+    def commit(self, topic: str, offsets: Mapping[int, int]) -> None:
         """Set committed offsets.
 
         Raises:
@@ -91,7 +91,7 @@ class GroupOffsets:
             Needed((Right.READ,), topic, self.group),
             topic,
         )
-        wanted = [TopicPartition(topic, partition, offset, metadata) for partition, offset in sorted(offsets.items())]
+        wanted = [TopicPartition(topic, partition, offset) for partition, offset in sorted(offsets.items())]
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:

@@ -41,8 +41,6 @@ class Standing:
 class Broker:
     """A broker that is alive; `version` as far as its settings tell, None where they may not be seen."""
 
-    number: int
-    server: str
     version: str | None
 
 
@@ -84,7 +82,7 @@ class Inspection(Topics):
             request, lambda client, left_s: result(client.describe_cluster(request_timeout=left_s), left_s)
         )
         nodes = sorted(described.nodes, key=lambda node: int(node.id))
-        return [Broker(node.id, f"{node.host}:{node.port}", self._version_of(node.id)) for node in nodes]
+        return [Broker(self._version_of(node.id)) for node in nodes]
 
     def _version_of(self, broker: int) -> str | None:
         """Tell from a broker's settings: Kafka has no request for its version, and the client library shows none."""

@@ -250,9 +250,7 @@ class Topics:
         with self._group(group) as held:
             return held.read(topic, partitions)
 
-    def commit_group_offsets(
-        self, group: str, topic: str, offsets: Mapping[int, int], metadata: str = ""
-    ) -> str | None:
+    def commit_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> str | None:
         """Set `group`'s committed offsets in Kafka without joining it, for tools that show lag (PROTOCOL.md 6).
 
         Best effort: gives None when they are set, else why not, in one line, and raises nothing.
@@ -261,7 +259,7 @@ class Topics:
             return None
         try:
             with self._group(group) as held:
-                held.commit(topic, offsets, metadata)
+                held.commit(topic, offsets)
         except MarshalError as error:
             return str(error)
         return None

@@ -16,6 +16,7 @@ from marshal_dagster.operations.opening import LOOKING_MS
 from marshal_dagster.operations.pausing import Pausing
 from marshal_dagster.operations.positions import Move, Repositioning
 from marshal_dagster.operations.targets import Offsets
+from marshal_dagster.protocol.leases import stale_after_ms
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
 from marshal_dagster.protocol.state import RANGES, Key, Owner
 
@@ -156,7 +157,7 @@ class Reprocessing:
 
     def _is_gone(self, key: Key, is_dead: Callable[[Owner], bool]) -> bool:
         owner, settings = key.owner, self.work.settings()
-        is_stale = self.work.clock.wall_ms() - key.last_beat_ms > 2 * settings.heartbeat_interval_ms
+        is_stale = self.work.clock.wall_ms() - key.last_beat_ms > stale_after_ms(settings.heartbeat_interval_ms)
         return owner is None or is_stale or is_dead(owner)
 
     def _await(self, redo: Redo, generation: int, within_s: float) -> None:

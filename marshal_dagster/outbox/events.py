@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
 from marshal_dagster.outbox.tables import DEFAULT_MAX_BYTES, DEFAULT_NAME, tables_to_write
-from marshal_dagster.postgres import identifier
+from marshal_dagster.postgres import DEFAULT_SCHEMA, identifier
 from marshal_dagster.protocol.messages import is_topic
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class OutgoingEvents:
         key: str | None = None,
         value: str | None = None,
         outbox: str = DEFAULT_NAME,
-        schema: str = "public",
+        schema: str = DEFAULT_SCHEMA,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> None:
         """Publish to `topic`; `key` and `value` are columns of the output.

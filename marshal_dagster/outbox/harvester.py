@@ -4,22 +4,21 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
-from marshal_dagster.election.rules import Term, Timing
+from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import ConfigurationError, MarshalError, TopicMissing, UnavailableError
 from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.partitioning import Partitioner
 from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.outbox.harvest import Counts, Harvest, Resigned
-from marshal_dagster.outbox.holds import Limits
 from marshal_dagster.outbox.looking import Backlog
 from marshal_dagster.outbox.measuring import measured
+from marshal_dagster.outbox.options import DEFAULT_OPTIONS, HarvesterOptions
 from marshal_dagster.outbox.ports import Deposed, Fenced, Unsettled
 from marshal_dagster.outbox.publisher import NOTES_SETTINGS, KafkaPublisher
 from marshal_dagster.outbox.store import PostgresStore
@@ -65,25 +64,6 @@ class OutboxTopics:
             topics.create(self.notes, 1, copies, {**NOTES_SETTINGS, **safe})
 
 
-@dataclass(frozen=True, slots=True)
-class HarvesterOptions:
-    """How a harvester works; `poll_interval_s` is how soon it sees rows of which it is not notified.
-
-    All harvesters of an outbox need the same `partitioner`: a key whose partition changes has no order. Raises
-    `ConfigurationError` for one that Kafka's client does not know.
-    """
-
-    limits: Limits = field(default_factory=Limits)
-    timing: Timing = field(default_factory=Timing)
-    poll_interval_s: float = 0.1
-    transaction_timeout_s: float = 10.0
-    partitioner: Partitioner | str = Partitioner.MURMUR2_RANDOM
-
-    def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for values that cannot be."""
-        Partitioner.of(self.partitioner)
-
-
 class Harvester:
     """Publishes an outbox's rows while it leads; several of one outbox stand by for each other.
 
@@ -105,7 +85,7 @@ class Harvester:
         """In which this harvester leads."""
         self._tables = tables
         self._connection = connection
-        self._options = options or HarvesterOptions()
+        self._options = options or DEFAULT_OPTIONS
         self._clock = clock or SystemClock()
         self._is_stopped = False
         self._alive_at_s = time.monotonic()

@@ -12,6 +12,7 @@ from marshal_dagster.kafka.partitioning import Partitioner
 from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.kafka.transactions import Notes, RecordRefused, Transaction
+from marshal_dagster.outbox.options import DEFAULT_OPTIONS
 from marshal_dagster.outbox.ports import ID_HEADER, Fenced, Noted, Row, RowRefused, TopicRefused, Unsettled
 
 NOTE_VERSION: Final = 1
@@ -37,8 +38,8 @@ class KafkaPublisher:
         uid: str,
         notes_topic: str,
         *,
-        transaction_timeout_s: float = 10.0,
-        partitioner: Partitioner | str = Partitioner.MURMUR2_RANDOM,
+        transaction_timeout_s: float = DEFAULT_OPTIONS.transaction_timeout_s,
+        partitioner: Partitioner | str = DEFAULT_OPTIONS.partitioner,
     ) -> None:
         """Connect to nothing yet.
 

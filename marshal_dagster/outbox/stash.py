@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, LiteralString
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.outbox.ports import ID_HEADER
 from marshal_dagster.outbox.tables import DEFAULT_MAX_BYTES, DEFAULT_NAME, tables_to_write
+from marshal_dagster.postgres import DEFAULT_SCHEMA
 from marshal_dagster.protocol.messages import is_topic
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ class OutboxRecord:
 class Outbox:
     """Writes records into an outbox. Needs no connection of its own and keeps nothing: one may serve all threads."""
 
-    def __init__(self, name: str = DEFAULT_NAME, *, schema: str = "public", max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+    def __init__(
+        self, name: str = DEFAULT_NAME, *, schema: str = DEFAULT_SCHEMA, max_bytes: int = DEFAULT_MAX_BYTES
+    ) -> None:
         """Name the outbox. `max_bytes` is what key, value and headers of a record may have together.
 
         Raises `ConfigurationError` for values that cannot be.

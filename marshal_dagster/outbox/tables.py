@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, LiteralString
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
-from marshal_dagster.postgres import Database, check_name, identifier
+from marshal_dagster.postgres import DEFAULT_SCHEMA, Database, check_name, identifier
 
 if TYPE_CHECKING:
     import psycopg
@@ -104,7 +104,7 @@ def tables_to_write(name: str, schema: str, max_bytes: int) -> "OutboxTables":
 class OutboxTables:
     """The tables of one outbox; several may be in one database, under their names."""
 
-    def __init__(self, database: Database, name: str = DEFAULT_NAME, schema: str = "public") -> None:
+    def __init__(self, database: Database, name: str = DEFAULT_NAME, schema: str = DEFAULT_SCHEMA) -> None:
         """Name it; nothing is connected to. Raises `ConfigurationError` for names that cannot be."""
         check_name("name", name, _LONGEST_NAME_BYTES)
         check_name("schema", schema)

@@ -7,6 +7,11 @@ caller and arrives here as a number.
 from dataclasses import dataclass, field
 
 
+def stale_after_ms(heartbeat_interval_ms: int) -> int:
+    """Return for how long after its last heartbeat an owner is live: to the millisecond, later it is stale."""
+    return 2 * heartbeat_interval_ms
+
+
 def safety_margin_ms(heartbeat_interval_ms: int) -> float:
     """How much earlier than `2 * HI` a lease ends, so that no clock's drift lets it outlive the claim."""
     return heartbeat_interval_ms / 10
@@ -31,7 +36,8 @@ class Lease:
 
     def __post_init__(self) -> None:
         """Work out the end once: it is asked for at every step."""
-        ends_ms = self.sent_ms + 2 * self.heartbeat_interval_ms - safety_margin_ms(self.heartbeat_interval_ms)
+        interval_ms = self.heartbeat_interval_ms
+        ends_ms = self.sent_ms + stale_after_ms(interval_ms) - safety_margin_ms(interval_ms)
         object.__setattr__(self, "ends_ms", ends_ms)
 
     def left_ms(self, now_ms: float) -> float:

@@ -53,12 +53,16 @@ DELIVERY_MODES: Final = frozenset(DeliveryMode)
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the members of a group agree on; the defaults hold until a first `GroupSettings` record."""
+    """What the members of a group agree on."""
 
     heartbeat_interval_ms: int = 60_000
     rule_set: RuleSet = RuleSet.NATIVE
     delivery: DeliveryMode = DeliveryMode.AT_LEAST_ONCE
     features: tuple[str, ...] = ()
+
+
+WITHOUT_SETTINGS: Final = Settings(GO_HEARTBEAT_INTERVAL_MS, RuleSet.GO)
+"""What holds in a group until a `GroupSettings` record is accepted: its members are Go consumers (PROTOCOL.md 3)."""
 
 
 @record_type
@@ -186,6 +190,10 @@ class Mark(GroupMessage):
 
 GROUP_MESSAGES: Final[frozenset[type[Message]]] = frozenset({ReleaseGroup, GroupSettings, Mark})
 """The types of records about a whole group, or about none."""
+GO_MESSAGES: Final[frozenset[type[Message]]] = frozenset(
+    {ClaimingPartition, Heartbeat, ReleasingPartition, ClaimingMessages}
+)
+"""The types that every Go consumer knows: members of Go groups write no other (PROTOCOL.md 7)."""
 
 
 class Invalid(StrEnum):

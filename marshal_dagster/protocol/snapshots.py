@@ -11,8 +11,9 @@ checksum, taken over name and text, is right. Of those the one at the highest lo
 before it, which it names, is another one in the log by now: then the log has lost records and grown again. Parts are
 deleted, by records without value, only when a whole snapshot at a higher log offset has been read.
 
-Version 1 is what every member reads. From the first settings that name `ranges` on it is version 2, which also holds
-ranges, and which members that do not know them pass over (docs/range-claims.md 5).
+Version 3 has no ranges. From the first settings that name `ranges` on a snapshot has version 4, which holds them too.
+Versions 1 and 2 were written when a group without settings was judged by the rule set `native`: a reader starts from
+one only if every group with keys in it has settings, and no member deletes it.
 
 Whatever is odd in a record is a reason to pass it over, never an exception.
 """
@@ -33,6 +34,7 @@ from marshal_dagster.protocol.messages import (
     NUMBER,
     TOPIC_ID,
     Invalid,
+    RuleSet,
     Settings,
     is_name,
     is_topic,
@@ -44,11 +46,17 @@ from marshal_dagster.protocol.state import RANGES, Group, Key, Owner, Phase, Ran
 from marshal_dagster.protocol.transitions import Note, Refusal
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld
 
-VERSION: Final = 1
-VERSION_WITH_RANGES: Final = 2
-_VERSIONS: Final = {str(version): version for version in (VERSION, VERSION_WITH_RANGES)}
+VERSION: Final = 3
+VERSION_WITH_RANGES: Final = 4
+WRITTEN_VERSIONS: Final = frozenset({VERSION, VERSION_WITH_RANGES})
+"""The versions that members write now."""
+_WITH_RANGES: Final = frozenset({2, VERSION_WITH_RANGES})
+_FORMER_VERSIONS: Final = frozenset({1, 2})
+_FORMER_WITHOUT_SETTINGS: Final = Settings(60_000, RuleSet.NATIVE)
+"""What held in a group without settings when snapshots of former versions were written."""
+_VERSIONS: Final = {str(version): version for version in WRITTEN_VERSIONS | _FORMER_VERSIONS}
 _KNOWN: Final = [RANGES]
-"""What the writer of a snapshot of version 1 says that it knew, or it would have passed over records."""
+"""What the writer of a snapshot without ranges says that it knew, or it would have passed over records."""
 PART_BYTES: Final = 500_000
 """The largest part: two fit into one of the client library's batches, and one into what brokers take by default."""
 SNAPSHOT_ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -344,10 +352,11 @@ def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: Settings) -> P
     """Build the state. Raises whatever comes of rows that are not as `_rows` writes them."""
     remaining = iter(rows)
     first = next(remaining)
-    if first["defaults"] != _defaults_text(defaults):
+    is_former = name.version in _FORMER_VERSIONS
+    if first["defaults"] != _defaults_text(_FORMER_WITHOUT_SETTINGS if is_former else defaults):
         raise _OtherDefaultsError
     world = PartitionWorld(name.number, name.partitions, defaults, 0)
-    world.had_ranges = name.version == VERSION_WITH_RANGES
+    world.had_ranges = name.version in _WITH_RANGES
     world.resume_at(name.offset, None if first["log_time_ms"] is None else _time(first["log_time_ms"]))
     world.invalid = _read_counts(first["invalid"], Invalid)
     world.refused = _read_counts(first["refused"], Refusal)
@@ -365,13 +374,15 @@ def _read_rows(name: SnapshotName, rows: Iterable[Any], defaults: Settings) -> P
             world.groups[_name(row["group"])] = group
         else:
             topic = _topic(row["topic"], name)
+    if is_former and any(group.keys and not group.settings_accepted for group in world.groups.values()):
+        raise _OtherDefaultsError
     if not world.had_ranges and _may_lack_ranges(world, knows=first.get("knows", [])):
         raise _RangesSkippedError
     return world
 
 
 def _may_lack_ranges(world: PartitionWorld, knows: Any) -> bool:  # noqa: ANN401 - what was read
-    """Tell whether a writer of version 1 may have passed over range records, now or before they were switched off."""
+    """Tell whether the writer of a snapshot without ranges may have passed over range records, now or earlier."""
     groups = world.groups.values()
     if any(RANGES in group.settings.features for group in groups):
         return True

@@ -5,12 +5,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
 
+from marshal_dagster.protocol.leases import stale_after_ms
 from marshal_dagster.protocol.messages import RuleSet, Settings
 
 Place = tuple[str, int]
 """A data topic and a partition of it."""
 RANGES: Final = "ranges"
 """The feature that lets a group's members claim ranges of a partition's offsets."""
+GO_ALLOWANCE_MS: Final = 1_000
+"""How much longer than the rules require a member waits in a Go group: Go judges by wall clocks (PROTOCOL.md 7)."""
 
 
 class Freshness(StrEnum):
@@ -25,7 +28,7 @@ def freshness(silent_ms: int, heartbeat_interval_ms: int) -> Freshness:
     """Classify an owner last heard of `silent_ms` ago: exactly 2 intervals are not stale yet."""
     if silent_ms <= heartbeat_interval_ms:
         return Freshness.FRESH
-    return Freshness.UNKNOWN if silent_ms <= 2 * heartbeat_interval_ms else Freshness.STALE
+    return Freshness.UNKNOWN if silent_ms <= stale_after_ms(heartbeat_interval_ms) else Freshness.STALE
 
 
 class Owner(NamedTuple):
@@ -59,7 +62,7 @@ class Range(NamedTuple):
 
     def is_live(self, at_ms: int, heartbeat_interval_ms: int) -> bool:
         """Tell whether it has an owner that is not stale at `at_ms`."""
-        return self.owner is not None and at_ms - self.last_beat_ms <= 2 * heartbeat_interval_ms
+        return self.owner is not None and at_ms - self.last_beat_ms <= stale_after_ms(heartbeat_interval_ms)
 
     def is_spent(self, at_ms: int, heartbeat_interval_ms: int) -> bool:
         """Tell whether nothing but a stale owner speaks for it."""
@@ -142,6 +145,24 @@ class Group:
     paused_by: str | None = None
     keys: dict[Place, Key] = field(default_factory=dict)
 
+    @property
+    def is_go(self) -> bool:
+        """Whether its records are judged as Go consumers judge them."""
+        return self.settings.rule_set is RuleSet.GO
+
+    @property
+    def has_go_keys(self) -> bool:
+        """Whether Go consumers use it: it has no settings here, and a key with an offset and no data topic id."""
+        keys = () if self.settings_accepted else self.keys.values()
+        return any(key.offset is not None and key.data_topic_id is None for key in keys)
+
+    def advice_time_ms(self, log_time_ms: int | None, wall_ms: int) -> int:
+        """Return the time at which a member judges between records who is stale: advice, never a state.
+
+        It is the later of log time and the member's clock (PROTOCOL.md 2), less the allowance in a Go group.
+        """
+        return max(log_time_ms or 0, wall_ms) - (GO_ALLOWANCE_MS if self.is_go else 0)
+
     def is_paused(self, at_ms: int) -> bool:
         """Tell whether the group is paused at `at_ms`."""
         return self.paused_until_s is not None and at_ms < self.paused_until_s * 1_000
@@ -152,7 +173,8 @@ class Group:
 
     def is_live(self, key: Key, at_ms: int) -> bool:
         """Tell whether `key` is held whole by an owner that is not stale at `at_ms`."""
-        return key.owner is not None and at_ms - key.last_beat_ms <= 2 * self.settings.heartbeat_interval_ms
+        interval_ms = self.settings.heartbeat_interval_ms
+        return key.owner is not None and at_ms - key.last_beat_ms <= stale_after_ms(interval_ms)
 
     def live_keys(self, at_ms: int) -> Iterator[Place]:
         """Give the places that are held at `at_ms`, whole or by a range, by an owner that is not stale."""

@@ -77,6 +77,7 @@ class Note(StrEnum):
     DISPLACED = "a heartbeat displaced the owner"
     RELEASED_ELSEWHERE = "a release named another offset than the state's"
     BEYOND_RANGES = "a heartbeat above the offset of a partition that has ranges"
+    UNPLANNED = "a heartbeat moved the offset without a plan"
 
 
 M = TypeVar("M", bound=Message)
@@ -94,7 +95,8 @@ class Event(Generic[M]):
 
 
 Guard = Callable[[Event[Any]], bool]
-Effect = Callable[[Event[Any]], Note | None]
+Notes = tuple[Note, ...]
+Effect = Callable[[Event[Any]], Notes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +271,7 @@ def _owner_of(event: Event[Any]) -> Owner:
     return Owner(event.message.instance, event.message.client, event.offset)
 
 
-def take(event: Event[ClaimingPartition]) -> None:
+def take(event: Event[ClaimingPartition]) -> Notes:
     key = event.key
     key.owner = _owner_of(event)
     key.last_beat_ms = event.log_time_ms
@@ -277,51 +279,57 @@ def take(event: Event[ClaimingPartition]) -> None:
         key.ranges = left_by_all(key.ranges)
     if key.plan_end is not None:
         key.plan_attempts += 1
+    return ()
 
 
-def beat(event: Event[Heartbeat]) -> Note | None:
+def beat(event: Event[Heartbeat]) -> Notes:
     key, offset = event.key, event.message.offset
     key.last_beat_ms = event.log_time_ms
     if key.offset is not None and offset < key.offset:
-        return Note.REWIND
+        return (Note.REWIND,)
     if key.ranges:
-        return None if offset == key.offset else Note.BEYOND_RANGES
+        return () if offset == key.offset else (Note.BEYOND_RANGES,)
+    is_planned = key.plan_end is not None or key.offset in {None, offset}
     key.move(offset)
-    return None
+    return () if is_planned else (Note.UNPLANNED,)
 
 
-def release(event: Event[ReleasingPartition]) -> Note | None:
+def release(event: Event[ReleasingPartition]) -> Notes:
     key = event.key
     key.owner = None
     if is_pauser(event):
         key.move(event.message.offset)
         key.new_generation(event.offset)
-        return None
-    return None if event.message.offset == key.offset else Note.RELEASED_ELSEWHERE
+        return ()
+    return () if event.message.offset == key.offset else (Note.RELEASED_ELSEWHERE,)
 
 
-def revoke(event: Event[RevokingClaim]) -> None:
+def revoke(event: Event[RevokingClaim]) -> Notes:
     event.key.owner = None
+    return ()
 
 
-def plan(event: Event[ClaimingMessages]) -> None:
+def plan(event: Event[ClaimingMessages]) -> Notes:
     event.key.plan_end = event.message.plan_end
+    return ()
 
 
-def pause(event: Event[ReleaseGroup]) -> None:
+def pause(event: Event[ReleaseGroup]) -> Notes:
     event.group.paused_until_s = event.message.expiry_s
     event.group.paused_by = event.message.instance
+    return ()
 
 
-def name_data_topic(event: Event[DataTopic]) -> None:
+def name_data_topic(event: Event[DataTopic]) -> Notes:
     key, before = event.key, event.key.data_topic_id
     key.data_topic_id = event.message.topic_id
     if before not in (None, key.data_topic_id):
         key.move(None)
         key.new_generation(event.offset)
+    return ()
 
 
-def settle(event: Event[GroupSettings]) -> None:
+def settle(event: Event[GroupSettings]) -> Notes:
     group, settings = event.group, event.message.settings
     delivery_changes = settings.delivery != group.settings.delivery
     group.settings = settings
@@ -332,91 +340,99 @@ def settle(event: Event[GroupSettings]) -> None:
         forgets_ranges = bool(key.ranges) and not enables_ranges(settings)
         if forgets_ranges or (delivery_changes and key.offset is not None):
             key.new_generation(event.offset)
+    return ()
 
 
-def take_range(event: Event[ClaimingRange]) -> None:
+def take_range(event: Event[ClaimingRange]) -> Notes:
     key, left = event.key, _left_planned(event)
     key.owner = None
     new = left or Range(event.message.start, event.message.end, Phase.CLAIMED)
     attempts = new.attempts if left is None else left.attempts + 1
     held = new._replace(owner=_owner_of(event), last_beat_ms=event.log_time_ms, attempts=attempts)
     key.ranges = put(_unspent(event), held)
+    return ()
 
 
-def _change_named(event: Event[Any], change: Callable[[Range], Ranges]) -> None:
+def _change_named(event: Event[Any], change: Callable[[Range], Ranges]) -> Notes:
     held = _named(event)
     if held is not None:
         event.key.ranges = change(held)
+    return ()
 
 
-def plan_range(event: Event[PlanningRange]) -> None:
+def plan_range(event: Event[PlanningRange]) -> Notes:
     end, ranges = event.message.end, event.key.ranges
-    _change_named(event, lambda held: put(ranges, held._replace(end=end, phase=Phase.PLANNED)))
+    return _change_named(event, lambda held: put(ranges, held._replace(end=end, phase=Phase.PLANNED)))
 
 
-def beat_range(event: Event[RangeHeartbeat]) -> None:
+def beat_range(event: Event[RangeHeartbeat]) -> Notes:
     log_time_ms, ranges = event.log_time_ms, event.key.ranges
-    _change_named(event, lambda held: put(ranges, held._replace(last_beat_ms=log_time_ms)))
+    return _change_named(event, lambda held: put(ranges, held._replace(last_beat_ms=log_time_ms)))
 
 
-def finish_range(event: Event[RangeDone]) -> None:
+def finish_range(event: Event[RangeDone]) -> Notes:
     key, held = event.key, _named(event)
     if held is not None and key.offset is not None:
         key.ranges, offset = finish(key.ranges, held, key.offset)
         key.move(offset)
+    return ()
 
 
-def leave_range(event: Event[RangeMessage]) -> None:
+def leave_range(event: Event[RangeMessage]) -> Notes:
     ranges = event.key.ranges
-    _change_named(event, lambda held: give_up(ranges, held))
+    return _change_named(event, lambda held: give_up(ranges, held))
 
 
-def nothing(_: Event[Any]) -> None:
-    """Log time has moved; that is all."""
+def nothing(_: Event[Any]) -> Notes:
+    """Move log time only."""
+    return ()
 
 
-def go_beat(event: Event[Heartbeat]) -> Note | None:
-    key, lowered = event.key, event.key.offset is not None and event.message.offset < event.key.offset
-    displaced = key.owner is not None and not is_owner(event)
+def go_beat(event: Event[Heartbeat]) -> Notes:
+    key, is_lowered = event.key, event.key.offset is not None and event.message.offset < event.key.offset
+    is_displacing = key.owner is not None and not is_owner(event)
     if not is_owner(event):
         key.owner = _owner_of(event)
     key.last_beat_ms = event.log_time_ms
     key.move(event.message.offset)
-    if displaced:
-        return Note.DISPLACED
-    return Note.LOWERED if lowered else None
+    displaced = (Note.DISPLACED,) if is_displacing else ()
+    return (*displaced, Note.LOWERED) if is_lowered else displaced
 
 
-def go_release(event: Event[ReleasingPartition]) -> Note | None:
+def go_release(event: Event[ReleasingPartition]) -> Notes:
     key, offset = event.key, event.message.offset
     if not is_pauser(event) and (key.offset is None or offset > key.offset):
         key.move(offset)
     return release(event)
 
 
-def observe_owner(event: Event[Any]) -> None:
+def observe_owner(event: Event[Any]) -> Notes:
     event.key.owner = Owner(event.message.instance, event.message.client, epoch=None)
     event.key.last_beat_ms = event.log_time_ms
+    return ()
 
 
-def observe_beat(event: Event[Heartbeat]) -> None:
-    observe_owner(event)
+def observe_beat(event: Event[Heartbeat]) -> Notes:
     event.key.offset = event.message.offset
+    return observe_owner(event)
 
 
-def observe_release(event: Event[ReleasingPartition]) -> None:
+def observe_release(event: Event[ReleasingPartition]) -> Notes:
     if is_owner(event):
         event.key.owner = None
     event.key.offset = event.message.offset
+    return ()
 
 
-def observe_data_topic(event: Event[DataTopic]) -> None:
+def observe_data_topic(event: Event[DataTopic]) -> Notes:
     event.key.data_topic_id = event.message.topic_id
+    return ()
 
 
-def observe_settings(event: Event[GroupSettings]) -> None:
+def observe_settings(event: Event[GroupSettings]) -> Notes:
     event.group.settings = event.message.settings
     event.group.settings_accepted = True
+    return ()
 
 
 Rules = Mapping[type[Message], Rule]

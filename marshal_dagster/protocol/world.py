@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from marshal_dagster.protocol.messages import (
     GROUP_MESSAGES,
     MAX_VALUE_BYTES,
+    WITHOUT_SETTINGS,
     GroupSettings,
     Heartbeat,
     Invalid,
@@ -28,7 +29,7 @@ from marshal_dagster.protocol.messages import (
 )
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import RANGES, Group, Key, Owner, Place
-from marshal_dagster.protocol.transitions import GO, NATIVE, OBSERVING, Event, Note, Refusal, Rules
+from marshal_dagster.protocol.transitions import GO, NATIVE, OBSERVING, Event, Note, Notes, Refusal, Rules
 
 
 class VerdictKind(StrEnum):
@@ -45,11 +46,10 @@ class Verdict:
 
     kind: VerdictKind
     reason: Refusal | Invalid | None = None
-    note: Note | None = None
+    notes: Notes = ()
 
 
 ACCEPTED: Final = Verdict(VerdictKind.ACCEPTED)
-_NOTED: Final = {note: Verdict(VerdictKind.ACCEPTED, note=note) for note in Note}
 _REFUSED: Final = {refusal: Verdict(VerdictKind.REFUSED, refusal) for refusal in Refusal}
 _INVALID: Final = {invalid: Verdict(VerdictKind.INVALID, invalid) for invalid in Invalid}
 
@@ -65,6 +65,13 @@ class LastRecord(NamedTuple):
     def of(cls, offset: int, timestamp_ms: int, value: bytes | None) -> "LastRecord":
         """Tell it by what was read."""
         return cls(offset, timestamp_ms, "" if value is None else sha256(value).hexdigest())
+
+
+class Unplanned(NamedTuple):
+    """A heartbeat that moved an offset without a plan, as only a Go consumer's does, and where it lies in the log."""
+
+    log_offset: int
+    message: Message
 
 
 class PartitionWorld:
@@ -90,7 +97,9 @@ class PartitionWorld:
         self.noted: Counter[Note] = Counter()
         self._last: LastRecord | tuple[int, int, bytes | None] | None = None
         self.log_time_ms: int | None = None
-        self._beats: dict[bytes, tuple[Key, Owner]] = {}
+        self.unplanned: dict[str, Unplanned] = {}
+        """The last heartbeat of each group that moved an offset without a plan, since this reader began."""
+        self._beats: dict[bytes, tuple[Key, Owner, bool]] = {}
         self._remembered: dict[tuple[str, Place], bytes] = {}
         self._event: Event[Message] = Event(_NOTHING, -1, 0, Group(defaults), Key())
         """What is being judged, one object for all records: making one costs as much as many a rule."""
@@ -158,7 +167,7 @@ class PartitionWorld:
                 if head == known_head or _BEAT.fullmatch(head):
                     known_head = head
                     sender, _, tail = value[_BEAT_LENGTH:].rpartition(b"/")
-                    key, owner = beats.get(sender, _NOBODY)
+                    key, owner, is_go = beats.get(sender, _NO_BEAT)
                     if (
                         key.owner is owner
                         and key.offset is not None
@@ -166,6 +175,7 @@ class PartitionWorld:
                         and len(tail) <= _PLAIN_DIGITS
                         and (tail[0] != _ZERO or len(tail) == 1)
                         and (to := int(tail)) >= key.offset
+                        and (to == key.offset or key.plan_end is not None or is_go)
                     ):
                         self.next_offset = offset + 1
                         if timestamp_ms > log_time_ms:  # type: ignore[operator] # noqa: PLR1730 - max() is dear here
@@ -191,26 +201,28 @@ class PartitionWorld:
         if refusal is not None:
             self.refused[refusal] += 1
             return _REFUSED[refusal]
-        note = rule.effect(event)
+        notes = rule.effect(event)
         if kind is not Mark:
             self.groups[message.group] = group
             if kind not in GROUP_MESSAGES:
                 group.keys[place] = key
         if kind is Heartbeat:
-            self._remember_beat(value, key, (message.group, place))
+            self._remember_beat(value, group, key, (message.group, place))
         elif kind is GroupSettings and RANGES in group.settings.features:
             self.had_ranges = True
-        if note is None:
+        if not notes:
             return ACCEPTED
-        self.noted[note] += 1
-        return _NOTED[note]
+        self.noted.update(notes)
+        if Note.UNPLANNED in notes:
+            self.unplanned[message.group] = Unplanned(offset, message)
+        return Verdict(VerdictKind.ACCEPTED, notes=notes)
 
     def _rules_of(self, group: Group) -> Rules:
         if not self.certain:
             return OBSERVING
         return NATIVE if group.settings.rule_set is RuleSet.NATIVE else GO
 
-    def _remember_beat(self, value: bytes | None, key: Key, named: tuple[str, Place]) -> None:
+    def _remember_beat(self, value: bytes | None, group: Group, key: Key, named: tuple[str, Place]) -> None:
         """Let `apply_many` know the sender's fields of an accepted heartbeat, as long as that owner stays.
 
         One a key: owners come and go for as long as a log is followed.
@@ -222,7 +234,7 @@ class PartitionWorld:
             return
         self._beats.pop(self._remembered.get(named, b""), None)
         self._remembered[named] = sender = rest[_BEAT_LENGTH:]
-        self._beats[sender] = (key, key.owner)
+        self._beats[sender] = (key, key.owner, group.settings.rule_set is RuleSet.GO)
 
     def _count_invalid(self, reason: Invalid) -> Verdict:
         self.invalid[reason] += 1
@@ -236,7 +248,7 @@ _PLAIN_DIGITS: Final = 18
 _LONGEST_REST: Final = MAX_VALUE_BYTES - len("/") - _PLAIN_DIGITS
 """With any plain offset behind it, it is not too long for a record."""
 _ZERO: Final = ord("0")
-_NOBODY: Final = (Key(), Owner("", "", None))
+_NO_BEAT: Final = (Key(), Owner("", "", None), False)
 _NOTHING: Final = Mark(instance="", client="", group="", time_s=0)
 
 
@@ -246,8 +258,8 @@ class World:
     def __init__(
         self,
         coordination_partitions: int,
-        heartbeat_interval_ms: int = 60_000,
-        rule_set: RuleSet = RuleSet.NATIVE,
+        heartbeat_interval_ms: int = WITHOUT_SETTINGS.heartbeat_interval_ms,
+        rule_set: RuleSet = WITHOUT_SETTINGS.rule_set,
     ) -> None:
         """Know nothing yet; interval and rule set hold until a group's first settings record."""
         if coordination_partitions < 1:
@@ -304,6 +316,27 @@ class World:
     def key(self, group: str, topic: str, partition: int) -> Key:
         """Give the state of one key; one never named is empty."""
         return self.partition_of(topic).key(group, topic, partition)
+
+    def advice_time_ms(self, group: str, topic: str, wall_ms: int) -> int:
+        """Return the time at which a member judges who is stale in `group`; see `Group.advice_time_ms`."""
+        world = self.partition_of(topic)
+        return world.group(group).advice_time_ms(world.log_time_ms, wall_ms)
+
+    def go_groups(self) -> dict[str, list[Place]]:
+        """Return the groups that Go consumers use, each with the keys that show it (PROTOCOL.md 6)."""
+        found: dict[str, list[Place]] = {}
+        for world in self.partitions.values():
+            for name, group in world.groups.items():
+                if group.has_go_keys:
+                    found.setdefault(name, []).extend(
+                        place for place, key in group.keys.items() if key.offset is not None and not key.data_topic_id
+                    )
+        return found
+
+    @property
+    def has_settings(self) -> bool:
+        """Whether any group was ever given settings: records that Go does not know are in the log."""
+        return any(group.settings_accepted for world in self.partitions.values() for group in world.groups.values())
 
     def keys(self) -> Iterator[tuple[str, Place, Group, Key]]:
         """Give group name, place, group and key of every key named so far."""

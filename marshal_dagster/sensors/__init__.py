@@ -17,12 +17,11 @@ from marshal_dagster.sensors.given_up import (
     build_given_up_check,
 )
 from marshal_dagster.sensors.lag import LAG, LagCursor, build_lag_sensor
-from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, Left, partitions_left
+from marshal_dagster.sensors.left import Left, partitions_left
 from marshal_dagster.sensors.stale_claims import Grouping, StaleClaimCursor, build_stale_claim_sensor
 
 __all__ = [
     "ASKED_TAG",
-    "DEFAULT_INTERVAL_S",
     "LAG",
     "REASON_TAG",
     "STALE_CLAIM",

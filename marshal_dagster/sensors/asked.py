@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from dagster import DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
 
 from marshal_dagster.ops import Outcome
-from marshal_dagster.runs import FINISHED, GROUP_TAG, OUTCOME_TAG, TOPIC_TAG
+from marshal_dagster.runs import FINISHED, GROUP_TAG, NOT_LAUNCHED, OUTCOME_TAG, TOPIC_TAG
 from marshal_dagster.sensors.left import Left
 
 REASON_TAG: Final = "marshal/reason"
@@ -34,7 +34,6 @@ _RUNS_LOOKED_AT: Final = 200
 _DIGESTS_AT_ONCE: Final = 900
 """Older versions of SQLite take no more than 999 values in a query."""
 _COULD_NOT_TRY: Final = frozenset({Outcome.HELD, Outcome.PAUSED})
-_NOT_LAUNCHED: Final = frozenset({DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED})
 
 
 class Seen(NamedTuple):
@@ -89,7 +88,7 @@ class Ask:
         Dagster alone cannot say so: without run monitoring a run whose host died stays STARTED for ever. One that
         claimed itself, and went stale, has left another epoch than it saw.
         """
-        return self.status not in FINISHED and self.saw(left) and self._may_begin(now_s)
+        return self.status not in FINISHED and self.saw(left) and may_begin(self.record, now_s)
 
     def could_not_try(self, left: Left) -> bool:
         """Tell whether the run saw what is there now, and found it held after all, or the group paused."""
@@ -97,18 +96,13 @@ class Ask:
 
     def is_fruitless(self, left: Left, now_s: float) -> bool:
         """Tell whether the run failed, died, or changed nothing of what it saw."""
-        if self.status in _NOT_LAUNCHED:
-            return not self._may_begin(now_s)
+        if self.status in NOT_LAUNCHED:
+            return not may_begin(self.record, now_s)
         if self.status not in FINISHED:
             return not self.is_awaited(left, now_s)
         if self.status is not DagsterRunStatus.SUCCESS:
             return True
         return self.saw(left) and not self.could_not_try(left)
-
-    def _may_begin(self, now_s: float) -> bool:
-        """Tell whether a run that is not over may still come to its claim: it waits in the queue, or it is young."""
-        changed_s = max(self.asked_at_s, self.record.update_timestamp.timestamp())
-        return self.status is DagsterRunStatus.QUEUED or now_s - changed_s <= OPEN_RUN_PATIENCE_S
 
 
 @dataclass(slots=True)
@@ -170,16 +164,20 @@ def ended_at_s(record: RunRecord) -> float:
     return max(asked_at_s(record), record.end_time or 0.0)
 
 
+def may_begin(record: RunRecord, now_s: float) -> bool:
+    """Return whether a run that is not over may still come to its claim: it waits in the queue, or it is young."""
+    changed_s = max(asked_at_s(record), record.update_timestamp.timestamp())
+    return record.dagster_run.status is DagsterRunStatus.QUEUED or now_s - changed_s <= OPEN_RUN_PATIENCE_S
+
+
 def growing_wait_s(first_wait_s: float, times: int) -> float:
     """Give the pause after the `times`th run in vain: doubled each time, up to an hour."""
     return min(LONGEST_WAIT_S, first_wait_s * 2.0 ** min(times - 1, 16))
 
 
-def asked_before(
-    instance: DagsterInstance, group: str, *, job: str, op_name: str, found: Sequence[Left], now_s: float | None = None
-) -> Asked:
+def asked_before(instance: DagsterInstance, group: str, *, job: str, op_name: str, found: Sequence[Left]) -> Asked:
     """Look up what runs of `job` were asked for: the newest 200, and all that were asked for one of `found` alone."""
-    asked = Asked(instance, time.time() if now_s is None else now_s)
+    asked = Asked(instance, time.time())
     if not found:
         return asked
     tags = {GROUP_TAG: group, TOPIC_TAG: found[0].topic, REASON_TAG: STALE_CLAIM}

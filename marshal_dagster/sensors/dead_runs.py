@@ -22,8 +22,8 @@ from marshal_dagster.protocol.state import Key, Place
 from marshal_dagster.resources import ClaimerResource, Revocation
 from marshal_dagster.runs import FINISHED, run_of
 from marshal_dagster.sensors.drops import RunDrops, possibly_dropped
-from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, Left, left, listed, range_left
-from marshal_dagster.sensors.names import sensor_name
+from marshal_dagster.sensors.left import Left, left, listed, range_left
+from marshal_dagster.sensors.names import DEFAULT_INTERVAL_S, sensor_name
 
 
 def build_dead_run_sensors(

@@ -20,9 +20,7 @@ from dagster import (
     RunsFilter,
 )
 
-from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
 from marshal_dagster.protocol.key_ranges import is_done
-from marshal_dagster.protocol.messages import RuleSet
 from marshal_dagster.protocol.state import Key, Place
 from marshal_dagster.protocol.world import World
 from marshal_dagster.runs import (
@@ -158,8 +156,7 @@ class GroupView:
             if name != group:
                 continue
             view.keys[place] = replace(key)
-            patience_ms = GO_EXTRA_PATIENCE_MS if state.settings.rule_set is RuleSet.GO else 0
-            now_ms = max(world.partition_of(place[0]).log_time_ms or 0, wall_ms) - patience_ms
+            now_ms = world.advice_time_ms(group, place[0], wall_ms)
             if key.owner is not None:
                 (view.live if state.is_live(key, now_ms) else view.stale).add(run_of(key.owner.instance))
             for one in key.ranges:

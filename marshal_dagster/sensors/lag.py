@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from dagster import (
-    DagsterRunStatus,
     DefaultSensorStatus,
     RunRequest,
     RunsFilter,
@@ -22,26 +21,25 @@ from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.jobs import AnyJob, claimed_batch_ops
 from marshal_dagster.protocol.messages import is_name
 from marshal_dagster.resources import RationalizerResource
-from marshal_dagster.runs import FINISHED, GROUP_TAG, TOPIC_TAG
+from marshal_dagster.runs import FINISHED, GROUP_TAG, MAY_CLAIM, TOPIC_TAG
 from marshal_dagster.sensors.asked import (
     ASKED_AT_TAG,
     ASKED_TAG,
     FIRST_WAIT_S,
-    OPEN_RUN_PATIENCE_S,
     REASON_TAG,
     ended_at_s,
     growing_wait_s,
+    may_begin,
     place_of,
 )
 from marshal_dagster.sensors.barrier import barrier
 from marshal_dagster.sensors.cursors import Cursor
-from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, MOST_TOLD
-from marshal_dagster.sensors.names import sensor_name
+from marshal_dagster.sensors.left import MOST_TOLD
+from marshal_dagster.sensors.names import DEFAULT_INTERVAL_S, sensor_name
 from marshal_dagster.sensors.unread import Lag, Positions, Unread, look, positions_of
 from marshal_dagster.telemetry.metrics import record_lag
 
 LAG: Final = "lag"
-_UNDER_WAY: Final = [each for each in DagsterRunStatus if each not in FINISHED | {DagsterRunStatus.CANCELING}]
 _RUNS_LOOKED_AT: Final = 1_000
 
 
@@ -224,16 +222,12 @@ class _Tick:
 
     def _waiting(self, positions: Positions, now_s: float) -> list[str]:
         """Give the runs of the job, whoever asked for them, that may still claim: under way, and holding nothing."""
-        wanted = RunsFilter(job_name=self.spec.job, statuses=_UNDER_WAY)
+        wanted = RunsFilter(job_name=self.spec.job, statuses=list(MAY_CLAIM))
         records = self.context.instance.get_run_records(wanted, limit=_RUNS_LOOKED_AT)
         return [
             record.dagster_run.run_id
             for record in records
-            if record.dagster_run.run_id not in positions.working
-            and (
-                record.dagster_run.status is DagsterRunStatus.QUEUED
-                or now_s - record.update_timestamp.timestamp() <= OPEN_RUN_PATIENCE_S
-            )
+            if record.dagster_run.run_id not in positions.working and may_begin(record, now_s)
         ]
 
     def _wait_s(self, digest: str, now_s: float) -> float:

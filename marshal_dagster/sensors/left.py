@@ -5,14 +5,10 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
-from marshal_dagster.ops import SeenKey
-from marshal_dagster.protocol.messages import RuleSet
 from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.protocol.world import World
 from marshal_dagster.runs import run_of
 
-DEFAULT_INTERVAL_S: Final = 30
 MOST_TOLD: Final = 10
 
 
@@ -46,19 +42,6 @@ class Left:
         """The run in front of the stale owner's instance id."""
         return run_of(self.instance or "")
 
-    @property
-    def seen(self) -> SeenKey:
-        """The same as run config."""
-        return SeenKey(
-            partition=self.partition,
-            generation=self.generation,
-            offset=self.offset,
-            plan_end=self.plan_end,
-            plan_attempts=self.plan_attempts,
-            epoch=self.epoch,
-            instance=self.instance,
-        )
-
 
 def partitions_left(world: World, group: str, topic: str, wall_ms: int) -> list[Left]:
     """Give the partitions of `topic` whose owner in `group` is stale, or whose plan is open without a live owner.
@@ -68,11 +51,10 @@ def partitions_left(world: World, group: str, topic: str, wall_ms: int) -> list[
     (PROTOCOL.md 2).
     """
     state = world.group_of(group, topic)
-    now_ms = max(world.partition_of(topic).log_time_ms or 0, wall_ms)
-    patience_ms = GO_EXTRA_PATIENCE_MS if state.settings.rule_set is RuleSet.GO else 0
+    now_ms = world.advice_time_ms(group, topic, wall_ms)
     found = []
     for (of_topic, partition), key in sorted(state.keys.items(), key=itemgetter(0)):
-        if of_topic != topic or state.is_live(key, now_ms - patience_ms):
+        if of_topic != topic or state.is_live(key, now_ms):
             continue
         found += [
             range_left(topic, partition, key, each, now_ms)

@@ -4,6 +4,9 @@ import hashlib
 import logging
 from typing import Final
 
+DEFAULT_INTERVAL_S: Final = 30
+"""How often a sensor is evaluated unless its builder is told otherwise, in seconds."""
+
 _LOG: Final = logging.getLogger(__name__)
 _NAMED: Final[dict[str, str]] = {}
 """What each sensor of this process is named after."""

@@ -54,8 +54,8 @@ from marshal_dagster.sensors.given_up import (
     given_up_check_key,
     named,
 )
-from marshal_dagster.sensors.left import DEFAULT_INTERVAL_S, MOST_TOLD, Left, listed, partitions_left
-from marshal_dagster.sensors.names import sensor_name
+from marshal_dagster.sensors.left import MOST_TOLD, Left, listed, partitions_left
+from marshal_dagster.sensors.names import DEFAULT_INTERVAL_S, sensor_name
 
 if TYPE_CHECKING:
     from marshal_dagster.assets.claimed import MarshalTranslator
@@ -432,5 +432,5 @@ class _Tick:
 
 
 def _seen(one: Left) -> dict[str, object]:
-    """Give `one.seen` as run config, of thousands without the cost of making each."""
+    """Give the fields of `SeenKey` as run config, of thousands without the cost of making each."""
     return {name: value for name in SeenKey.model_fields if (value := getattr(one, name)) is not None}

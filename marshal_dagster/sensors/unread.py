@@ -1,11 +1,9 @@
 """What a group has not read of a topic: the positions of the world state beside the topic's own offsets."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
-from marshal_dagster.protocol.messages import RuleSet
 from marshal_dagster.protocol.state import Key, Phase, Range, Ranges
 from marshal_dagster.protocol.world import World
 from marshal_dagster.runs import run_of
@@ -80,8 +78,7 @@ class Lag:
 def positions_of(world: World, group: str, topic: str, *, max_attempts: int, wall_ms: int) -> Positions:
     """Copy the positions of `group`; live is judged as `partitions_left` does."""
     state = world.group_of(group, topic)
-    patience_ms = GO_EXTRA_PATIENCE_MS if state.settings.rule_set is RuleSet.GO else 0
-    now_ms = max(world.partition_of(topic).log_time_ms or 0, wall_ms) - patience_ms
+    now_ms = world.advice_time_ms(group, topic, wall_ms)
     found: dict[int, Position] = {}
     working: set[str] = set()
     for (of_topic, partition), key in state.keys.items():
@@ -92,7 +89,8 @@ def positions_of(world: World, group: str, topic: str, *, max_attempts: int, wal
         interval_ms = state.settings.heartbeat_interval_ms
         owners += [each.owner for each in key.ranges if each.is_live(now_ms, interval_ms)]
         working |= {run_of(owner.instance) for owner in owners if owner is not None}
-        found[partition] = _position(key, is_claimed=bool(owners), max_attempts=max_attempts)
+        known = replace(key, data_topic_id=None) if state.is_go else key  # Go consumers name no data topic
+        found[partition] = _position(known, is_claimed=bool(owners), max_attempts=max_attempts)
     return Positions(found, working)
 
 

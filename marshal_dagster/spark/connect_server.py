@@ -4,25 +4,25 @@ Its folder holds `server.json` (where it is, and the token that it asks for; rea
 that it was started with, and what it prints (`server.log`; of the one before it `previous.log`, should it have died).
 """
 
-import fcntl
 import json
 import os
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
 from marshal_dagster import processes
+from marshal_dagster._internal.file_lock import locked
+from marshal_dagster._internal.java_properties import render_properties
+from marshal_dagster._internal.user_folders import cache_folder
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.java import find_java, java_environment
 from marshal_dagster.ports import free_port
 from marshal_dagster.processes import ProcessMark
-from marshal_dagster.spark.connector import cache_folder
-from marshal_dagster.spark.launching import rendered, spark_home, write_private
+from marshal_dagster.spark.launching import spark_home, write_private
 from marshal_dagster.spark.session import SINGLE_EXECUTION, is_local, spark_settings, with_connector
 
 DEFAULT_FOLDER_NAME: Final = "spark-connect"
@@ -73,7 +73,7 @@ class ConnectServer:
         asks for. Raises `ConfigurationError` without a fitting Java, `UnavailableError` when it does not start.
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with self._locked():
+        with locked(self.folder / "lock"):
             found = self.running()
             if found is None:
                 return self._start(settings or {})
@@ -84,7 +84,7 @@ class ConnectServer:
         """Stop the server; False when there was none."""
         if not self.folder.is_dir():
             return False
-        with self._locked():
+        with locked(self.folder / "lock"):
             found = self.running()
             if found is not None:
                 processes.stop([found.process], _STOPPED_WITHIN_S)
@@ -99,17 +99,11 @@ class ConnectServer:
     def _log(self) -> Path:
         return self.folder / "server.log"
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with (self.folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
     def _start(self, settings: Mapping[str, str]) -> Server:
         java = find_java()
         port, token = free_port(), secrets.token_urlsafe(32)
         properties = self.folder / "server.conf"
-        write_private(properties, rendered(_settings(settings, port)))
+        write_private(properties, render_properties(_settings(settings, port)))
         home = spark_home()
         environment = {
             "PYSPARK_PYTHON": sys.executable,

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
 from marshal_dagster.errors import ConfigurationError
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-Isolation = Literal["read_committed", "read_uncommitted"]
 
 _FIRST_ATTEMPT = r"task [0-9]+\.0 in stage [0-9]+\.0 "
 _ROWS_OF_A_TASK = 2**33 - 1
@@ -22,7 +21,7 @@ _RUN_AGAIN = (
     "Spark runs a task of this batch again, most likely as its executor was lost: its records may have been processed, "
     "so this attempt ends before the first"
 )
-_OURS = frozenset({"kafka.isolation.level"})
+_OURS: Final = {"kafka.isolation.level": "read_committed"}
 # After each poll the connector asks for the log's ends, on a connection where a fetch at the log's end may be waiting:
 # larger and fewer polls read about twice as fast, and a short wait saves half a second in every task. No fetch but that
 # one waits: what a batch reads is there.
@@ -37,7 +36,6 @@ def read_ranges(
     topic: str,
     ranges: Mapping[int, tuple[int, int]],
     *,
-    isolation: Isolation = "read_committed",
     min_partitions: int | None = None,
     topic_id: str | None = None,
 ) -> "DataFrame":
@@ -57,7 +55,7 @@ def read_ranges(
         return spark.createDataFrame([], read_schema())
     if connect.is_connect(spark):
         connect.hide_secrets(spark, kafka_options)
-    consumer = _CONSUMER_DEFAULTS | _checked(kafka_options) | {"kafka.isolation.level": isolation}
+    consumer = _CONSUMER_DEFAULTS | _checked(kafka_options) | _OURS
     if topic_id is not None and shares_consumers(spark):
         consumer.setdefault(_GROUP, _group_of(topic_id, frozenset(consumer.items())))
     reader = spark.read.format("kafka").options(**consumer)
@@ -147,8 +145,8 @@ def _checked(kafka_options: Mapping[str, str]) -> dict[str, str]:
     for name in kafka_options:
         if not name.startswith("kafka.") or name in _OURS:
             raise ConfigurationError(
-                f"{name}: not an option of the Kafka connection; give those with `kafka.` in front, and isolation as "
-                "`isolation`"
+                f"{name}: not an option of the Kafka connection; give those with `kafka.` in front. The isolation "
+                "level is always read_committed"
             )
     return dict(kafka_options)
 

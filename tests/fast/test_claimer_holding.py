@@ -346,6 +346,7 @@ def test_a_commit_is_seen_in_the_log(site: Site) -> None:
 def test_a_commit_without_acknowledgement_is_settled_by_reading(site: Site) -> None:
     """A commit that is in the log counts and is not sent again."""
     member = site.owner_of(0)
+    member.plan({0: 10})
     faulty(member).fail(Fault.LOST_ACK, of_type("Heartbeat"))
     before = len(site.values())
 
@@ -358,6 +359,7 @@ def test_a_commit_without_acknowledgement_is_settled_by_reading(site: Site) -> N
 def test_a_commit_that_did_not_arrive_is_sent_again(site: Site) -> None:
     """A commit that reading did not find is sent again."""
     member = site.owner_of(0)
+    member.plan({0: 10})
     faulty(member).fail(Fault.FAILED, of_type("Heartbeat"), times=3)
 
     member.commit({0: 10})
@@ -368,6 +370,7 @@ def test_a_commit_that_did_not_arrive_is_sent_again(site: Site) -> None:
 def test_a_commit_is_tried_until_the_lease_ends(site: Site) -> None:
     """Without a broker a commit is tried, with pauses, for as long as the lease lasts; then the claim is lost."""
     member = site.owner_of(0)
+    member.plan({0: 10})
     began_ms = site.clock.lease_ms()
     faulty(member).is_down = True
 
@@ -383,6 +386,7 @@ def test_a_commit_is_tried_until_the_lease_ends(site: Site) -> None:
 def test_nothing_is_sent_before_an_ambiguous_commit_is_settled(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a commit is not settled by reading, no heartbeat follows it."""
     member = site.owner_of(0)
+    member.plan({0: 10})
     log = faulty(member)
     log.is_down = True
     sent_at_first: list[int] = []
@@ -403,6 +407,7 @@ def test_nothing_is_sent_before_an_ambiguous_commit_is_settled(site: Site, monke
 def test_a_commit_that_comes_back_after_an_outage_counts(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit whose fate was unknown while the broker was away is found when it is back, and not sent again."""
     member = site.owner_of(0)
+    member.plan({0: 10})
     log = faulty(member)
     log.fail(Fault.LOST_ACK, of_type("Heartbeat"))
     log.after_append = lambda: setattr(log, "is_down", True)
@@ -421,6 +426,7 @@ def test_a_commit_that_comes_back_after_an_outage_counts(site: Site, monkeypatch
 def test_a_commit_of_who_was_replaced_is_an_error(site: Site) -> None:
     """A commit after another took over moves nothing, and the error names who holds the key."""
     member = site.owner_of(0)
+    member.plan({0: 10})
     successor = site.member()
     successor.claim([0], is_dead=lambda _: True)
 
@@ -432,6 +438,7 @@ def test_a_commit_of_who_was_replaced_is_an_error(site: Site) -> None:
 def test_what_was_seen_stays_committed(site: Site) -> None:
     """When one of several commits is refused, the others are in the log all the same."""
     member = site.owner_of(0, 1)
+    member.plan({0: 10, 1: 10})
     site.member().claim([1], is_dead=lambda _: True)
 
     with pytest.raises(ClaimLost, match="orders/1"):
@@ -442,6 +449,7 @@ def test_what_was_seen_stays_committed(site: Site) -> None:
 def test_no_heartbeat_carries_less_than_an_earlier_one(site: Site) -> None:
     """A commit below what this tenure has sent is refused before anything is sent."""
     member = site.owner_of(0)
+    member.plan({0: 10})
     member.commit({0: 10})
     before = site.values()
 
@@ -467,6 +475,7 @@ def test_a_commit_that_was_not_sent_is_not_carried_by_a_heartbeat(site: Site) ->
 def test_a_heartbeat_after_an_ambiguous_commit_carries_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit that may be in the log is never followed by a heartbeat of a lower offset."""
     member = site.owner_of(0)
+    member.plan({0: 10})
     log = faulty(member)
     log.fail(Fault.LATE, of_type("Heartbeat"))
 
@@ -611,6 +620,7 @@ def test_a_release_in_a_group_that_one_has_paused_sets_no_position(site: Site) -
 def test_a_release_after_an_ambiguous_commit_undoes_nothing(site: Site) -> None:
     """A commit that was in flight when its owner left stays."""
     member = site.owner_of(0)
+    member.plan({0: 10})
     log = faulty(member)
     log.after_append = raiser(Interrupted())
     with pytest.raises(Interrupted):

@@ -5,6 +5,7 @@ On a log in memory whose faults a test chooses.
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -15,16 +16,23 @@ from marshal_dagster.coordination.rationalizer import LOOK_AGAIN_MS, Rationalize
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import (
     ClaimLost,
+    ConfigurationError,
+    GoGroupError,
     LogChanged,
     NotCertain,
+    PlanRejected,
     SettingsDiffer,
+    TimestampTypeError,
     UnavailableError,
 )
+from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (
+    ClaimingMessages,
     ClaimingPartition,
+    DeliveryMode,
     Heartbeat,
     Mark,
-    RevokingClaim,
+    ReleasingPartition,
     RuleSet,
     Settings,
 )
@@ -39,6 +47,9 @@ from tests.members import (
     TOPIC_ID,
     Site,
     about,
+    faulty,
+    sent_by,
+    settings_record,
 )
 
 GO = Settings(60_000, RuleSet.GO)
@@ -81,6 +92,7 @@ def test_a_log_that_changed_ends_every_claim(site: Site, change: Callable[[Site]
 def test_a_new_log_that_has_outgrown_the_old_one_is_noticed(site: Site) -> None:
     """A topic made anew is noticed by the next heartbeat or commit though it is longer than what one has read."""
     first, second = site.owner_of(0), site.owner_of(1)
+    second.plan({1: 10})
     site.broker.make_anew()
     for _ in range(100):
         site.broker.append(site.home, b"anything")
@@ -415,7 +427,69 @@ def test_what_was_not_acknowledged_is_revoked_once_the_reader_is_certain_again(s
     assert [value for value in log.seen if value.startswith("RevokingClaim") and f"/{TOPIC}/1/" in value]
 
 
+# Records with their sender's timestamp
+
+
+@pytest.mark.parametrize("step", ["claim", "plan", "commit", "beat", "name", "release"])
+def test_a_record_with_its_senders_timestamp_does_nothing_for_its_member(site: Site, step: str) -> None:
+    """It counts in the state, but its member holds nothing from then on, sends nothing more, and names the setting."""
+    member = site.member()
+    if step in {"plan", "beat", "commit", "release"}:
+        member = site.owner_of(0)
+    if step in {"commit", "release"}:
+        member.plan({0: 10})
+    if step == "name":
+        assert member.claim([0])
+    site.broker.is_sender_timed = True
+    before = len(site.values())
+    steps: dict[str, Callable[[], object]] = {
+        "claim": lambda: member.claim([0]),
+        "plan": lambda: member.plan({0: 10}),
+        "commit": lambda: member.commit({0: 10}),
+        "beat": member.beat,
+        "name": lambda: member.name_data_topic(TOPIC_ID),
+        "release": member.release,
+    }
+
+    if step == "release":
+        member.release()
+    else:
+        with pytest.raises(TimestampTypeError, match=r"message\.timestamp\.type=LogAppendTime"):
+            steps[step]()
+
+    assert member.claims == {}
+    member.release()
+    assert len(site.values()) == before + 1
+
+
+def test_at_most_once_drops_what_a_record_with_its_senders_timestamp_has_committed(site: Site) -> None:
+    """The log has moved the offset, and nobody may process what lies before it."""
+    member = site.owner_of(0, settings=replace(SETTINGS, delivery=DeliveryMode.AT_MOST_ONCE))
+    member.plan({0: 10})
+    site.broker.is_sender_timed = True
+
+    with pytest.raises(TimestampTypeError):
+        member.commit_before_processing({0: 10})
+
+    assert site.key().offset == 10
+
+
+def test_others_records_with_senders_timestamps_stop_nobody(site: Site) -> None:
+    """What others wrote is read as it is: only its own records tell a member that it cannot work."""
+    site.broker.is_sender_timed = True
+    site.say(Mark(instance="other.1", client="c", group=GROUP, time_s=0))
+    site.broker.is_sender_timed = False
+
+    assert site.owner_of(0).claims.keys() == {0}
+
+
 # A group shared with Go consumers
+
+
+def go_consumer_at(site: Site, offset: int = 30, partition: int = 0) -> None:
+    """Let a Go consumer hold a partition, as it writes it."""
+    site.say(about(ClaimingPartition, "1320e57a", partition=partition))
+    site.say(about(Heartbeat, "1320e57a", partition=partition, offset=offset))
 
 
 def test_a_member_waits_a_second_longer_in_a_group_shared_with_go(site: Site) -> None:
@@ -431,22 +505,180 @@ def test_a_member_waits_a_second_longer_in_a_group_shared_with_go(site: Site) ->
     assert len(member.claim([0])) == 1
 
 
+def test_a_member_writes_only_what_go_knows(site: Site) -> None:
+    """No settings, data topic id or revocation: a starting Go consumer would stop reading there."""
+    go_consumer_at(site, partition=1)
+    member = site.owner_of(0, settings=GO)
+    member.plan({0: 10})
+    member.commit({0: 10})
+    member.claim([1], is_dead=lambda _: True)
+    with pytest.raises(GoGroupError):
+        member.revoke({1: 0})
+    member.release()
+
+    kinds = {value.split("/", 1)[0] for value in site.values()}
+    assert kinds == {"ClaimingPartition", "Heartbeat", "ClaimingMessages", "ReleasingPartition"}
+    assert site.owner(1) == "1320e57a"
+
+
+def test_a_member_dates_its_records_two_seconds_back(site: Site) -> None:
+    """Go takes a time ahead of its own clock for stale."""
+    member = site.owner_of(0, settings=GO)
+    other = site.owner_of(1, settings=GO)
+    times = {int(value.split("/")[2]) for value in site.values()}
+
+    assert times == {site.clock.wall_ms() // 1_000 - 2}
+    assert member.member.instance != other.member.instance
+
+
+@pytest.mark.parametrize("settings", [SETTINGS, replace(GO, heartbeat_interval_ms=30_000, rule_set=RuleSet.NATIVE)])
+def test_a_native_member_writes_nothing_into_a_group_of_go_consumers(site: Site, settings: Settings) -> None:
+    """A key with an offset and no data topic id shows them; a person must decide."""
+    go_consumer_at(site)
+    before = [site.broker.bounds(number).end for number in range(site.partitions)]
+
+    with pytest.raises(GoGroupError, match="settings set etl --go-consumers-stopped"):
+        site.claimer(settings=settings).agree_on_settings()
+
+    assert [site.broker.bounds(number).end for number in range(site.partitions)] == before
+
+
+def test_a_native_group_begins_on_a_topic_of_go_consumers_only_when_a_person_allows_it(site: Site) -> None:
+    """The first record that Go does not know is refused for another group too; once there are such, members begin."""
+    go = replace(about(Heartbeat, "1320e57a", offset=3), group="go")
+    site.say(go)
+    with pytest.raises(GoGroupError, match="'go' holds orders/0"):
+        site.claimer().agree_on_settings()
+    site.say(replace(settings_record(SETTINGS), group="another"))
+
+    site.claimer().agree_on_settings()
+
+    assert site.owner_of(0).claims.keys() == {0}
+
+
+def test_a_member_that_shares_the_group_needs_no_settings(site: Site) -> None:
+    """One configured as what holds without settings joins Go consumers and writes none."""
+    go_consumer_at(site)
+    site.member(settings=GO)
+
+    assert "GroupSettings" not in {value.split("/", 1)[0] for value in site.values()}
+    assert not site.world().group_of(GROUP, TOPIC).settings_accepted
+
+
+def test_a_client_id_that_a_go_consumer_uses_is_refused(site: Site) -> None:
+    """Go takes any claim with its own client id for its own."""
+    go_consumer_at(site)
+    member = site.claimer(settings=GO)
+    member.member = replace(member.member, client="other")
+
+    with pytest.raises(ConfigurationError, match="another client_id"):
+        member.claim([1])
+
+
+def test_a_claim_without_acknowledgement_is_released_by_the_same_instance(site: Site) -> None:
+    """Go knows no revocation; a key without an offset is left to go stale, as a release would set one."""
+    site.say(about(ClaimingPartition, "1320e57a"))
+    site.say(about(Heartbeat, "1320e57a", offset=30))
+    site.say(about(ReleasingPartition, "1320e57a", offset=30))
+    member = site.member(settings=GO)
+    faulty(member).fail(Fault.LOST_ACK, of_type("ClaimingPartition"))
+
+    assert member.claim([0, 1]) == []
+    assert (site.owner(0), site.key(0).offset) == (None, 30)
+    member.release()
+
+    assert site.owner(1) == member.member.instance
+    assert "RevokingClaim" not in sent_by(site, member.member.instance)
+
+
 def test_who_was_replaced_does_not_beat_the_claim_back(site: Site) -> None:
     """Under `go`, where a heartbeat takes a partition, a member reads before it beats: one that was replaced stops."""
     member = site.owner_of(0, settings=GO)
-    epoch = member.claims[0].epoch
-    site.say(about(RevokingClaim, "ops.1", epoch=epoch))
-    site.say(about(ClaimingPartition, "go.1"))
+    site.clock.advance(120_001)
+    site.say(about(ClaimingPartition, "1320e57a"))
+    member.claims[0].lease = Lease(60_000, site.clock.lease_ms())
 
-    with pytest.raises(ClaimLost, match=r"go\.1"):
+    with pytest.raises(ClaimLost, match="1320e57a"):
         member.beat()
-    assert site.owner() == "go.1"
+    assert site.owner() == "1320e57a"
 
 
 def test_who_is_displaced_by_a_heartbeat_stops(site: Site) -> None:
     """Under `go` the heartbeat of another takes the partition, and the owner that reads it is fenced."""
     member = site.owner_of(0, settings=GO)
-    site.say(about(Heartbeat, "go.1", offset=0))
+    site.say(about(Heartbeat, "1320e57a", offset=0))
 
-    with pytest.raises(ClaimLost, match=r"go\.1"):
+    with pytest.raises(ClaimLost, match="1320e57a"):
         member.commit({0: 10})
+
+
+@pytest.mark.parametrize("look", [Claimer.check, Claimer.look])
+def test_a_displacement_is_seen_at_once(site: Site, look: Callable[[Claimer], None]) -> None:
+    """Each check before an output is touched reads the log; a broker that does not answer decides nothing."""
+    member = site.owner_of(0, settings=GO)
+    log = faulty(member)
+    log.is_down = True
+    look(member)
+    log.recover()
+    site.say(about(Heartbeat, "1320e57a", offset=0))
+
+    with pytest.raises(ClaimLost, match="1320e57a"):
+        look(member)
+
+
+def test_a_heartbeat_that_takes_the_partition_back_is_no_claim(site: Site) -> None:
+    """Its epoch is another one than the claim was won under: the member is displaced all the same."""
+    member = site.owner_of(0, settings=GO)
+    faulty(member).before_append = lambda: site.say(about(Heartbeat, "1320e57a", offset=0)) and None
+
+    with pytest.raises(ClaimLost):
+        member.beat()
+
+    assert site.owner() == member.member.instance
+    assert member.claims == {}
+
+
+def test_a_dead_owner_is_freed_by_a_heartbeat_and_a_release(site: Site) -> None:
+    """A new instance takes the partition at its offset and gives it up; one without an offset must go stale."""
+    go_consumer_at(site, offset=30)
+    site.say(about(ClaimingPartition, "1320e57a", partition=1))
+    member = site.claimer(settings=GO)
+
+    assert member.take_over_and_release({0: None, 1: None}) == {0}
+    assert [(site.owner(n), site.key(n).offset) for n in (0, 1)] == [(None, 30), ("1320e57a", None)]
+
+
+def test_a_position_is_set_by_a_heartbeat_and_a_release(site: Site) -> None:
+    """Under `go` a heartbeat lowers an offset too; an open plan ends with it."""
+    go_consumer_at(site, offset=30)
+    site.say(about(ClaimingMessages, "1320e57a", plan_end=40))
+    member = site.claimer(settings=GO)
+
+    assert member.take_over_and_release({0: 12}) == {0}
+    assert (site.owner(), site.key().offset, site.key().plan_end, site.key().generation) == (None, 12, None, 0)
+
+
+# A Go consumer in a group with other rules
+
+
+def test_a_member_stops_when_an_offset_moves_without_a_plan(site: Site) -> None:
+    """Only a Go consumer commits without a plan; what it did before this tenure stops nobody."""
+    foreign = site.owner_of(1)
+    site.say(about(Heartbeat, foreign.member.instance, partition=1, offset=7))
+    member = site.owner_of(0)
+    member.beat()
+    site.say(about(Heartbeat, foreign.member.instance, partition=1, offset=9))
+
+    with pytest.raises(ClaimLost, match="moved the offset of orders/1 without a plan"):
+        member.beat()
+
+
+def test_a_commit_needs_a_plan(site: Site) -> None:
+    """In a group with settings no member moves an offset without one; nothing is sent."""
+    member = site.owner_of(0)
+    before = site.values()
+
+    with pytest.raises(PlanRejected, match="plan before a commit"):
+        member.commit({0: 10})
+
+    assert site.values() == before

@@ -101,14 +101,14 @@ def test_rights_that_brokers_do_not_tell_are_not_checked() -> None:
 
 def test_the_brokers_versions_are_told() -> None:
     """Each version once; where it may not be seen, what it takes."""
-    several = brokers.versions([Broker(1, "a:1", "3.9-IV0"), Broker(2, "b:1", FROM_4), Broker(3, "c:1", FROM_4)], "x")
+    several = brokers.versions([Broker("3.9-IV0"), Broker(FROM_4), Broker(FROM_4)], "x")
     assert (several.state, several.found) == (State.OK, "3 alive; Kafka 3.9-IV0 and Kafka 4.0 or newer")
-    assert "DescribeConfigs" in brokers.versions([Broker(1, "a:1", None)], "x").found
+    assert "DescribeConfigs" in brokers.versions([Broker(None)], "x").found
 
 
 def test_brokers_that_give_topics_no_ids_are_a_problem() -> None:
     """The id of the coordination topic is half of the fencing token."""
-    finding = brokers.versions([Broker(1, "a:1", "2.7")], brokers.NO_TOPIC_ID)
+    finding = brokers.versions([Broker("2.7")], brokers.NO_TOPIC_ID)
     assert (finding.state, is_complete(finding)) == (State.PROBLEM, True)
 
 
@@ -179,7 +179,7 @@ class Forbidding:
 
     def brokers(self) -> list[Broker]:
         """Tell of one."""
-        return [Broker(1, "a:1", None)]
+        return [Broker(None)]
 
     def describe(self, name: str) -> Standing:
         """Refuse."""
@@ -239,9 +239,9 @@ def test_rights_and_replicas_are_looked_up(cluster: Inspection, monkeypatch: pyt
 
 def test_a_brokers_version_is_told_by_its_settings(cluster: Inspection, monkeypatch: pytest.MonkeyPatch) -> None:
     """Up to 3.9 a setting names it; 4.0 has that setting no more."""
-    assert cluster.brokers() == [Broker(7, "h:9", FROM_4)]
+    assert cluster.brokers() == [Broker(FROM_4)]
     monkeypatch.setattr(Cluster, "settings", {"inter.broker.protocol.version": SimpleNamespace(value="3.8-IV0")})
-    assert cluster.brokers() == [Broker(7, "h:9", "3.8-IV0")]
+    assert cluster.brokers() == [Broker("3.8-IV0")]
 
 
 def test_the_longest_time_held_back_is_kept(cluster: Inspection, log: ClientLog) -> None:

@@ -19,7 +19,6 @@ from marshal_dagster.cli import output, topic
 from marshal_dagster.cli import replay as replay_command
 from marshal_dagster.cli.exits import ExitCode, code_of
 from marshal_dagster.cli.main import app, run
-from marshal_dagster.cli.options import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination import admin
 from marshal_dagster.devkafka import PortInUse
 from marshal_dagster.protocol.replay import MalformedLog
@@ -382,11 +381,6 @@ def test_no_terminal_acts_upon_what_a_log_holds(capsys: pytest.CaptureFixture[st
 def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """`--version` names the program and its version."""
     assert call(capsys, "--version").out.startswith("marshal-dagster 0.")
-
-
-def test_the_default_topic_is_the_librarys() -> None:
-    """The option's default, which is written down twice to keep the start quick, is the same in both places."""
-    assert DEFAULT_COORDINATION_TOPIC == admin.DEFAULT_TOPIC
 
 
 def test_a_command_that_mends_names_the_cluster() -> None:

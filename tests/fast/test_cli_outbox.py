@@ -17,9 +17,10 @@ from marshal_dagster.election.rules import Term, Timing
 from marshal_dagster.errors import MarshalError, TopicMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox.harvest import Counts
-from marshal_dagster.outbox.harvester import HarvesterOptions, OutboxTopics
+from marshal_dagster.outbox.harvester import OutboxTopics
 from marshal_dagster.outbox.holds import Limits
 from marshal_dagster.outbox.looking import OutboxStatus, ParkedRow
+from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.tables import OutboxTables, Standing
 from tests.cli import Answer, call
 

@@ -121,6 +121,7 @@ def test_the_group_goes_on_where_it_stood_with_nobody_at_work(
 
     def agree(*_: object, **__: object) -> bool:
         owner = members.site.owner_of(0, at=STOOD)
+        owner.plan({0: 90})
         owner.commit({0: 90})
         owner.release()
         return True

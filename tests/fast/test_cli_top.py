@@ -51,6 +51,7 @@ def test_it_is_seen_who_works_on_what_and_how_fast(
 
     def commits(seconds: float) -> None:
         assert seconds == 4
+        owner.plan({0: 70})
         owner.commit({0: 70})
         site.clock.advance(4_000)
 
@@ -179,7 +180,9 @@ def test_a_position_that_was_set_is_no_rate(site: Site) -> None:
     owner = site.owner_of(0, at=30)
 
     def rate(at: int, seconds: float) -> float | None:
-        owner.commit({0: at})
+        if site.key().offset != at:
+            owner.plan({0: at})
+            owner.commit({0: at})
         site.clock.advance(round(1_000 * seconds))
         return watched.look().rates.per_second(GROUP, (TOPIC, 0))
 

@@ -14,12 +14,13 @@ from marshal_dagster.coordination.admin import (
     create_coordination_topic,
     create_snapshot_topic,
     require_safe,
+    require_usable,
     settings_for,
 )
-from marshal_dagster.errors import ConfigurationError, TopicMissing, UnsafeTopic
+from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing, UnsafeTopic
 from marshal_dagster.kafka.topics import TopicDescription, Topics
 
-NAME = "__marshal"
+NAME, TOPIC_ID = "__marshal", "B" * 22
 
 
 @dataclass(slots=True)
@@ -27,6 +28,8 @@ class Cluster:
     """As much of a cluster as is asked of it."""
 
     brokers: int = 1
+    topic_id: str = TOPIC_ID
+    hides_settings: bool = False
     created: dict[str, tuple[int, int, dict[str, str]]] = field(default_factory=dict)
 
     @property
@@ -50,11 +53,13 @@ class Cluster:
         if topic not in self.created:
             raise TopicMissing(topic)
         partitions, replication, _ = self.created[topic]
-        return TopicDescription(topic, "A" * 22, tuple(range(partitions)), replication)
+        return TopicDescription(topic, self.topic_id, tuple(range(partitions)), replication)
 
     def settings(self, topic: str) -> dict[str, str]:
         """Give the settings."""
         self.describe(topic)
+        if self.hides_settings:
+            raise RightMissing("DESCRIBE_CONFIGS")
         return dict(self.created[topic][2])
 
 
@@ -85,6 +90,7 @@ def test_a_topic_is_created_as_the_protocol_needs_it(brokers: int, replication: 
     assert (partitions, replicas) == (8, replication)
     assert settings == {
         "cleanup.policy": "delete",
+        "compression.type": "uncompressed",
         "max.message.bytes": str(BATCH_BYTES),
         "message.timestamp.type": "LogAppendTime",
         "min.insync.replicas": insync,
@@ -117,10 +123,10 @@ def test_one_replica_among_several_brokers_is_refused() -> None:
     assert problems(cluster)["replication factor"].severity is Severity.DANGER
 
 
+UNUSABLE = {"message_timestamp_type": "CreateTime", "cleanup_policy": "compact"}
 DANGERS = {
-    "message_timestamp_type": "CreateTime",
     "unclean_leader_election_enable": "true",
-    "cleanup_policy": "compact",
+    "compression_type": "zstd",
     "retention_ms": "604800000",
     "retention_bytes": "1073741824",
     "max_message_bytes": "2048",
@@ -128,17 +134,17 @@ DANGERS = {
 }
 
 
-@pytest.mark.parametrize("name", DANGERS)
+@pytest.mark.parametrize("name", DANGERS | UNUSABLE)
 def test_a_dangerous_setting_is_refused(name: str) -> None:
-    """Each setting that breaks a promise is refused, with what was found, what is right, and what mends it."""
-    cluster = safe(3, **{name: DANGERS[name]})
+    """Each setting that breaks a promise is refused, with what was found, what is right, and what fixes it."""
+    cluster = safe(3, **{name: (DANGERS | UNUSABLE)[name]})
     setting = name.replace("_", ".")
 
     with pytest.raises(UnsafeTopic) as refused:
         require_safe(cluster.topics, NAME)
 
     (reason,) = refused.value.reasons
-    assert reason.startswith(f"{setting} is {DANGERS[name]}, it must be ")
+    assert reason.startswith(f"{setting} is {(DANGERS | UNUSABLE)[name]}, it must be ")
     assert f"kafka-configs --alter --entity-type topics --entity-name {NAME} --add-config {setting}=" in reason
 
 
@@ -152,9 +158,42 @@ def test_a_dangerous_setting_is_accepted_when_told_so(name: str) -> None:
     assert problem.severity is Severity.DANGER
 
 
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_no_option_allows_an_unusable_topic(name: str) -> None:
+    """Senders' timestamps and compaction are refused whatever is accepted, and by every reader too."""
+    cluster = safe(3, **{name: UNUSABLE[name]})
+
+    with pytest.raises(UnsafeTopic, match="no option allows"):
+        require_safe(cluster.topics, NAME, accept_unsafe=True)
+    with pytest.raises(UnsafeTopic, match="no option allows"):
+        require_usable(cluster.topics, cluster.describe(NAME))
+
+
+def test_a_topic_without_an_id_is_unusable() -> None:
+    """A topic that could be deleted and re-created unnoticed is refused, whether its settings can be seen or not."""
+    cluster = safe(3)
+    cluster.topic_id = "A" * 22
+
+    with pytest.raises(UnsafeTopic, match="topic id is missing"):
+        require_safe(cluster.topics, NAME, accept_unsafe=True)
+    cluster.hides_settings = True
+    with pytest.raises(UnsafeTopic, match="topic id is missing"):
+        require_usable(cluster.topics, cluster.describe(NAME))
+
+
+def test_dangers_and_hidden_settings_leave_a_topic_usable() -> None:
+    """A reader opens a topic with other dangers, and one whose settings this user may not see."""
+    for name, value in DANGERS.items():
+        cluster = safe(3, **{name: value})
+        require_usable(cluster.topics, cluster.describe(NAME))
+    cluster = safe(3, message_timestamp_type="CreateTime")
+    cluster.hides_settings = True
+    require_usable(cluster.topics, cluster.describe(NAME))
+
+
 def test_compaction_beside_deletion_is_refused() -> None:
     """A topic that is compacted too is refused."""
-    assert "cleanup.policy" in problems(safe(3, cleanup_policy="compact,delete"))
+    assert problems(safe(3, cleanup_policy="compact,delete"))["cleanup.policy"].severity is Severity.UNUSABLE
 
 
 def test_a_small_batch_is_a_warning() -> None:

@@ -317,7 +317,7 @@ def test_a_run_that_vanished_blocks_for_a_bounded_time(watch: Watch, monkeypatch
     (request,) = watch.requests()
     watch.was_asked(request, STARTED)
     assert "under way" in watch.skipped()
-    monkeypatch.setattr("marshal_dagster.sensors.lag.OPEN_RUN_PATIENCE_S", -60)
+    monkeypatch.setattr("marshal_dagster.sensors.asked.OPEN_RUN_PATIENCE_S", -60)
     (again,) = watch.requests()
     assert again.run_key != request.run_key
     watch.was_asked(again, QUEUED)

@@ -378,6 +378,7 @@ def test_a_range_is_done_again_from_the_launchpad(stand: Stand, monkeypatch: pyt
         def sleep_ms(self, _: float) -> None:
             owner = stand.site.member()
             if owner.paused_until_s() is None and owner.claim([0]):
+                owner.plan({0: 45})
                 owner.commit({0: 45})
                 owner.release()
 

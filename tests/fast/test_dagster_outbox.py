@@ -17,9 +17,9 @@ from dagster import (
 )
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.outbox.harvester import HarvesterOptions
 from marshal_dagster.outbox.holds import Limits
 from marshal_dagster.outbox.looking import OutboxStatus
+from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.tables import Standing
 from marshal_dagster.outbox_jobs import (
     OutboxResource,

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from marshal_dagster import ports as ports_module
+from marshal_dagster._internal.file_lock import locked
+from marshal_dagster._internal.user_folders import cache_folder, kafka_folder
 from marshal_dagster.devkafka import (
     BrokerStatus,
     ClusterBusy,
@@ -18,11 +20,8 @@ from marshal_dagster.devkafka import (
     KafkaCluster,
     KafkaStatus,
     PortInUse,
-    cache_directory,
-    default_directory,
 )
 from marshal_dagster.devkafka.launch import BrokerFolder, reason_in
-from marshal_dagster.devkafka.locks import locked
 from marshal_dagster.devkafka.probe import brokers_known_to
 from marshal_dagster.devkafka.state import new_cluster_id, read_state
 from marshal_dagster.errors import ConfigurationError
@@ -287,12 +286,12 @@ def test_a_status_gives_what_clients_take(tmp_path: Path) -> None:
 def test_folders_follow_the_users_choice() -> None:
     """This package's variables go first, then the user's folders; relative XDG values are ignored."""
     home = Path.home()
-    assert cache_directory({"MARSHAL_CACHE": "/m", "XDG_CACHE_HOME": "/x"}) == Path("/m")
-    assert cache_directory({"XDG_CACHE_HOME": "/x"}) == Path("/x/marshal-dagster")
-    assert cache_directory({"XDG_CACHE_HOME": "x"}) == home / ".cache" / "marshal-dagster"
-    assert default_directory({"MARSHAL_KAFKA_DIR": "~/k"}) == home / "k"
-    assert default_directory({"XDG_STATE_HOME": "/s"}) == Path("/s/marshal-dagster/kafka")
-    assert default_directory({}) == home / ".local" / "state" / "marshal-dagster" / "kafka"
+    assert cache_folder({"MARSHAL_CACHE": "/m", "XDG_CACHE_HOME": "/x"}) == Path("/m")
+    assert cache_folder({"XDG_CACHE_HOME": "/x"}) == Path("/x/marshal-dagster")
+    assert cache_folder({"XDG_CACHE_HOME": "x"}) == home / ".cache" / "marshal-dagster"
+    assert kafka_folder({"MARSHAL_KAFKA_DIR": "~/k"}) == home / "k"
+    assert kafka_folder({"XDG_STATE_HOME": "/s"}) == Path("/s/marshal-dagster/kafka")
+    assert kafka_folder({}) == home / ".local" / "state" / "marshal-dagster" / "kafka"
 
 
 def test_cluster_ids_are_kafkas() -> None:

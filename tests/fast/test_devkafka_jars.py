@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.devkafka import KAFKA_VERSION, DownloadFailed, cache_directory, ensure_jars
+from marshal_dagster._internal.user_folders import cache_folder
+from marshal_dagster.devkafka import KAFKA_VERSION, ensure_jars
+from marshal_dagster.errors import ConfigurationError, UnavailableError
 from marshal_dagster.java import Java
 
 NAMES = (
@@ -67,12 +69,12 @@ def ivy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeIvy:
 
 def kafka_folder() -> Path:
     """Return where the jars end up."""
-    return cache_directory() / f"kafka-{KAFKA_VERSION}"
+    return cache_folder() / f"kafka-{KAFKA_VERSION}"
 
 
 def failure(ivy: FakeIvy, timeout_s: float = 60.0) -> str:
     """Fetch, and return the message of the failure, which is a single line."""
-    with pytest.raises(DownloadFailed) as failed:
+    with pytest.raises(UnavailableError) as failed:
         ensure_jars(ivy.java, timeout_s=timeout_s)
     message = str(failed.value)
     assert "\n" not in message
@@ -95,14 +97,14 @@ def test_ivy_is_given_coordinates_and_keeps_its_own_cache_out_of_the_users(ivy: 
     """The module file names Maven coordinates alone, and Ivy's folders are in the cache and gone afterwards."""
     ensure_jars(ivy.java)
     (arguments,) = ivy.runs()
-    partial = rf"{cache_directory()}/kafka-{KAFKA_VERSION}\.partial-\w+"
+    partial = rf"{cache_folder()}/kafka-{KAFKA_VERSION}\.partial-\w+"
     assert re.match(rf"-Divy\.default\.ivy\.user\.dir=({partial}/ivy) -jar .* -cache \1 ", arguments)
     assert "-settings" not in arguments
     module = (kafka_folder() / "ivy.xml").read_text(encoding="utf-8")
     assert f'org="org.apache.kafka" name="kafka_2.13" rev="{KAFKA_VERSION}"' in module
     assert "://" not in module
     assert not (kafka_folder() / "ivy").exists()
-    assert sorted(path.name for path in cache_directory().iterdir()) == [
+    assert sorted(path.name for path in cache_folder().iterdir()) == [
         f"kafka-{KAFKA_VERSION}",
         f"kafka-{KAFKA_VERSION}.lock",
     ]
@@ -186,7 +188,7 @@ def test_a_failed_fetch_can_be_tried_again(ivy: FakeIvy) -> None:
     failure(ivy)
     ivy.does(ivy.fetching())
     assert len(ensure_jars(ivy.java)) == len(NAMES)
-    assert list(cache_directory().glob("*.partial-*")) == []
+    assert list(cache_folder().glob("*.partial-*")) == []
 
 
 def test_a_success_without_the_needed_jars_is_not_whole(ivy: FakeIvy) -> None:
@@ -241,13 +243,15 @@ def test_a_cache_that_cannot_be_written_is_said(ivy: FakeIvy, tmp_path: Path) ->
 def test_without_pyspark_the_missing_ivy_is_said(ivy: FakeIvy, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names what to install."""
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-    assert "install pyspark into this environment" in failure(ivy)
+    with pytest.raises(ConfigurationError, match="install pyspark into this environment"):
+        ensure_jars(ivy.java)
 
 
 def test_looking_for_ivy_does_not_import_pyspark() -> None:
     """PySpark's folder is found without loading any of it."""
     program = (
-        "import sys; from marshal_dagster.devkafka import jars; print(jars._ivy_jar().name)\n"
+        "import sys; import marshal_dagster.devkafka\n"
+        "from marshal_dagster._internal import jars; print(jars._ivy().name)\n"
         "sys.exit('pyspark' in sys.modules or 'confluent_kafka' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)

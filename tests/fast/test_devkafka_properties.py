@@ -5,11 +5,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from marshal_dagster._internal.java_properties import render_properties
 from marshal_dagster.devkafka.properties import (
     Node,
     check_settings,
     logging_configuration,
-    render_properties,
     server_properties,
 )
 from marshal_dagster.errors import ConfigurationError
@@ -68,7 +68,7 @@ def test_what_the_cluster_decides_itself_cannot_be_set(name: str) -> None:
         check_settings({name: "x"})
 
 
-@pytest.mark.parametrize(("name", "value"), [("", "x"), ("a\nb", "x"), ("a", "x\nnode.id=9")])
+@pytest.mark.parametrize(("name", "value"), [("", "x"), ("a\nb", "x"), ("a", "x\nnode.id=9"), ("a", "x\rnode.id=9")])
 def test_a_setting_is_one_line(name: str, value: str) -> None:
     """No further setting can be slipped in by a line break."""
     with pytest.raises(ConfigurationError, match="one line each"):
@@ -77,8 +77,8 @@ def test_a_setting_is_one_line(name: str, value: str) -> None:
 
 def test_values_are_escaped_as_java_reads_them() -> None:
     """Backslashes, leading blanks, separators in names and letters beyond ASCII survive Java's property reader."""
-    rendered = render_properties({"a": "C:\\x", "b c": " v", "d": "é\U0001f600", "e": "f=g:h"})
-    assert rendered == "a=C:\\\\x\nb\\ c=\\ v\nd=\\u00e9\\ud83d\\ude00\ne=f=g:h\n"
+    rendered = render_properties({"a": "C:\\x", "b c": " v", "d": "é\U0001f600", "e": "=f:g #h", "i.J:K": "\t"})
+    assert rendered == "a=C:\\\\x\nb\\ c=\\ v\nd=\\u00e9\\ud83d\\ude00\ne==f:g #h\ni.J\\:K=\\t\n"
 
 
 def test_logging_is_bounded_and_names_the_file() -> None:

@@ -113,9 +113,9 @@ def test_a_world_that_remembers_what_it_refused_is_found(monkeypatch: pytest.Mon
 def test_a_world_that_keeps_more_than_a_record_holds_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """An accepted record grows a reader by so much and no more."""
 
-    def hoard(self: PartitionWorld, value: bytes | None, key: Key, _: object) -> None:
+    def hoard(self: PartitionWorld, value: bytes | None, _: Group, key: Key, __: object) -> None:
         self._beats.clear()
-        self._beats[(value or b"") * 1_000] = (key, key.owner or Owner("", "", None))
+        self._beats[(value or b"") * 1_000] = (key, key.owner or Owner("", "", None), False)
 
     monkeypatch.setattr(PartitionWorld, "_remember_beat", hoard)
     with pytest.raises(Finding, match="grow a reader no more"):
@@ -126,9 +126,9 @@ def test_a_world_that_remembers_former_owners_is_found(monkeypatch: pytest.Monke
     """However many owners a key has had, one is remembered."""
     remember = PartitionWorld._remember_beat
 
-    def keep_all(self: PartitionWorld, value: bytes | None, key: Key, named: tuple[str, Place]) -> None:
+    def keep_all(self: PartitionWorld, value: bytes | None, group: Group, key: Key, named: tuple[str, Place]) -> None:
         self._remembered.clear()
-        remember(self, value, key, named)
+        remember(self, value, group, key, named)
 
     monkeypatch.setattr(PartitionWorld, "_remember_beat", keep_all)
     with pytest.raises(Finding, match="one heartbeat is remembered"):

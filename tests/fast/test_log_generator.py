@@ -87,13 +87,18 @@ def wrong_reader(right: str, wrong: str) -> dict[str, Any]:
     return module
 
 
+def shown_by(reader: Reader) -> dict[str, Any]:
+    """Return what a reader shows: the state, and how often it reported what."""
+    return {**reader.summary(), "noted": dict(reader.noted)}
+
+
 Trace = list[tuple[LogRecord, str, dict[str, Any] | None]]
 
 
 def trace_of(reader: Reader, log: Iterable[LogRecord], length: int) -> Trace:
     """Return the records of a log with a reader's verdict of each, and its state after every fifth."""
     return [
-        (record, reader.read(*record), reader.summary() if number % 5 == 0 or number == length - 1 else None)
+        (record, reader.read(*record), shown_by(reader) if number % 5 == 0 or number == length - 1 else None)
         for number, record in enumerate(log)
     ]
 
@@ -152,7 +157,7 @@ def agrees(reader: Reader, trace: Trace) -> bool:
     for record, verdict, state in trace:
         if reader.read(*record) != verdict:
             return False
-        if state is not None and reader.summary() != state:
+        if state is not None and shown_by(reader) != state:
             return False
     return True
 

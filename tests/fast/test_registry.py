@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from marshal_dagster.coordination import registry
+from marshal_dagster.coordination import opening, registry
 from marshal_dagster.coordination.registry import MOST_KEPT, shared_rationalizer
 from marshal_dagster.errors import LogChanged, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
@@ -25,7 +25,7 @@ class Openings:
         self.hold: dict[str, threading.Event] = {}
         self.is_down = False
 
-    def __call__(self, _: KafkaConnection, topic: str) -> FaultyLog:
+    def __call__(self, _: KafkaConnection, topic: str, __: int) -> FaultyLog:
         """Open a log."""
         if topic in self.hold:
             assert self.hold[topic].wait(20)
@@ -39,7 +39,7 @@ class Openings:
 def openings(monkeypatch: pytest.MonkeyPatch) -> Openings:
     """Logs in memory instead of Kafka's, and a registry of the test's own."""
     openings = Openings()
-    monkeypatch.setattr(registry, "KafkaLog", openings)
+    monkeypatch.setattr(opening, "KafkaLog", openings)
     monkeypatch.setattr(registry, "_places", type(registry._places)())
     return openings
 

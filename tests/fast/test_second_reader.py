@@ -94,7 +94,7 @@ def test_long_logs(profile: Profile) -> None:
 def test_a_steady_log_by_the_fast_path() -> None:
     """What the benchmarks read, many records at once, ends in the plain reader's state."""
     log = list(generate(2, 50_000, keys=800, profile="steady"))
-    difference = first_difference_by_many(log, PlainReader(4), LibraryReader(4, 60_000, "native"), 2, largest=20_000)
+    difference = first_difference_by_many(log, PlainReader(4), LibraryReader(4, 60_000, "go"), 2, largest=20_000)
     assert difference is None, difference
 
 
@@ -137,20 +137,20 @@ def test_a_stored_text_without_utf8_is_invalid(instance: str) -> None:
     [[partition, offset, timestamp_ms, value]] = records_of([line])
     assert PlainReader(1).read(partition, offset, timestamp_ms, value) == "invalid"
     [stored] = parse_lines([line])
-    assert LibraryReader(1, 60_000, "native").read(0, 0, 1, stored.value) == "invalid"
+    assert LibraryReader(1, 60_000, "go").read(0, 0, 1, stored.value) == "invalid"
 
 
 @pytest.mark.parametrize("kind", TAIL_FIELDS)
 def test_every_way_to_be_invalid_or_at_a_limit(kind: str) -> None:
     """Each value that is wrong in one thing is invalid to both readers, each that is at a limit is valid to both."""
     wrong = in_a_log([value for _, value in spoiled(fields_of(kind), FOREIGN)])
-    plain, library = PlainReader(2), LibraryReader(2, 60_000, "native")
+    plain, library = PlainReader(2), LibraryReader(2, 60_000, "go")
     difference = first_difference(wrong, plain, library)
     assert difference is None, difference
     assert library.summary() == {"invalid": len(wrong), "refused": 0, "groups": {}}
 
     odd = in_a_log([value for _, value in stretched(fields_of(kind))])
-    plain, library = PlainReader(2), LibraryReader(2, 60_000, "native")
+    plain, library = PlainReader(2), LibraryReader(2, 60_000, "go")
     difference = first_difference(odd, plain, library)
     assert difference is None, difference
     assert library.summary()["invalid"] == 0
@@ -184,12 +184,12 @@ def fuzzed(seed: int, records: int) -> Iterator[bytes]:
 def test_no_bytes_stop_or_grow_a_reader(seed: int) -> None:
     """Whatever bytes a record holds, no exception escapes, and verdict and state are the plain reader's."""
     records = in_a_log(list(fuzzed(seed, 4000)))
-    plain, library = PlainReader(2), LibraryReader(2, 60_000, "native")
+    plain, library = PlainReader(2), LibraryReader(2, 60_000, "go")
     difference = first_difference(records, plain, library, every=50)
     assert difference is None, difference
     assert library.summary()["invalid"] > 2000
 
-    by_many = LibraryReader(2, 60_000, "native")
+    by_many = LibraryReader(2, 60_000, "go")
     by_many.read_many(0, [record[1:] for record in records])
     assert by_many.summary() == plain.summary()
 
@@ -197,7 +197,7 @@ def test_no_bytes_stop_or_grow_a_reader(seed: int) -> None:
 def test_noise_leaves_no_trace_but_its_count() -> None:
     """A log of nothing but noise names no group."""
     rng = Random(5)
-    library = LibraryReader(1, 60_000, "native")
+    library = LibraryReader(1, 60_000, "go")
     verdicts = Counter(library.read(0, offset, -1, rng.randbytes(rng.randrange(300))) for offset in range(3000))
     assert verdicts == {"invalid": 3000}
     assert library.summary() == {"invalid": 3000, "refused": 0, "groups": {}}
@@ -211,7 +211,7 @@ def test_a_known_owners_heartbeats_are_still_looked_at() -> None:
     values = [value_of(claim), *(value_of([*beat, number]) for number in numbers)]
     for version, time in [("1" * 19, "1"), ("1", "9" * 19), ("01", "1"), ("1", "01"), ("1", "x"), ("", "1")]:
         values += [value_of([beat[0], version, time, *beat[3:], number]) for number in numbers]
-    by_one, by_many = LibraryReader(2, 60_000, "native"), LibraryReader(2, 60_000, "native")
+    by_one, by_many = LibraryReader(2, 60_000, "go"), LibraryReader(2, 60_000, "go")
     plain = PlainReader(2)
     difference = first_difference(in_a_log(values), plain, by_one)
     assert difference is None, difference
@@ -244,7 +244,7 @@ def test_refused_and_invalid_records_do_not_grow_a_reader(tail: str) -> None:
 
 def test_tenures_that_are_over_do_not_grow_a_reader() -> None:
     """Of one key after another owner, or under another client id with each heartbeat, a reader keeps the last only."""
-    library = LibraryReader(1, 60_000, "native")
+    library = LibraryReader(1, 60_000, "go")
     world = library.world.start(0, 0)
     sizes = []
     for tenure in range(2_000):

@@ -1,12 +1,14 @@
 """Who writes snapshots, and when (PROTOCOL.md 5)."""
 
+import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from marshal_dagster.coordination.keeping import OLD_MS, OLD_RECORDS, _of_use, old_ones, renew_snapshots
-from marshal_dagster.coordination.log import Bounds
+from marshal_dagster.coordination.log import Bounds, LogIdentity
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Head, Snapshots
 from marshal_dagster.errors import RightMissing, TopicMissing
@@ -102,7 +104,7 @@ def test_what_is_old(head: Head | None, end: int, is_old: bool) -> None:
     assert old_ones({3: head}, {3: Bounds(0, end)}, OLD_MS + 1) == ({3} if is_old else set())
 
 
-@pytest.mark.parametrize(("version", "had_ranges", "counts"), [(1, False, True), (1, True, False), (2, True, True)])
+@pytest.mark.parametrize(("version", "had_ranges", "counts"), [(3, False, True), (3, True, False), (4, True, True)])
 def test_a_snapshot_that_lacks_ranges_does_not_count(version: int, had_ranges: bool, counts: bool) -> None:
     """A member that does not know ranges keeps nobody from writing what it would have left out."""
     world, head = World(1).start(0, 0), Head(5, 1, version)
@@ -182,3 +184,12 @@ def test_a_run_that_did_nothing_asks_nothing() -> None:
             raise AssertionError(partitions)
 
     Scene().delivery(snapshots=Snapshots(Untouched())).close()
+
+
+def test_a_former_snapshot_keeps_no_member_from_writing_another() -> None:
+    """It may be of no use to readers of the present version, however new it is."""
+    records = json.loads(Path("tests/data/snapshots_before_go_rules.json").read_text(encoding="utf-8"))["version_1"]
+    topic = MemorySnapshotTopic(1)
+    topic.append(0, [Record(key.encode(), value.encode()) for key, value in records])
+
+    assert Snapshots(topic).heads(LogIdentity("__marshal", "A" * 22, 1)) == {0: None}

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from hashlib import sha256
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marshal_dagster.protocol import snapshots
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import WITHOUT_SETTINGS, Settings
 from marshal_dagster.protocol.snapshots import Choice, Misfit, Record, SnapshotName, choose, collect, outdated, render
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld, World
 from tests.log_generator import LogRecord, Profile, generate
@@ -183,7 +184,7 @@ def test_a_newer_version_is_passed_over_by_its_name() -> None:
     """What a later version writes, in whatever form, is told and not touched."""
     world = world_of()
     records = render(world, TOPIC_ID, "s")
-    newer = [Record(b"3" + each.key[1:], each.value) for each in records]
+    newer = [Record(b"5" + each.key[1:], each.value) for each in records]
     assert reasons(read(newer, world)) == {Misfit.NEWER_VERSION}
     assert read([*records, *newer], world).world is not None
     stored, foreign = collect([*records, *newer])
@@ -199,13 +200,13 @@ def test_a_newer_version_is_passed_over_by_its_name() -> None:
         b"/",
         b"\xff\xff",
         b"x/1",
-        b"1",
-        b"1/a/1/0/0/s",
-        b"1/a/1/1/0/s/0",
-        b"1/a/-1/0/0/s/0",
-        b"1/a/1/0/0/s/x",
-        b"1/a/1/0/99999999999999999999/s/0",
-        b"1/a/1/0/0/a b/0",
+        b"3",
+        b"3/a/1/0/0/s",
+        b"3/a/1/1/0/s/0",
+        b"3/a/-1/0/0/s/0",
+        b"3/a/1/0/0/s/x",
+        b"3/a/1/0/99999999999999999999/s/0",
+        b"3/a/1/0/0/a b/0",
     ],
 )
 def test_a_key_of_something_else_is_no_snapshot(key: bytes | None) -> None:
@@ -213,7 +214,7 @@ def test_a_key_of_something_else_is_no_snapshot(key: bytes | None) -> None:
     assert collect([(key, b"value")]) == ([], {})
 
 
-def rendered(rows: Sequence[object], world: PartitionWorld, version: int = 1) -> list[Record]:
+def rendered(rows: Sequence[object], world: PartitionWorld, version: int = 3) -> list[Record]:
     """Write rows of one's own under a right checksum."""
     text = "\n".join(each if isinstance(each, str) else json.dumps(each) for each in rows).encode()
     name = SnapshotName(TOPIC_ID, 1, 0, world.next_offset, "s", version)
@@ -222,7 +223,7 @@ def rendered(rows: Sequence[object], world: PartitionWorld, version: int = 1) ->
     return [Record(name.key(0), text), Record(name.key("end"), closing)]
 
 
-HEAD = {"defaults": "60000/native/at_least_once/", "log_time_ms": 5, "invalid": {}, "refused": {}, "noted": {}}
+HEAD = {"defaults": "60000/go/at_least_once/", "log_time_ms": 5, "invalid": {}, "refused": {}, "noted": {}}
 GROUP = {"group": "g", "settings": "9/native/at_least_once/-", "paused_until_s": 1, "paused_by": "i"}
 TOPIC = {"topic": "t"}
 KEY: list[object] = [0, 5, 9, 1, 0, None, 7, "i", "c", 3]
@@ -238,7 +239,7 @@ def spoiled_rows() -> list[list[object]]:
 
 def test_rows_of_ones_own_are_read() -> None:
     """The rows that the next test spoils are right as they stand; an unknown reason of a count is left out."""
-    world = PartitionWorld(0, 1, Settings(), 0)
+    world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
     head = {**HEAD, "refused": {"a reason to come": 3, "the group is paused": 2}}
     restored = read(rendered([head, GROUP, TOPIC, KEY], world), world).world
     assert restored is not None
@@ -290,7 +291,7 @@ def test_rows_of_ones_own_are_read() -> None:
 )
 def test_rows_that_are_wrong_are_malformed(rows: Sequence[object]) -> None:
     """Under a right checksum too, what no version has written is passed over and raises nothing."""
-    world = PartitionWorld(0, 1, Settings(), 0)
+    world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
     assert reasons(read(rendered(rows, world), world)) <= {Misfit.MALFORMED, Misfit.OTHER_DEFAULTS}
     assert reasons(read(rendered(rows, world), world))
 
@@ -305,7 +306,7 @@ def test_a_closing_part_that_is_none_leaves_it_incomplete(closing: bytes) -> Non
 
 def test_a_topic_of_another_coordination_partition_is_malformed() -> None:
     """A key that could not lie there is a sign of a broken writer."""
-    world = PartitionWorld(0, 1, Settings(), 0)
+    world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
     part, _ = rendered([HEAD, GROUP, {"topic": "orders"}, KEY], world)
     name = SnapshotName(TOPIC_ID, 4, 0, 0, "s")
     checksum = sha256(f"{name}\n".encode() + (part.value or b"")).hexdigest()
@@ -323,14 +324,14 @@ RANGE: list[object] = [6, 9, "planned", 2, 7, "i", "c", 3]
 RANGES_KEY: list[object] = [*KEY[:2], None, 0, 0, None, 7, [RANGE, [9, 12, "done", 0, 0]]]
 
 
-def read_rows(rows: Sequence[object], version: int = 1) -> Choice:
+def read_rows(rows: Sequence[object], version: int = 3) -> Choice:
     """Read rows of one's own."""
-    world = PartitionWorld(0, 1, Settings(), 0)
+    world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
     return read(rendered(rows, world, version), world)
 
 
-def test_a_partition_whose_settings_never_named_ranges_has_snapshots_that_all_read() -> None:
-    """Version 1 is written until a group's settings name ranges; version 2 from then on, whatever they name."""
+def test_the_version_says_whether_settings_ever_named_ranges() -> None:
+    """Version 3 is written until a group's settings name ranges; version 4 from then on, whatever they name."""
     world = World(1)
     texts = ["ReleaseGroup/1/1/i/c/g//0/9999999999"]
     texts += [f"GroupSettings/1/1/i/c/g//0/60000/native/at_least_once/{features}" for features in ("a", "ranges", "-")]
@@ -342,11 +343,11 @@ def test_a_partition_whose_settings_never_named_ranges_has_snapshots_that_all_re
         restored = read(records, world.partitions[0]).world
         assert restored is not None
         assert facts(restored) == facts(world.partitions[0])
-    assert versions == [{b"1"}, {b"1"}, {b"2"}, {b"2"}]
+    assert versions == [{b"3"}, {b"3"}, {b"4"}, {b"4"}]
 
 
 def test_a_snapshot_of_who_may_have_skipped_range_records_is_passed_over() -> None:
-    """A version 1 snapshot counts unless ranges are enabled, or may once have been, and its writer knew none."""
+    """A version 3 snapshot counts unless ranges are enabled, or may once have been, and its writer knew none."""
     for rows in ([HEAD, WITH_RANGES], [{**SKIPPED, "knows": ["ranges"]}, WITH_RANGES], [SKIPPED, SWITCHED_OFF]):
         assert reasons(read_rows(rows)) == {Misfit.RANGES_SKIPPED}
     for rows in (
@@ -357,7 +358,7 @@ def test_a_snapshot_of_who_may_have_skipped_range_records_is_passed_over() -> No
         [{**HEAD, "invalid": {"no value": 3}}, SWITCHED_OFF],
     ):
         assert read_rows(rows).world is not None
-    assert read_rows([SKIPPED, WITH_RANGES], version=2).world is not None
+    assert read_rows([SKIPPED, WITH_RANGES], version=4).world is not None
 
 
 def test_a_writer_says_that_it_knows_ranges() -> None:
@@ -373,13 +374,13 @@ def test_a_version_deletes_only_its_own() -> None:
     """There may be members that read only the other one."""
     world = at(world_of(), 10)
     stored = collect(render(world, TOPIC_ID, "s"))[0]
-    assert len(outdated(stored, SnapshotName(TOPIC_ID, 1, 0, 11, "t", version=1))) == 2
-    assert outdated(stored, SnapshotName(TOPIC_ID, 1, 0, 11, "t", version=2)) == []
+    assert len(outdated(stored, SnapshotName(TOPIC_ID, 1, 0, 11, "t", version=3))) == 2
+    assert outdated(stored, SnapshotName(TOPIC_ID, 1, 0, 11, "t", version=4)) == []
 
 
 def test_rows_of_ranges_are_read() -> None:
     """The row that the next test spoils is right as it stands."""
-    restored = read_rows([HEAD, WITH_RANGES, TOPIC, RANGES_KEY], version=2).world
+    restored = read_rows([HEAD, WITH_RANGES, TOPIC, RANGES_KEY], version=4).world
     assert restored is not None
     assert [(each.start, each.end) for each in restored.groups["g"].keys["t", 0].ranges] == [(6, 9), (9, 12)]
 
@@ -409,7 +410,49 @@ def test_rows_of_ranges_are_read() -> None:
 )
 def test_rows_of_ranges_that_are_wrong_are_malformed(ranges: object) -> None:
     """Ranges that no log leads to are passed over and raise nothing."""
-    assert reasons(read_rows([HEAD, WITH_RANGES, TOPIC, [*RANGES_KEY[:7], ranges]], version=2)) == {Misfit.MALFORMED}
+    assert reasons(read_rows([HEAD, WITH_RANGES, TOPIC, [*RANGES_KEY[:7], ranges]], version=4)) == {Misfit.MALFORMED}
+
+
+# Snapshots that were written before a group without settings became a Go group
+
+FORMER = json.loads(Path("tests/data/snapshots_before_go_rules.json").read_text(encoding="utf-8"))
+"""What the version before wrote, by what it holds: the keys and values of its records."""
+
+
+def former(name: str) -> list[Record]:
+    """Return the records of a snapshot that the version before wrote."""
+    return [Record(key.encode(), value.encode()) for key, value in FORMER[name]]
+
+
+@pytest.mark.parametrize(("name", "ranges"), [("version_1", 0), ("version_2", 1)])
+def test_a_former_snapshot_is_read_when_every_group_with_keys_has_settings(name: str, ranges: int) -> None:
+    """What held without settings then does not matter in it; a group that is only paused has no keys."""
+    world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
+
+    restored = read(former(name), world).world
+
+    assert restored is not None
+    key = restored.key("etl", "orders", 0)
+    assert (key.offset, len(key.ranges), key.data_topic_id) == (200 if ranges else 100, ranges, OTHER_TOPIC_ID)
+    assert restored.group("etl").settings.delivery == "effectively_once"
+    assert (restored.group("paused").paused_by, restored.group("paused").settings) == ("ops.1", WITHOUT_SETTINGS)
+    assert {record.key[:1] for record in render(restored, TOPIC_ID, "s")} == {b"4" if ranges else b"3"}
+
+
+def test_a_former_snapshot_with_a_group_without_settings_is_passed_over() -> None:
+    """Its keys were judged by the rule set `native`, which holds for no group without settings any more."""
+    world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
+
+    assert reasons(read(former("version_1_with_a_group_without_settings"), world)) == {Misfit.OTHER_DEFAULTS}
+
+
+def test_a_former_snapshot_is_not_deleted() -> None:
+    """Members of the version before may still read it."""
+    stored, _ = collect([*former("version_1"), *former("version_2")])
+    name = SnapshotName(TOPIC_ID, 1, 0, 2**40, "new")
+
+    assert len(stored) == 2
+    assert [outdated(stored, name._replace(version=version)) for version in (3, 4)] == [[], []]
 
 
 # Several writers
@@ -501,7 +544,7 @@ def test_the_last_record_before_it_is_kept() -> None:
 
 def test_a_snapshot_of_an_older_writer_names_no_last_record() -> None:
     """Without the field it is read all the same."""
-    world = PartitionWorld(0, 1, Settings(), 0)
+    world = PartitionWorld(0, 1, WITHOUT_SETTINGS, 0)
     choice = read(rendered([HEAD], world), world)
     assert choice.world is not None
     assert choice.world.last is None

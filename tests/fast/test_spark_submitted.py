@@ -19,7 +19,6 @@ from marshal_dagster.kafka.connection import KafkaConnection, SecretText
 from marshal_dagster.processes import mark_of
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark import jobs, reading, submitted
-from marshal_dagster.spark.launching import rendered
 from marshal_dagster.spark.sinks import WriteOutcome
 from marshal_dagster.spark.submitted import BATCH_VARIABLE, SubmittedBatch, read_outcome, submitted_batch
 from marshal_dagster.spark.whispering import listen, telling
@@ -289,15 +288,8 @@ def test_a_script_that_nobody_submitted_says_so(tmp_path: Path) -> None:
         raise AssertionError
     assert read_outcome(tmp_path) is None
     for two_lines in ("a\nb", "a\rspark.master b"):
-        with pytest.raises(ConfigurationError, match=r"spark\.x: a setting of a Spark process is one line"):
+        with pytest.raises(ConfigurationError, match=r"'spark\.x': name and value are one line each"):
             Submission(tmp_path).command("s.py", settings={"spark.x": two_lines})
-
-
-def test_settings_are_read_as_they_were_given() -> None:
-    """Java's properties end a name at a space, a colon or an equals sign, and skip one more sign behind a space."""
-    assert rendered({"spark.a": "=b:c #d", "spark.executorEnv.A:B": "c:\\d"}) == (
-        "spark.a==b:c #d\nspark.executorEnv.A\\:B=c:\\\\d\n"
-    )
 
 
 def _work(scene: Scene, script: Callable[[SubmittedBatch], object]) -> ClaimedBatch:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 from marshal_dagster.protocol import snapshots
-from marshal_dagster.protocol.messages import Settings
+from marshal_dagster.protocol.messages import WITHOUT_SETTINGS
 from marshal_dagster.protocol.snapshots import Choice, Record
 from marshal_dagster.protocol.world import PartitionWorld, World
 from tests.fuzz.promises import Finding, hold, in_time
@@ -24,8 +24,8 @@ TOPIC_ID: Final = "A" * 22
 LOGS: Final = 4
 LOG_RECORDS: Final = 120
 PART_BYTES: Final = (64, 300, 500_000)
-NAME: Final = re.compile(rf"[12]/{TOPIC_ID}/1/0/(?:0|[1-9][0-9]{{0,18}})/[A-Za-z0-9_-]{{1,64}}")
-FORGED: Final = f"1/{TOPIC_ID}/1/0/{{offset}}/forged"
+NAME: Final = re.compile(rf"[1-4]/{TOPIC_ID}/1/0/(?:0|[1-9][0-9]{{0,18}})/[A-Za-z0-9_-]{{1,64}}")
+FORGED: Final = f"3/{TOPIC_ID}/1/0/{{offset}}/forged"
 
 Spoilt = tuple[bytes | None, bytes | None]
 
@@ -78,7 +78,9 @@ def check(data: bytes) -> int:
 
 def read(records: Iterable[Spoilt], end: int) -> Choice:
     """Read the newest snapshot."""
-    return snapshots.choose(records, topic_id=TOPIC_ID, number=0, partitions=1, start=0, end=end, defaults=Settings())
+    return snapshots.choose(
+        records, topic_id=TOPIC_ID, number=0, partitions=1, start=0, end=end, defaults=WITHOUT_SETTINGS
+    )
 
 
 def hold_usable(world: PartitionWorld) -> None:
@@ -199,7 +201,7 @@ def _forge(supply: Supply, records: list[Spoilt], end: int) -> None:
     """Add a snapshot with a text of the bytes' own, and the right checksum."""
     text = supply.take(supply.byte() * 4)
     if supply.byte() % 2:
-        defaults = b'{"defaults":"60000/native/at_least_once/","log_time_ms":5,"invalid":{},"refused":{},"noted":{}}'
+        defaults = b'{"defaults":"60000/go/at_least_once/","log_time_ms":5,"invalid":{},"refused":{},"noted":{}}'
         text = defaults + b"\n" + text
     records += forged(text, end)
 

@@ -20,8 +20,9 @@ from marshal_dagster.election import elector
 from marshal_dagster.election.rules import Timing
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions
+from marshal_dagster.outbox.harvester import Harvester
 from marshal_dagster.outbox.holds import Limits
+from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.tables import OutboxTables
 from marshal_dagster.postgres import Database
 

@@ -15,8 +15,9 @@ from marshal_dagster.election.elector import Elector
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester, publisher
-from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions
+from marshal_dagster.outbox.harvester import Harvester
 from marshal_dagster.outbox.holds import Limits
+from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.publisher import KafkaPublisher
 from marshal_dagster.outbox.store import PostgresStore
 from marshal_dagster.outbox.tables import VERSION, Standing

@@ -5,19 +5,27 @@ It works batch after batch with a stand-in for Spark: it reads the ranges with a
 stdout, a line each.
 """
 
+import os
 import sys
 import time
 from pathlib import Path
 
 from pydantic import BaseModel
 
+from marshal_dagster.coordination.heartbeats import ReasonToStop
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, parent_ended
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from tests.real.killing import KillableLog, KillPoint, Side, die, read_messages
+
+
+def parent_ended() -> ReasonToStop:
+    """Return a reason to stop that holds once the process that started this one has ended."""
+    parent = os.getppid()
+    return lambda: "the parent process ended" if os.getppid() != parent else None
 
 
 class Orders(BaseModel):

@@ -7,8 +7,9 @@ import os
 import signal
 
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions
+from marshal_dagster.outbox.harvester import Harvester
 from marshal_dagster.outbox.holds import Limits
+from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.tables import OutboxTables
 from marshal_dagster.postgres import Database
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.log import Ack, Append, CoordinationLog
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, parent_ended
+from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.topics import Topics
@@ -26,7 +26,7 @@ from marshal_dagster.spark import jobs
 from marshal_dagster.spark.session import spark_settings, start_session
 from marshal_dagster.spark.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, delta_settings
 from tests.kafka_outputs import StandInKafkaSink
-from tests.real.batch_worker import say
+from tests.real.batch_worker import parent_ended, say
 from tests.real.killing import KillableLog, KillPoint, Side, read_messages
 from tests.sink_outputs import TABLE, StandInFileSink, StandInFrame, StandInPostgresSink, hook
 

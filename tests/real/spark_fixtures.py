@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from marshal_dagster.spark.connector import fetch_beside, fetch_connector
+from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.decoding import AVRO_PACKAGE
 from marshal_dagster.spark.session import spark_settings, start_session
 from marshal_dagster.spark.sinks.delta_table import DELTA, delta_settings
@@ -24,10 +24,16 @@ SMALL_DELTA = {"spark.databricks.delta.snapshotPartitions": "2"}
 """Without it Delta has 50 tasks look at the log of a table."""
 
 
+def jars_beside_the_connector(package: str) -> list[Path]:
+    """Fetch a package of Spark's; Spark refuses a second jar of a name that the connector has too."""
+    ours = {jar.name for jar in fetch_connector()}
+    return [jar for jar in fetch_connector(package) if jar.name not in ours]
+
+
 @pytest.fixture(scope="session")
 def spark() -> Iterator["SparkSession"]:
     """A session with two task slots, the Kafka connector, Avro and Delta Lake, stopped at the end."""
-    jars = [*fetch_beside(AVRO_PACKAGE), *fetch_connector(DELTA)]
+    jars = [*jars_beside_the_connector(AVRO_PACKAGE), *fetch_connector(DELTA)]
     session = start_session(
         spark_settings(
             app_name="marshal-dagster tests",

@@ -1,6 +1,5 @@
 """The coordination topic on a real cluster: created, looked at, refused; and one reader of it in a process."""
 
-import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -8,14 +7,19 @@ from typing import Any
 import pytest
 from confluent_kafka import admin as kafka_admin
 
-from marshal_dagster.coordination.admin import Severity, check_coordination_topic, create_coordination_topic
+from marshal_dagster.coordination.admin import (
+    Severity,
+    check_coordination_topic,
+    create_coordination_topic,
+    require_safe,
+)
 from marshal_dagster.coordination.claimer import Claimer, Member
+from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.log import Append
-from marshal_dagster.coordination.opening import open_kafka
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.registry import shared_rationalizer
 from marshal_dagster.devkafka import running_kafka
-from marshal_dagster.errors import LogChanged, TopicMissing, UnsafeTopic
+from marshal_dagster.errors import LogChanged, UnsafeTopic
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.inspection import Inspection, Replicas
 from marshal_dagster.kafka.topics import Topics
@@ -45,13 +49,13 @@ def created(topics: Topics, topic: MakeTopic) -> str:
     return name
 
 
-def test_what_is_created_is_safe(connection: KafkaConnection, topics: Topics, created: str) -> None:
+def test_what_is_created_is_safe(topics: Topics, created: str) -> None:
     """A created topic is found safe, with a warning for its single replica, and creating it again leaves it alone."""
     problems = check_coordination_topic(topics, created)
 
     assert [(problem.setting, problem.severity) for problem in problems] == [("replication factor", Severity.WARNING)]
     assert create_coordination_topic(topics, created, partitions=3) is False
-    open_kafka(connection, created).close()
+    assert require_safe(topics, created) == problems
 
 
 @pytest.mark.parametrize(
@@ -64,55 +68,26 @@ def test_what_is_created_is_safe(connection: KafkaConnection, topics: Topics, cr
     ],
 )
 def test_a_dangerous_topic_is_refused_unless_told(
-    connection: KafkaConnection,
-    created: str,
-    setting: str,
-    value: str,
-    caplog: pytest.LogCaptureFixture,
+    connection: KafkaConnection, topics: Topics, created: str, setting: str, value: str
 ) -> None:
-    """A member does not open a log whose topic breaks its promises, unless it is told to; mended, it opens."""
+    """A topic that breaks the protocol's promises is not safe, and its danger can be accepted; mended, it is safe."""
     alter(connection, created, setting, value)
 
     with pytest.raises(UnsafeTopic, match=setting):
-        open_kafka(connection, created)
-    with caplog.at_level(logging.WARNING):
-        open_kafka(connection, created, accept_unsafe=True).close()
-    assert setting in caplog.text
+        require_safe(topics, created)
+    assert setting in [problem.setting for problem in require_safe(topics, created, accept_unsafe=True)]
     right = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1", "cleanup.policy": "delete"}
     alter(connection, created, setting, right.get(setting, "false"))
-    open_kafka(connection, created).close()
+    assert setting not in [problem.setting for problem in require_safe(topics, created)]
 
 
-def test_kafkas_own_defaults_are_refused(connection: KafkaConnection, topic: MakeTopic) -> None:
+def test_kafkas_own_defaults_are_refused(topics: Topics, topic: MakeTopic) -> None:
     """A topic made with the broker's defaults is refused, with each reason."""
     name = topic(2)
 
     with pytest.raises(UnsafeTopic) as refused:
-        open_kafka(connection, name)
+        require_safe(topics, name)
     assert len(refused.value.reasons) == 2
-
-
-def test_a_topic_that_is_safe_is_looked_at_once(
-    connection: KafkaConnection, topics: Topics, created: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Opening a log again asks for the topic's id alone; a topic made anew is looked at again."""
-    asked: list[str] = []
-    look = Topics.settings
-
-    def counted(self: Topics, topic: str) -> dict[str, str]:
-        asked.append(topic)
-        return look(self, topic)
-
-    monkeypatch.setattr(Topics, "settings", counted)
-    for _ in range(3):
-        open_kafka(connection, created).close()
-    assert len(asked) == 1
-    topics.delete(created)
-    with pytest.raises(TopicMissing):
-        open_kafka(connection, created)
-    topics.create(created, 3, 1)
-    with pytest.raises(UnsafeTopic):
-        open_kafka(connection, created)
 
 
 def test_three_brokers_hold_three_replicas(tmp_path: Path) -> None:
@@ -128,7 +103,7 @@ def test_three_brokers_hold_three_replicas(tmp_path: Path) -> None:
             assert topics.settings("__marshal")["min.insync.replicas"] == "2"
         with Inspection(connection) as cluster_now:
             assert set(cluster_now.standing("__marshal").replicas.values()) == {Replicas(3, 3, has_leader=True)}
-        log = open_kafka(connection)
+        log = KafkaLog(connection)
         claimer = Claimer(Rationalizer(log), Member("etl", "c", "run1.0"), "orders", Settings())
         claimer.agree_on_settings()
         cluster.kill(3)
@@ -144,7 +119,7 @@ def test_three_brokers_hold_three_replicas(tmp_path: Path) -> None:
 
 def test_a_second_tick_reads_only_new_records(connection: KafkaConnection, topics: Topics, created: str) -> None:
     """Readers that come back find the one that has read the log; after the topic was made anew they find another."""
-    log = open_kafka(connection, created)
+    log = KafkaLog(connection, created)
     log.append([Append(0, b"anything")] * 500)
     rationalizer = shared_rationalizer(connection, created)
     rationalizer.catch_up()

@@ -234,11 +234,11 @@ def test_a_topic_can_grow(topics: Topics, topic: MakeTopic) -> None:
 
 
 def test_a_groups_offsets_are_set_and_read_without_joining_it(kafka: str, topics: Topics, topic: MakeTopic) -> None:
-    """Offsets that were set are read back, here and by a plain consumer, with their metadata."""
+    """Offsets that were set are read back, here and by a plain consumer."""
     name, other = topic(3), topic(1)
     group = f"group-of-{name}"
     assert topics.group_offsets(group, name) == {}
-    assert topics.commit_group_offsets(group, name, {0: 5, 2: 7}, metadata="batch-1") is None
+    assert topics.commit_group_offsets(group, name, {0: 5, 2: 7}) is None
     assert topics.commit_group_offsets(group, other, {0: 1}) is None
     assert topics.commit_group_offsets(group, name, {0: 4}) is None
     assert topics.commit_group_offsets(group, name, {}) is None
@@ -248,7 +248,7 @@ def test_a_groups_offsets_are_set_and_read_without_joining_it(kafka: str, topics
     reader = Consumer({"bootstrap.servers": kafka, "group.id": group})
     held = reader.committed([TopicPartition(name, 2)], timeout=WITHIN_S)
     reader.close()
-    assert (held[0].offset, held[0].metadata) == (7, "batch-1")
+    assert held[0].offset == 7
 
 
 def test_offsets_of_a_group_with_live_consumers_are_left_alone(kafka: str, topics: Topics, topic: MakeTopic) -> None:
@@ -274,13 +274,6 @@ def test_offsets_of_a_topic_that_is_missing_are_not_set(topics: Topics) -> None:
     text = topics.commit_group_offsets("g", "no-such-topic", {0: 1})
     assert text is not None
     assert "there is no such topic" in text
-
-
-def test_metadata_that_is_too_long_is_told(topics: Topics, topic: MakeTopic) -> None:
-    """The broker's limit is the reason in the text."""
-    text = topics.commit_group_offsets("g", topic(), {0: 1}, metadata="x" * 5000)
-    assert text is not None
-    assert "metadata" in text
 
 
 def test_brokers_are_counted(topics: Topics) -> None:

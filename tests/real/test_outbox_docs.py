@@ -11,9 +11,10 @@ from psycopg.conninfo import make_conninfo
 
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox.events import OutgoingEvents
-from marshal_dagster.outbox.harvester import Harvester, HarvesterOptions, OutboxTopics
+from marshal_dagster.outbox.harvester import Harvester, OutboxTopics
 from marshal_dagster.outbox.holds import Limits
 from marshal_dagster.outbox.looking import Backlog
+from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.stash import Outbox, OutboxRecord
 from marshal_dagster.outbox.tables import OutboxTables
 from marshal_dagster.postgres import Database

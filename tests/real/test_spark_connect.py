@@ -23,7 +23,7 @@ from marshal_dagster.ports import free_port
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.spark import connect
 from marshal_dagster.spark.connect_server import ConnectServer, Server
-from marshal_dagster.spark.connector import fetch_beside, fetch_connector
+from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.decoding import AVRO_PACKAGE, SchemaRegistry, decode_avro, decode_json, decode_protobuf
 from marshal_dagster.spark.reading import read_ranges
 from marshal_dagster.spark.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, delta_settings
@@ -50,7 +50,7 @@ from tests.real.spark_driver import (
     write_oneself,
     write_through_the_sink,
 )
-from tests.real.spark_fixtures import SMALL_DELTA
+from tests.real.spark_fixtures import SMALL_DELTA, jars_beside_the_connector
 from tests.real.test_decoding import JSONS, MISFIT, ORDER_1, ORDER_2, batch, outcome
 from tests.real.test_decoding import messages as read_letters
 from tests.real.test_kill_points_sinks import KafkaTopic
@@ -71,7 +71,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
 
 def start(home: ConnectServer) -> Server:
     """Start the server, if it does not run, with a page, Delta Lake and Avro."""
-    jars = [*fetch_beside(AVRO_PACKAGE), *fetch_connector(DELTA)]
+    jars = [*jars_beside_the_connector(AVRO_PACKAGE), *fetch_connector(DELTA)]
     others = {"spark.ui.enabled": "true", "spark.ui.port": str(PAGE), "spark.jars": ",".join(map(str, jars))}
     return home.start(SMALL | SMALL_DELTA | delta_settings() | others)
 

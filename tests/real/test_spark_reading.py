@@ -176,16 +176,6 @@ def test_every_range_over_transactions(spark: "SparkSession", kafka: str, topic:
             assert offsets_of(frame) == expected(visible, [part])
 
 
-def test_uncommitted_messages_are_seen_only_when_asked_for(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
-    """With `read_uncommitted` the aborted messages are rows too, markers never."""
-    name = topic(1)
-    writer = Writer(kafka, name, 1)
-    writer.aborted(2)
-    writer.committed(1)
-    frame = read_ranges(spark, options(kafka), name, {0: (0, 5)}, isolation="read_uncommitted")
-    assert offsets_of(frame) == {0: [0, 1, 3]}
-
-
 def test_every_range_over_compacted_gaps(spark: "SparkSession", kafka: str, topic: MakeTopic) -> None:
     """Ranges that begin, end or lie anywhere among compacted messages give the messages that are left there."""
     ranges = all_ranges(11)

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
-from marshal_dagster.coordination.claimer import GO_EXTRA_PATIENCE_MS
 from marshal_dagster.delivery import RangeOptions
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
+from marshal_dagster.protocol.state import GO_ALLOWANCE_MS
 from tests.simulator.broker import AppendFault
 from tests.simulator.snapshots import SnapshotFault
 
@@ -123,7 +123,7 @@ class Scenario:
     @property
     def stale_ms(self) -> float:
         """By then whatever died before faults were over is stale, by the clocks of its group's members."""
-        return self.calm_ms + 2 * self.hi_ms + (GO_EXTRA_PATIENCE_MS if self.rule_set is RuleSet.GO else 0)
+        return self.calm_ms + 2 * self.hi_ms + (GO_ALLOWANCE_MS if self.rule_set is RuleSet.GO else 0)
 
     @property
     def taken_up_ms(self) -> float:

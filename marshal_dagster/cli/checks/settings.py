@@ -22,7 +22,7 @@ def check_topic_settings(topics: Topics, topic: str, servers: str) -> Iterator[F
         yield Finding("topic settings", State.NOT_CHECKED, str(error))
         return
     for problem in problems:
-        state = State.PROBLEM if problem.severity is Severity.DANGER else State.WARNING
+        state = State.WARNING if problem.severity is Severity.WARNING else State.PROBLEM
         found = f"{problem.setting} of {topic} is {problem.found}, should be {problem.wanted}"
         mend = with_servers(problem, servers).mend
         yield Finding("topic settings", state, found, problem.why, mend)

@@ -9,7 +9,6 @@ from marshal_dagster.spark import connect
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
 
 REASON: Final = "reason"
 """The column that says why a record has no value; null in good ones."""
@@ -64,8 +63,7 @@ class Decoded:
                 f"the frame to decode lacks {', '.join(missing)}: decode what batch.read(...) gave, as it is"
             )
         self._frame = frame.select("*", value.alias(_VALUE), reason.alias(_REASON))
-        self.value_type: DataType = self._frame.schema[_VALUE].dataType  # has Spark look at schemas and functions now
-        """The type of the decoded values."""
+        _ = self._frame.schema  # has Spark look at schemas and functions now
 
     def or_fail(self) -> "DataFrame":
         """Give the rows, after one pass over all of them that finds none bad.

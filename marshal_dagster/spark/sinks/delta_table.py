@@ -1,17 +1,17 @@
 """A Delta table by Spark's public means alone, SQL and the DataFrame writer: no JVM is called."""
 
-import fcntl
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marshal_dagster._internal.file_lock import locked
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.spark.connector import cache_folder, connector_jars
+from marshal_dagster.spark.connector import connector_jars
 from marshal_dagster.spark.sinks.delta import APPLICATION, MARSHAL_COLUMN, Commit, Rows
 from marshal_dagster.spark.sinks.keeping import kept, without
 from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
@@ -34,7 +34,7 @@ def delta_settings(ivy_folder: Path | None = None) -> dict[str, str]:
 
     Its jars are those that `fetch_connector(DELTA)` has fetched; where it has not, Spark fetches them.
     """
-    jars = connector_jars(DELTA, ivy_folder or cache_folder())
+    jars = connector_jars(DELTA, ivy_folder)
     return {
         **({"spark.jars": ",".join(map(str, jars))} if jars else {"spark.jars.packages": DELTA}),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -201,16 +201,12 @@ def alone_on_this_machine(path: str) -> Iterator[None]:
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / _LOCK).open("w")
+        (folder / _LOCK).touch()
     except OSError:
         if path.startswith(_LOCAL):
             raise
-        lock = None  # a path without a scheme may be another file system's
-    if lock is None:
-        yield
-        return
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = None  # a path without a scheme may be another file system's
+    with nullcontext() if folder is None else locked(folder / _LOCK):
         yield
 
 

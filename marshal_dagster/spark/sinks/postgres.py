@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, LiteralString, Protocol
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRefused, UnavailableError
-from marshal_dagster.postgres import Database, Secret, check_name, identifier
+from marshal_dagster.postgres import DEFAULT_SCHEMA, Database, Secret, check_name, identifier
 from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
 from marshal_dagster.spark.sinks.copy_text import evaluated, postgres_type
 from marshal_dagster.spark.sinks.port import (
@@ -160,7 +160,7 @@ class PostgresSink:
         dsn: str | Secret,
         table: str,
         *,
-        schema: str = "public",
+        schema: str = DEFAULT_SCHEMA,
         companion: Companion | None = None,
         connect_timeout_s: int = 10,
         lock_timeout_s: float = 60.0,

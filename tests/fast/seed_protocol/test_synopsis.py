@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import pytest
 
-from marshal_dagster.coordination.admin import DEFAULT_TOPIC
+from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.errors import ClaimLost, LogChanged
 from marshal_dagster.protocol.messages import DeliveryMode, Heartbeat
 from tests.delivering import Scene
@@ -55,7 +55,7 @@ def test_synopsis_sentence_3_nothing_counts_that_is_not_in_the_log(site: Site) -
     with pytest.raises(ClaimLost):
         member.commit({0: 5})
     assert (site.key().offset, site.key().plan_end) == (0, 5)
-    assert DEFAULT_TOPIC == "__marshal"
+    assert DEFAULT_COORDINATION_TOPIC == "__marshal"
 
 
 @sentence("Synopsis", "sentence 4", "Order within a partition is enough, unless an unclean election breaks it")

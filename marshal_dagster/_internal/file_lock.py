@@ -1,4 +1,4 @@
-"""A lock between processes on one machine, let go by the kernel when its holder dies."""
+"""A lock between processes on one machine; the kernel releases it when its holder dies."""
 
 import errno
 import fcntl
@@ -12,19 +12,26 @@ _POLL_S = 0.05
 
 
 @contextmanager
-def locked(path: Path, timeout_s: float) -> Iterator[None]:
-    """Hold the lock on the file `path`, which is made where missing and which its holder may delete.
+def locked(path: Path, timeout_s: float | None = None) -> Iterator[None]:
+    """Hold the lock on the file `path`, which is created if it is missing and which its holder may delete.
+
+    Args:
+        path: the lock file; its folder is created too.
+        timeout_s: how long to wait for the lock; without a limit if None.
 
     Raises:
         TimeoutError: another process held it for `timeout_s`.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            _wait_for(handle, path, deadline)
-            if _is_still(handle, path):
+            if deadline is None:
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            else:
+                _wait_for(handle, path, deadline)
+            if _is_current(handle, path):
                 yield
                 return
         finally:
@@ -46,8 +53,8 @@ def _wait_for(handle: int, path: Path, deadline: float) -> None:
             return
 
 
-def _is_still(handle: int, path: Path) -> bool:
-    """Tell whether `path` is the locked file, and not a new one after the last holder deleted it."""
+def _is_current(handle: int, path: Path) -> bool:
+    """Return whether `path` is the locked file, and not a new one because the last holder deleted it."""
     try:
         return os.path.samestat(os.fstat(handle), path.stat())
     except FileNotFoundError:

@@ -1,0 +1,34 @@
+"""How a harvester works, and what it does by default; to import it brings no Kafka client."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from marshal_dagster.election.rules import Timing
+from marshal_dagster.kafka.partitioning import Partitioner
+from marshal_dagster.outbox.holds import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class HarvesterOptions:
+    """How a harvester works.
+
+    All harvesters of an outbox need the same `partitioner`: a key whose partition changes has no order.
+
+    Raises:
+        ConfigurationError: Kafka's client does not know the partitioner.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    timing: Timing = field(default_factory=Timing)
+    poll_interval_s: float = 0.1
+    """How soon rows are seen of which the database does not notify."""
+    transaction_timeout_s: float = 10.0
+    """After which brokers end the transaction of a harvester that is gone; consumers wait for it as long."""
+    partitioner: Partitioner | str = Partitioner.MURMUR2_RANDOM
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigurationError` for values that cannot be."""
+        Partitioner.of(self.partitioner)
+
+
+DEFAULT_OPTIONS: Final = HarvesterOptions()
