@@ -1,313 +1,250 @@
 """Claims Kafka partitions before Spark batches in Dagster, coordinated over Kafka alone.
 
-What a user needs stands here by name. Each name is imported at its first use: `import marshal_dagster` alone brings
+This module gives users every public name. It imports each name at its first use: `import marshal_dagster` alone brings
 neither Dagster nor a Kafka client nor Spark, so a process that only claims never pays for the others.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from marshal_dagster.assets import (
-        ClaimCheck,
-        ClaimedAsset,
-        MarshalTranslator,
-        build_claim_checks,
-        build_topic_asset,
-        build_topic_sensor,
-        kafka_partitions,
-        marshal_asset,
-    )
-    from marshal_dagster.component import ClaimedTopicComponent
-    from marshal_dagster.coordinator.client import CoordinatedMember
-    from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason, PartitionReport, RangeOptions
-    from marshal_dagster.errors import (
-        BadRecord,
-        BadRecords,
-        BatchAborted,
-        ClaimLost,
-        ConfigurationError,
-        DataLoss,
-        DataTopicChanged,
-        GroupPaused,
-        LogChanged,
-        MarshalError,
-        NotCertain,
-        NotCommitted,
-        PlanRejected,
-        RightMissing,
-        SchemaDrift,
-        SettingsDiffer,
-        SinkRefused,
-        StartUnknown,
-        TopicMissing,
-        UnavailableError,
-        UnsafeTopic,
-    )
-    from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
-    from marshal_dagster.kafka.connection import KafkaConnection
-    from marshal_dagster.membership import build_group_member_sensor
-    from marshal_dagster.operator_jobs import (
-        AdoptConfig,
-        PauseConfig,
-        ReprocessRangeConfig,
-        ResumeConfig,
-        RevokeConfig,
-        SetPositionConfig,
-        SettingsConfig,
-        build_adopt_job,
-        build_pause_job,
-        build_reprocess_range_job,
-        build_resume_job,
-        build_revoke_job,
-        build_set_position_job,
-        build_settings_job,
-    )
-    from marshal_dagster.ops import ClaimedBatchConfig, DrainedBatches, build_claimed_batch_op
-    from marshal_dagster.outbox.events import OutgoingEvents
-    from marshal_dagster.outbox.harvester import Harvester
-    from marshal_dagster.outbox.stash import Outbox, OutboxRecord
-    from marshal_dagster.outbox_jobs import (
-        OutboxResource,
-        build_outbox_backlog_sensor,
-        build_outbox_check,
-        build_outbox_drain_job,
-    )
-    from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
-    from marshal_dagster.protocol.positions import StartPolicy
-    from marshal_dagster.protocol.ranges import ClaimedRange
-    from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
-    from marshal_dagster.sensors import (
-        AlertHook,
-        GivenUp,
-        GivenUpPartition,
-        build_dead_run_sensors,
-        build_given_up_check,
-        build_lag_sensor,
-        build_stale_claim_sensor,
-    )
-    from marshal_dagster.spark.decoding import (
-        Decoded,
-        Nulls,
-        SchemaFiles,
-        SchemaRegistry,
-        Schemas,
-        decode_avro,
-        decode_json,
-        decode_protobuf,
-        infer_json_schema,
-    )
-    from marshal_dagster.spark.reading import run_once
-    from marshal_dagster.spark.session import spark_settings, start_session
-    from marshal_dagster.spark.sinks import (
-        DeltaSink,
-        FileSink,
-        KafkaSink,
-        PostgresSink,
-        Sink,
-        WriteOutcome,
-        delta_settings,
-    )
-    from marshal_dagster.spark.submitted import SubmittedBatch, submitted_batch
-    from marshal_dagster.spark_resources import SparkConnectResource
-    from marshal_dagster.submit import Submission, handed_over
+    # What type checkers see. They do not see `__getattr__`, so a name that is not public is an error for them.
+    from marshal_dagster.assets import ClaimCheck as ClaimCheck
+    from marshal_dagster.assets import ClaimedAsset as ClaimedAsset
+    from marshal_dagster.assets import MarshalTranslator as MarshalTranslator
+    from marshal_dagster.assets import build_claim_checks as build_claim_checks
+    from marshal_dagster.assets import build_topic_asset as build_topic_asset
+    from marshal_dagster.assets import build_topic_sensor as build_topic_sensor
+    from marshal_dagster.assets import kafka_partitions as kafka_partitions
+    from marshal_dagster.assets import marshal_asset as marshal_asset
+    from marshal_dagster.component import ClaimedTopicComponent as ClaimedTopicComponent
+    from marshal_dagster.coordinator.client import CoordinatedMember as CoordinatedMember
+    from marshal_dagster.delivery import BatchRequest as BatchRequest
+    from marshal_dagster.delivery import ClaimedBatch as ClaimedBatch
+    from marshal_dagster.delivery import Delivery as Delivery
+    from marshal_dagster.delivery import IdleReason as IdleReason
+    from marshal_dagster.delivery import PartitionReport as PartitionReport
+    from marshal_dagster.delivery import RangeOptions as RangeOptions
+    from marshal_dagster.errors import BadRecord as BadRecord
+    from marshal_dagster.errors import BadRecords as BadRecords
+    from marshal_dagster.errors import BatchAborted as BatchAborted
+    from marshal_dagster.errors import ClaimLost as ClaimLost
+    from marshal_dagster.errors import ConfigurationError as ConfigurationError
+    from marshal_dagster.errors import DataLoss as DataLoss
+    from marshal_dagster.errors import DataTopicChanged as DataTopicChanged
+    from marshal_dagster.errors import GoGroupError as GoGroupError
+    from marshal_dagster.errors import GroupPaused as GroupPaused
+    from marshal_dagster.errors import LogChanged as LogChanged
+    from marshal_dagster.errors import MarshalError as MarshalError
+    from marshal_dagster.errors import NotCertain as NotCertain
+    from marshal_dagster.errors import NotCommitted as NotCommitted
+    from marshal_dagster.errors import PlanRejected as PlanRejected
+    from marshal_dagster.errors import RightMissing as RightMissing
+    from marshal_dagster.errors import SchemaDrift as SchemaDrift
+    from marshal_dagster.errors import SettingsDiffer as SettingsDiffer
+    from marshal_dagster.errors import SettingsNotSetError as SettingsNotSetError
+    from marshal_dagster.errors import SinkRefused as SinkRefused
+    from marshal_dagster.errors import StartUnknown as StartUnknown
+    from marshal_dagster.errors import TimestampTypeError as TimestampTypeError
+    from marshal_dagster.errors import TopicMissing as TopicMissing
+    from marshal_dagster.errors import UnavailableError as UnavailableError
+    from marshal_dagster.errors import UnsafeTopic as UnsafeTopic
+    from marshal_dagster.jobs import build_claimed_batch_job as build_claimed_batch_job
+    from marshal_dagster.jobs import build_claimed_batch_schedule as build_claimed_batch_schedule
+    from marshal_dagster.jobs import build_reprocess_job as build_reprocess_job
+    from marshal_dagster.kafka.connection import KafkaConnection as KafkaConnection
+    from marshal_dagster.membership import build_group_member_sensor as build_group_member_sensor
+    from marshal_dagster.operator_jobs import AdoptConfig as AdoptConfig
+    from marshal_dagster.operator_jobs import PauseConfig as PauseConfig
+    from marshal_dagster.operator_jobs import ReprocessRangeConfig as ReprocessRangeConfig
+    from marshal_dagster.operator_jobs import ResumeConfig as ResumeConfig
+    from marshal_dagster.operator_jobs import RevokeConfig as RevokeConfig
+    from marshal_dagster.operator_jobs import SetPositionConfig as SetPositionConfig
+    from marshal_dagster.operator_jobs import SettingsConfig as SettingsConfig
+    from marshal_dagster.operator_jobs import build_adopt_job as build_adopt_job
+    from marshal_dagster.operator_jobs import build_pause_job as build_pause_job
+    from marshal_dagster.operator_jobs import build_reprocess_range_job as build_reprocess_range_job
+    from marshal_dagster.operator_jobs import build_resume_job as build_resume_job
+    from marshal_dagster.operator_jobs import build_revoke_job as build_revoke_job
+    from marshal_dagster.operator_jobs import build_set_position_job as build_set_position_job
+    from marshal_dagster.operator_jobs import build_settings_job as build_settings_job
+    from marshal_dagster.ops import ClaimedBatchConfig as ClaimedBatchConfig
+    from marshal_dagster.ops import DrainedBatches as DrainedBatches
+    from marshal_dagster.ops import build_claimed_batch_op as build_claimed_batch_op
+    from marshal_dagster.outbox.events import OutgoingEvents as OutgoingEvents
+    from marshal_dagster.outbox.harvester import Harvester as Harvester
+    from marshal_dagster.outbox.stash import Outbox as Outbox
+    from marshal_dagster.outbox.stash import OutboxRecord as OutboxRecord
+    from marshal_dagster.outbox_jobs import OutboxResource as OutboxResource
+    from marshal_dagster.outbox_jobs import build_outbox_backlog_sensor as build_outbox_backlog_sensor
+    from marshal_dagster.outbox_jobs import build_outbox_check as build_outbox_check
+    from marshal_dagster.outbox_jobs import build_outbox_drain_job as build_outbox_drain_job
+    from marshal_dagster.protocol.messages import DeliveryMode as DeliveryMode
+    from marshal_dagster.protocol.messages import RuleSet as RuleSet
+    from marshal_dagster.protocol.messages import Settings as Settings
+    from marshal_dagster.protocol.positions import StartPolicy as StartPolicy
+    from marshal_dagster.protocol.ranges import ClaimedRange as ClaimedRange
+    from marshal_dagster.resources import ClaimerResource as ClaimerResource
+    from marshal_dagster.resources import KafkaConnectionConfig as KafkaConnectionConfig
+    from marshal_dagster.resources import RationalizerResource as RationalizerResource
+    from marshal_dagster.sensors import AlertHook as AlertHook
+    from marshal_dagster.sensors import GivenUp as GivenUp
+    from marshal_dagster.sensors import GivenUpPartition as GivenUpPartition
+    from marshal_dagster.sensors import build_dead_run_sensors as build_dead_run_sensors
+    from marshal_dagster.sensors import build_given_up_check as build_given_up_check
+    from marshal_dagster.sensors import build_lag_sensor as build_lag_sensor
+    from marshal_dagster.sensors import build_stale_claim_sensor as build_stale_claim_sensor
+    from marshal_dagster.spark.decoding import Decoded as Decoded
+    from marshal_dagster.spark.decoding import Nulls as Nulls
+    from marshal_dagster.spark.decoding import SchemaFiles as SchemaFiles
+    from marshal_dagster.spark.decoding import SchemaRegistry as SchemaRegistry
+    from marshal_dagster.spark.decoding import Schemas as Schemas
+    from marshal_dagster.spark.decoding import decode_avro as decode_avro
+    from marshal_dagster.spark.decoding import decode_json as decode_json
+    from marshal_dagster.spark.decoding import decode_protobuf as decode_protobuf
+    from marshal_dagster.spark.decoding import infer_json_schema as infer_json_schema
+    from marshal_dagster.spark.reading import run_once as run_once
+    from marshal_dagster.spark.session import spark_settings as spark_settings
+    from marshal_dagster.spark.session import start_session as start_session
+    from marshal_dagster.spark.sinks import DeltaSink as DeltaSink
+    from marshal_dagster.spark.sinks import FileSink as FileSink
+    from marshal_dagster.spark.sinks import KafkaSink as KafkaSink
+    from marshal_dagster.spark.sinks import PostgresSink as PostgresSink
+    from marshal_dagster.spark.sinks import Sink as Sink
+    from marshal_dagster.spark.sinks import WriteOutcome as WriteOutcome
+    from marshal_dagster.spark.sinks import delta_settings as delta_settings
+    from marshal_dagster.spark.submitted import SubmittedBatch as SubmittedBatch
+    from marshal_dagster.spark.submitted import submitted_batch as submitted_batch
+    from marshal_dagster.spark_resources import SparkConnectResource as SparkConnectResource
+    from marshal_dagster.submit import Submission as Submission
+    from marshal_dagster.submit import handed_over as handed_over
 
-__all__ = [
-    "AdoptConfig",
-    "AlertHook",
-    "BadRecord",
-    "BadRecords",
-    "BatchAborted",
-    "BatchRequest",
-    "ClaimCheck",
-    "ClaimLost",
-    "ClaimedAsset",
-    "ClaimedBatch",
-    "ClaimedBatchConfig",
-    "ClaimedRange",
-    "ClaimedTopicComponent",
-    "ClaimerResource",
-    "ConfigurationError",
-    "CoordinatedMember",
-    "DataLoss",
-    "DataTopicChanged",
-    "Decoded",
-    "Delivery",
-    "DeliveryMode",
-    "DeltaSink",
-    "DrainedBatches",
-    "FileSink",
-    "GivenUp",
-    "GivenUpPartition",
-    "GroupPaused",
-    "Harvester",
-    "IdleReason",
-    "KafkaConnection",
-    "KafkaConnectionConfig",
-    "KafkaSink",
-    "LogChanged",
-    "MarshalError",
-    "MarshalTranslator",
-    "NotCertain",
-    "NotCommitted",
-    "Nulls",
-    "Outbox",
-    "OutboxRecord",
-    "OutboxResource",
-    "OutgoingEvents",
-    "PartitionReport",
-    "PauseConfig",
-    "PlanRejected",
-    "PostgresSink",
-    "RangeOptions",
-    "RationalizerResource",
-    "ReprocessRangeConfig",
-    "ResumeConfig",
-    "RevokeConfig",
-    "RightMissing",
-    "RuleSet",
-    "SchemaDrift",
-    "SchemaFiles",
-    "SchemaRegistry",
-    "Schemas",
-    "SetPositionConfig",
-    "Settings",
-    "SettingsConfig",
-    "SettingsDiffer",
-    "Sink",
-    "SinkRefused",
-    "SparkConnectResource",
-    "StartPolicy",
-    "StartUnknown",
-    "Submission",
-    "SubmittedBatch",
-    "TopicMissing",
-    "UnavailableError",
-    "UnsafeTopic",
-    "WriteOutcome",
-    "build_adopt_job",
-    "build_claim_checks",
-    "build_claimed_batch_job",
-    "build_claimed_batch_op",
-    "build_claimed_batch_schedule",
-    "build_dead_run_sensors",
-    "build_given_up_check",
-    "build_group_member_sensor",
-    "build_lag_sensor",
-    "build_outbox_backlog_sensor",
-    "build_outbox_check",
-    "build_outbox_drain_job",
-    "build_pause_job",
-    "build_reprocess_job",
-    "build_reprocess_range_job",
-    "build_resume_job",
-    "build_revoke_job",
-    "build_set_position_job",
-    "build_settings_job",
-    "build_stale_claim_sensor",
-    "build_topic_asset",
-    "build_topic_sensor",
-    "decode_avro",
-    "decode_json",
-    "decode_protobuf",
-    "delta_settings",
-    "handed_over",
-    "infer_json_schema",
-    "kafka_partitions",
-    "marshal_asset",
-    "run_once",
-    "spark_settings",
-    "start_session",
-    "submitted_batch",
-]
-
-_ELSEWHERE: Final = {
-    "assets": (
-        "ClaimCheck",
-        "ClaimedAsset",
-        "MarshalTranslator",
-        "build_claim_checks",
-        "build_topic_asset",
-        "build_topic_sensor",
-        "kafka_partitions",
-        "marshal_asset",
-    ),
-    "component": ("ClaimedTopicComponent",),
-    "coordinator.client": ("CoordinatedMember",),
-    "delivery": ("BatchRequest", "ClaimedBatch", "Delivery", "IdleReason", "PartitionReport", "RangeOptions"),
-    "jobs": ("build_claimed_batch_job", "build_claimed_batch_schedule", "build_reprocess_job"),
-    "kafka.connection": ("KafkaConnection",),
-    "membership": ("build_group_member_sensor",),
-    "operator_jobs": (
-        "AdoptConfig",
-        "PauseConfig",
-        "ReprocessRangeConfig",
-        "ResumeConfig",
-        "RevokeConfig",
-        "SetPositionConfig",
-        "SettingsConfig",
-        "build_adopt_job",
-        "build_pause_job",
-        "build_reprocess_range_job",
-        "build_resume_job",
-        "build_revoke_job",
-        "build_set_position_job",
-        "build_settings_job",
-    ),
-    "outbox.events": ("OutgoingEvents",),
-    "outbox.harvester": ("Harvester",),
-    "outbox.stash": ("Outbox", "OutboxRecord"),
-    "outbox_jobs": (
-        "OutboxResource",
-        "build_outbox_backlog_sensor",
-        "build_outbox_check",
-        "build_outbox_drain_job",
-    ),
-    "ops": ("ClaimedBatchConfig", "DrainedBatches", "build_claimed_batch_op"),
-    "protocol.messages": ("DeliveryMode", "RuleSet", "Settings"),
-    "protocol.positions": ("StartPolicy",),
-    "protocol.ranges": ("ClaimedRange",),
-    "resources": ("ClaimerResource", "KafkaConnectionConfig", "RationalizerResource"),
-    "sensors": (
-        "AlertHook",
-        "GivenUp",
-        "GivenUpPartition",
-        "build_dead_run_sensors",
-        "build_given_up_check",
-        "build_lag_sensor",
-        "build_stale_claim_sensor",
-    ),
-    "spark.decoding": (
-        "Decoded",
-        "Nulls",
-        "SchemaFiles",
-        "SchemaRegistry",
-        "Schemas",
-        "decode_avro",
-        "decode_json",
-        "decode_protobuf",
-        "infer_json_schema",
-    ),
-    "spark.reading": ("run_once",),
-    "spark.session": ("spark_settings", "start_session"),
-    "spark.sinks": ("DeltaSink", "FileSink", "KafkaSink", "PostgresSink", "Sink", "WriteOutcome", "delta_settings"),
-    "spark.submitted": ("SubmittedBatch", "submitted_batch"),
-    "spark_resources": ("SparkConnectResource",),
-    "submit": ("Submission", "handed_over"),
+_MODULES: Final = {
+    "AdoptConfig": "marshal_dagster.operator_jobs",
+    "AlertHook": "marshal_dagster.sensors",
+    "BadRecord": "marshal_dagster.errors",
+    "BadRecords": "marshal_dagster.errors",
+    "BatchAborted": "marshal_dagster.errors",
+    "BatchRequest": "marshal_dagster.delivery",
+    "ClaimCheck": "marshal_dagster.assets",
+    "ClaimLost": "marshal_dagster.errors",
+    "ClaimedAsset": "marshal_dagster.assets",
+    "ClaimedBatch": "marshal_dagster.delivery",
+    "ClaimedBatchConfig": "marshal_dagster.ops",
+    "ClaimedRange": "marshal_dagster.protocol.ranges",
+    "ClaimedTopicComponent": "marshal_dagster.component",
+    "ClaimerResource": "marshal_dagster.resources",
+    "ConfigurationError": "marshal_dagster.errors",
+    "CoordinatedMember": "marshal_dagster.coordinator.client",
+    "DataLoss": "marshal_dagster.errors",
+    "DataTopicChanged": "marshal_dagster.errors",
+    "Decoded": "marshal_dagster.spark.decoding",
+    "Delivery": "marshal_dagster.delivery",
+    "DeliveryMode": "marshal_dagster.protocol.messages",
+    "DeltaSink": "marshal_dagster.spark.sinks",
+    "DrainedBatches": "marshal_dagster.ops",
+    "FileSink": "marshal_dagster.spark.sinks",
+    "GivenUp": "marshal_dagster.sensors",
+    "GivenUpPartition": "marshal_dagster.sensors",
+    "GoGroupError": "marshal_dagster.errors",
+    "GroupPaused": "marshal_dagster.errors",
+    "Harvester": "marshal_dagster.outbox.harvester",
+    "IdleReason": "marshal_dagster.delivery",
+    "KafkaConnection": "marshal_dagster.kafka.connection",
+    "KafkaConnectionConfig": "marshal_dagster.resources",
+    "KafkaSink": "marshal_dagster.spark.sinks",
+    "LogChanged": "marshal_dagster.errors",
+    "MarshalError": "marshal_dagster.errors",
+    "MarshalTranslator": "marshal_dagster.assets",
+    "NotCertain": "marshal_dagster.errors",
+    "NotCommitted": "marshal_dagster.errors",
+    "Nulls": "marshal_dagster.spark.decoding",
+    "Outbox": "marshal_dagster.outbox.stash",
+    "OutboxRecord": "marshal_dagster.outbox.stash",
+    "OutboxResource": "marshal_dagster.outbox_jobs",
+    "OutgoingEvents": "marshal_dagster.outbox.events",
+    "PartitionReport": "marshal_dagster.delivery",
+    "PauseConfig": "marshal_dagster.operator_jobs",
+    "PlanRejected": "marshal_dagster.errors",
+    "PostgresSink": "marshal_dagster.spark.sinks",
+    "RangeOptions": "marshal_dagster.delivery",
+    "RationalizerResource": "marshal_dagster.resources",
+    "ReprocessRangeConfig": "marshal_dagster.operator_jobs",
+    "ResumeConfig": "marshal_dagster.operator_jobs",
+    "RevokeConfig": "marshal_dagster.operator_jobs",
+    "RightMissing": "marshal_dagster.errors",
+    "RuleSet": "marshal_dagster.protocol.messages",
+    "SchemaDrift": "marshal_dagster.errors",
+    "SchemaFiles": "marshal_dagster.spark.decoding",
+    "SchemaRegistry": "marshal_dagster.spark.decoding",
+    "Schemas": "marshal_dagster.spark.decoding",
+    "SetPositionConfig": "marshal_dagster.operator_jobs",
+    "Settings": "marshal_dagster.protocol.messages",
+    "SettingsConfig": "marshal_dagster.operator_jobs",
+    "SettingsDiffer": "marshal_dagster.errors",
+    "SettingsNotSetError": "marshal_dagster.errors",
+    "Sink": "marshal_dagster.spark.sinks",
+    "SinkRefused": "marshal_dagster.errors",
+    "SparkConnectResource": "marshal_dagster.spark_resources",
+    "StartPolicy": "marshal_dagster.protocol.positions",
+    "StartUnknown": "marshal_dagster.errors",
+    "Submission": "marshal_dagster.submit",
+    "SubmittedBatch": "marshal_dagster.spark.submitted",
+    "TimestampTypeError": "marshal_dagster.errors",
+    "TopicMissing": "marshal_dagster.errors",
+    "UnavailableError": "marshal_dagster.errors",
+    "UnsafeTopic": "marshal_dagster.errors",
+    "WriteOutcome": "marshal_dagster.spark.sinks",
+    "build_adopt_job": "marshal_dagster.operator_jobs",
+    "build_claim_checks": "marshal_dagster.assets",
+    "build_claimed_batch_job": "marshal_dagster.jobs",
+    "build_claimed_batch_op": "marshal_dagster.ops",
+    "build_claimed_batch_schedule": "marshal_dagster.jobs",
+    "build_dead_run_sensors": "marshal_dagster.sensors",
+    "build_given_up_check": "marshal_dagster.sensors",
+    "build_group_member_sensor": "marshal_dagster.membership",
+    "build_lag_sensor": "marshal_dagster.sensors",
+    "build_outbox_backlog_sensor": "marshal_dagster.outbox_jobs",
+    "build_outbox_check": "marshal_dagster.outbox_jobs",
+    "build_outbox_drain_job": "marshal_dagster.outbox_jobs",
+    "build_pause_job": "marshal_dagster.operator_jobs",
+    "build_reprocess_job": "marshal_dagster.jobs",
+    "build_reprocess_range_job": "marshal_dagster.operator_jobs",
+    "build_resume_job": "marshal_dagster.operator_jobs",
+    "build_revoke_job": "marshal_dagster.operator_jobs",
+    "build_set_position_job": "marshal_dagster.operator_jobs",
+    "build_settings_job": "marshal_dagster.operator_jobs",
+    "build_stale_claim_sensor": "marshal_dagster.sensors",
+    "build_topic_asset": "marshal_dagster.assets",
+    "build_topic_sensor": "marshal_dagster.assets",
+    "decode_avro": "marshal_dagster.spark.decoding",
+    "decode_json": "marshal_dagster.spark.decoding",
+    "decode_protobuf": "marshal_dagster.spark.decoding",
+    "delta_settings": "marshal_dagster.spark.sinks",
+    "handed_over": "marshal_dagster.submit",
+    "infer_json_schema": "marshal_dagster.spark.decoding",
+    "kafka_partitions": "marshal_dagster.assets",
+    "marshal_asset": "marshal_dagster.assets",
+    "run_once": "marshal_dagster.spark.reading",
+    "spark_settings": "marshal_dagster.spark.session",
+    "start_session": "marshal_dagster.spark.session",
+    "submitted_batch": "marshal_dagster.spark.submitted",
 }
-"""Where a name is defined; those that are not listed are errors."""
-_MODULES: Final = {name: module for module, names in _ELSEWHERE.items() for name in names}
+"""Each public name, and the module that defines it."""
 
+__all__ = list(_MODULES)
 
-def __getattr__(name: str) -> object:
-    """Import a public name at its first use (PEP 562)."""
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:
 
+    def __getattr__(name: str) -> object:
+        """Import a public name at its first use (PEP 562)."""
+        from importlib import import_module
 
-def __dir__() -> list[str]:
-    """List the public names with what is there already."""
-    return sorted({*globals(), *__all__})
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(_MODULES[name]), name)
+        globals()[name] = value
+        return value
+
+    def __dir__() -> list[str]:
+        """List the public names with what is there already."""
+        return sorted({*globals(), *__all__})

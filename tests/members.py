@@ -11,7 +11,15 @@ from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
-from marshal_dagster.protocol.messages import GroupSettings, Message, ReleaseGroup, Settings, parse, render
+from marshal_dagster.protocol.messages import (
+    GroupSettings,
+    Message,
+    ReleaseGroup,
+    Settings,
+    parse,
+    render,
+    type_name,
+)
 from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Key
 from marshal_dagster.protocol.world import World
@@ -164,7 +172,7 @@ def settings_record(settings: Settings) -> GroupSettings:
 def sent_by(site: Site, instance: str) -> list[str]:
     """Give the types of the records that `instance` has in the log."""
     messages = [parse(value.encode()) for value in site.values()]
-    return [type(each).__name__ for each in messages if isinstance(each, Message) and each.instance == instance]
+    return [type_name(each) for each in messages if isinstance(each, Message) and each.instance == instance]
 
 
 def raiser(error: BaseException) -> Callable[[], None]:

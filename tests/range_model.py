@@ -41,6 +41,7 @@ from marshal_dagster.protocol.messages import (
     RuleSet,
     Settings,
     render,
+    type_name,
 )
 from marshal_dagster.protocol.state import Group, Key, Phase, Range, enables_ranges
 from marshal_dagster.protocol.world import VerdictKind, World
@@ -149,7 +150,7 @@ class Walk:
         is_accepted = verdict.kind is VerdictKind.ACCEPTED
         self.accepted.append(is_accepted)
         self.views.append(self.look())
-        self.seen[f"{type(message).__name__} {verdict.kind}"] += 1
+        self.seen[f"{type_name(message)} {verdict.kind}"] += 1
         self.told.append(f"{offset} at {self.now_ms}: {value.decode()} {verdict.kind} {verdict.reason or ''}")
         if is_accepted:
             self.record(before, self.views[-1], message)

@@ -27,6 +27,7 @@ from marshal_dagster.protocol.messages import (
     ReleasingPartition,
     RevokingClaim,
     parse,
+    type_name,
 )
 from marshal_dagster.protocol.replay import StoredRecord, render_record
 from marshal_dagster.protocol.world import Verdict, VerdictKind, World
@@ -244,7 +245,7 @@ def _said(value: bytes | None) -> str:
         return "null" if value is None else value[:_SHOWN_BYTES].decode("utf-8", "backslashreplace")
     place = "" if isinstance(message, GroupMessage) else f" {message.topic}/{message.partition}"
     tail = _tail(message)
-    return f"{type(message).__name__} {message.group}{place}{tail} by {message.instance} ({message.client})"
+    return f"{type_name(message)} {message.group}{place}{tail} by {message.instance} ({message.client})"
 
 
 _SHOWN_BYTES: Final = 512

@@ -29,6 +29,7 @@ from marshal_dagster.protocol.messages import (
     Settings,
     parse,
     render,
+    type_name,
 )
 from marshal_dagster.protocol.state import RANGES, Group, Key, Place
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld, VerdictKind, World
@@ -129,7 +130,7 @@ class Observed:
         if message.instance == self.by:
             return None
         if not isinstance(message, Mark):
-            return f"a {type(message).__name__}"
+            return f"a {type_name(message)}"
         return "a Mark of another `recover`" if message.group == NAME else None
 
     def sign(self, *, is_go: bool, time_s: int) -> Message:

@@ -9,7 +9,7 @@ from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.log import Append
 from marshal_dagster.coordination.rationalizer import Outcome, Rationalizer, Written
 from marshal_dagster.coordination.tenure import Member
-from marshal_dagster.protocol.messages import Message, render
+from marshal_dagster.protocol.messages import Message, render, type_name
 from marshal_dagster.protocol.placement import coordination_partition
 
 logger = logging.getLogger(__name__)
@@ -112,6 +112,6 @@ class Sender:
 
 
 def _tell_unacknowledged(messages: Sequence[Message], errors: Sequence[str | None]) -> None:
-    kinds = ", ".join(dict.fromkeys(type(message).__name__ for message in messages))
+    kinds = ", ".join(dict.fromkeys(type_name(message) for message in messages))
     why = next((error for error in errors if error), "no reason given")
     logger.warning("%d of %d records (%s) were not acknowledged: %s", len(errors), len(messages), kinds, why)

@@ -371,6 +371,13 @@ FORMS: Final = {
     )
 }
 _FORM_OF: Final = {form.type: form for form in FORMS.values()}
+
+
+def type_name(message: Message) -> str:
+    """Return the record type of `message` as its record names it."""
+    return _FORM_OF[type(message)].name
+
+
 _HEAD_FIELDS: Final = 8
 
 

@@ -18,6 +18,7 @@ from marshal_dagster.protocol.messages import (
     RangeHeartbeat,
     RevokingClaim,
     RevokingRange,
+    type_name,
 )
 from marshal_dagster.telemetry.lines import LOGGER, Lines
 from marshal_dagster.telemetry.metrics import Metrics, flush, metrics
@@ -91,7 +92,7 @@ class _Record:
     @property
     def kind(self) -> str:
         """Name its type."""
-        return type(self.message).__name__
+        return type_name(self.message)
 
 
 @contextmanager

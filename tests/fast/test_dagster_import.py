@@ -1,7 +1,9 @@
 """The package's names, and what importing it brings with it."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -47,5 +49,37 @@ def test_every_public_name_is_there(name: str) -> None:
 
 def test_a_name_that_is_not_public_is_an_error() -> None:
     """An unknown name is an AttributeError that names it, not an import of something."""
-    with pytest.raises(AttributeError, match="no attribute 'transitions'"):
-        _ = marshal_dagster.transitions
+    name = "transitions"
+    with pytest.raises(AttributeError, match=f"no attribute '{name}'"):
+        getattr(marshal_dagster, name)
+
+
+def test_type_checkers_see_each_public_name_and_no_other() -> None:
+    """The imports for type checkers name what the mapping names, each from the same module."""
+    tree = ast.parse(Path(marshal_dagster.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    seen = {alias.asname: node.module for node in imports for alias in node.names if alias.name == alias.asname}
+    assert seen == marshal_dagster._MODULES
+
+
+@pytest.mark.thorough
+def test_a_misspelt_import_is_an_error_of_the_type_checker(tmp_path: Path) -> None:
+    """The type checker reports a name that is not public, and accepts one that is."""
+    right, wrong = tmp_path / "right.py", tmp_path / "wrong.py"
+    right.write_text("from marshal_dagster import FileSink\n")
+    wrong.write_text("from marshal_dagster import Filesink\n")
+    top = Path(__file__).parents[2]
+    options = ["--strict", "--follow-imports=silent", f"--cache-dir={tmp_path / 'cache'}"]
+    found = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, str(right), str(wrong)],
+        cwd=top,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 1
+    errors = [line for line in found.stdout.splitlines() if ": error: " in line]
+    assert len(errors) == 1, found.stdout
+    assert "wrong.py:1" in errors[0]
+    assert '"Filesink"' in errors[0]

@@ -3,7 +3,7 @@
 from typing import Any, Final
 
 from marshal_dagster.protocol import messages
-from marshal_dagster.protocol.messages import GroupSettings, InvalidMessage, Message, Settings
+from marshal_dagster.protocol.messages import GroupSettings, InvalidMessage, Message, Settings, type_name
 from tests import plain_reader
 from tests.fuzz.promises import hold, in_time
 
@@ -43,7 +43,7 @@ def check_value(value: bytes | None) -> None:
 
 def fields_of(message: Message) -> dict[str, Any]:
     """Give a message as the plain reader gives it."""
-    kind = type(message).__name__
+    kind = type_name(message)
     fields: dict[str, Any] = {"type": kind} | {name: getattr(message, name) for name in FIELDS_OF_ALL}
     if kind in TAILS:
         ours, plain = TAILS[kind]
