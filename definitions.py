@@ -12,7 +12,8 @@ from jobs.operators import (
     set_flights_position_job,
 )
 from jobs.settings import CONNECTION, COORDINATION_TOPIC, HEARTBEAT_INTERVAL_S
-from marshal_dagster.resources import ClaimerResource, RationalizerResource
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.rationalizer import RationalizerResource
 from sensors.stale_claims import stale_flights_sensor
 
 defs = Definitions(

@@ -19,12 +19,12 @@ from confluent_kafka import Consumer, TopicPartition
 from benchmarks import bare, services
 from benchmarks.batch import COORDINATION_TOPIC, local_session, scratch
 from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns_to_begin
+from marshal_dagster.batches import BatchRequest, Delivery
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.delivery import BatchRequest, Delivery
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode, Settings
-from marshal_dagster.spark.sinks import FileSink
+from marshal_dagster.sinks import FileSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

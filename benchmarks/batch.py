@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks import services
 from benchmarks.harness import Benchmark, Case, Goal, Measured, alternate, median, rounded
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import Settings
 from marshal_dagster.spark.session import spark_settings, start_session
 

@@ -14,8 +14,8 @@ from benchmarks import bare, interpreters, run_batch, services
 from benchmarks.harness import Benchmark, Case, Goal, Measured, alternate
 from benchmarks.machine import TOP
 from benchmarks.run_batch import Orders
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.spark.connect_server import ConnectServer
 
 COORDINATION_TOPIC: Final = "__marshal"

@@ -23,9 +23,9 @@ from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.group import Happening
 from marshal_dagster.coordinator.member import MemberState
 from marshal_dagster.coordinator.service import Coordinator
-from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, end_of
+from marshal_dagster.coordinator.transport import CoordinatorTopics, Reader, end_of
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from tests.coordinator_world import World
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Final
 
 from marshal_dagster.coordinator.member import MemberActions, Membership, MemberState
 from marshal_dagster.coordinator.messages import ALL, CoordinatorMessage, Ping, Register, parse_coordinator_message
-from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, Writer, end_of, partition_of
+from marshal_dagster.coordinator.transport import CoordinatorTopics, Reader, Writer, end_of, partition_of
 from marshal_dagster.kafka.connection import KafkaConnection
 
 GROUP: Final = "crowd"

@@ -15,10 +15,10 @@ from typing import Final
 from benchmarks import bare, services
 from benchmarks.claim import MS_PER_S, records_like_claims
 from benchmarks.harness import Benchmark, Case, Goal, Measured, alternate
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import Settings
 
 COORDINATION_TOPIC: Final = "__marshal"

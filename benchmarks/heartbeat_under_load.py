@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks import services
 from benchmarks.harness import Benchmark, Case, Goal, Measured, rounded
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, Settings, parse
-from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, Settings, coordination_partition, parse
 from marshal_dagster.spark.session import spark_settings, start_session
 
 if TYPE_CHECKING:

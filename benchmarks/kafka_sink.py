@@ -8,8 +8,8 @@ from benchmarks import services
 from benchmarks.batch import local_session
 from benchmarks.harness import Benchmark, Case, Goal, Measured, take_turns
 from benchmarks.sink_input import SinkInput, fill
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.spark.sinks import KafkaSink
+from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.sinks import KafkaSink
 
 OUTPUT: Final = "orders-upper"
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 import confluent_kafka
 import psutil
 
+from marshal_dagster._internal.java import find_java
 from marshal_dagster.devkafka import KAFKA_VERSION
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.java import find_java
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

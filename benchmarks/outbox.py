@@ -15,14 +15,14 @@ from confluent_kafka import Consumer, Producer
 
 from benchmarks import services
 from benchmarks.harness import Benchmark, Case, Goal, Measured, take_turns
+from marshal_dagster._internal.postgres import Database
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.outbox.harvester import Harvester, OutboxTopics
-from marshal_dagster.outbox.looking import Backlog
-from marshal_dagster.outbox.ports import ID_HEADER
-from marshal_dagster.outbox.stash import Outbox, OutboxRecord
-from marshal_dagster.outbox.tables import OutboxTables
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.interfaces import ID_HEADER
+from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.status import Backlog
+from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event

@@ -13,9 +13,9 @@ from benchmarks import services
 from benchmarks.batch import local_session
 from benchmarks.harness import Benchmark, Case, Goal, Measured, steps_of_ten, take_turns
 from benchmarks.sink_input import SinkInput, fill
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.sinks import PostgresSink
 from marshal_dagster.spark.connector import fetch_connector
-from marshal_dagster.spark.sinks import PostgresSink
 
 DRIVER: Final = "org.postgresql:postgresql:42.7.4"
 

@@ -10,7 +10,7 @@ from typing import Final
 from confluent_kafka import Consumer, TopicPartition
 
 from marshal_dagster.coordinator.client import CoordinatedMember
-from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.kafka.connection import KafkaConnection
 
 MS_PER_S: Final = 1_000

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from benchmarks.bare import DONE
+from marshal_dagster.batches import BatchRequest, Delivery
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.delivery import BatchRequest, Delivery
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import Settings
-from marshal_dagster.spark.connect import connect, disconnect
+from marshal_dagster.spark.connect_session import connect, disconnect
 from marshal_dagster.spark.session import spark_settings, start_session
 
 if TYPE_CHECKING:

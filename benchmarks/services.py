@@ -9,8 +9,8 @@ from typing import Any, Final
 from confluent_kafka import Producer
 
 from marshal_dagster.devkafka import running_kafka
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 
 COORDINATION_PARTITIONS: Final = 8
 LIKE_A_COORDINATION_TOPIC: Final = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from benchmarks import services
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.spark.reading import read_ranges
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.spark.reader import read_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,15 +7,15 @@ from benchmarks import first_state, interpreters, services, world_state
 from benchmarks.claim import until_done_ms
 from benchmarks.first_state import FROM_LOG, FROM_SNAPSHOT
 from benchmarks.harness import Benchmark, Case, Goal, Measured, alternate
-from marshal_dagster.coordination.admin import create_snapshot_topic
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import KafkaSnapshotTopic, kafka_snapshots
-from marshal_dagster.coordination.keeping import renew_snapshots
 from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshot_writer import renew_snapshots
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
+from marshal_dagster.coordination.topic_settings import create_snapshot_topic
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 
 COORDINATION_TOPIC: Final = "__marshal"
 MS_PER_S: Final = 1_000

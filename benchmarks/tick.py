@@ -14,8 +14,8 @@ from benchmarks import bare, services
 from benchmarks.harness import Benchmark, Case, Goal, Measured, alternate
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     DeliveryMode,
@@ -23,9 +23,9 @@ from marshal_dagster.protocol.messages import (
     Heartbeat,
     RuleSet,
     Settings,
+    coordination_partition,
     render,
 )
-from marshal_dagster.protocol.placement import coordination_partition
 
 if TYPE_CHECKING:
     from dagster import DagsterInstance, JobDefinition, SensorDefinition
@@ -58,7 +58,7 @@ def run(sizes: Sizes) -> Measured:
     """Write the claims once, then tick in turn with the bare thing."""
     from dagster import DagsterInstance
 
-    from marshal_dagster.jobs import build_reprocess_job
+    from marshal_dagster.jobs.batch import build_reprocess_job
     from marshal_dagster.ops import build_claimed_batch_op
 
     op = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
@@ -145,7 +145,9 @@ def _tick_s(
     """Evaluate a sensor as Dagster does, its resource made anew; raises `RuntimeError` if it asks for other than so."""
     from dagster import build_sensor_context
 
-    from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
+    from marshal_dagster.resources.claimer import ClaimerResource
+    from marshal_dagster.resources.connection import KafkaConnectionConfig
+    from marshal_dagster.resources.rationalizer import RationalizerResource
 
     config = KafkaConnectionConfig(bootstrap_servers=connection.bootstrap_servers, timeout_s=connection.timeout_s)
     began_s = time.perf_counter()

@@ -25,11 +25,11 @@ from demo.deployment import BUILD, COORDINATION_TOPIC, Deployment, kill_tree, ru
 from demo.logbook import Logbook, Plan
 from demo.runs import Runs
 from jobs.flights import GROUP, carrier_totals
+from marshal_dagster._internal.java import find_java
 from marshal_dagster.devkafka.jars import ensure_jars
-from marshal_dagster.java import find_java
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.sinks import FileSink
 from marshal_dagster.spark.connector import fetch_connector
-from marshal_dagster.spark.sinks import FileSink
 
 HEARTBEAT_INTERVAL_S: Final = 2.0
 SETTINGS: Final = {

@@ -17,10 +17,10 @@ import dagster as dg
 import psutil
 
 from demo.flights import PARTITIONS, TOPIC
-from marshal_dagster.coordination.admin import create_coordination_topic, create_snapshot_topic
+from marshal_dagster.coordination.topic_settings import create_coordination_topic, create_snapshot_topic
 from marshal_dagster.devkafka import KafkaCluster
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 BUILD: Final = ROOT / "build"

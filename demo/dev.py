@@ -18,8 +18,8 @@ from demo import flights
 from demo.deployment import BUILD, Deployment
 from marshal_dagster.devkafka import KafkaCluster
 from marshal_dagster.errors import MarshalError
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 
 DIRECTORY: Final = BUILD / "dev"
 DEFAULT_PORT: Final = "3000"

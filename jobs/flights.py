@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Final
 from dagster import AssetSpec, DefaultScheduleStatus, OpExecutionContext
 
 from jobs.settings import MAX_BATCHES, MAX_RECORDS, OUTPUT, SPARK_MASTER
-from marshal_dagster.delivery import ClaimedBatch
-from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
+from marshal_dagster.batches import ClaimedBatch
+from marshal_dagster.jobs.batch import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.ops import build_claimed_batch_op
-from marshal_dagster.spark.sinks import FileSink
+from marshal_dagster.sinks import FileSink
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

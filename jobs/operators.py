@@ -1,6 +1,6 @@
 """What an operator does to the group from the launchpad."""
 
-from marshal_dagster.operator_jobs import (
+from marshal_dagster.jobs.admin import (
     build_adopt_job,
     build_pause_job,
     build_reprocess_range_job,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.resources import KafkaConnectionConfig
+from marshal_dagster.resources.connection import KafkaConnectionConfig
 
 SHORTEST_S: Final = 0.1
 

@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from marshal_dagster.assets import build_topic_sensor as build_topic_sensor
     from marshal_dagster.assets import kafka_partitions as kafka_partitions
     from marshal_dagster.assets import marshal_asset as marshal_asset
+    from marshal_dagster.assets.outbox_check import build_outbox_check as build_outbox_check
+    from marshal_dagster.batches import BatchRequest as BatchRequest
+    from marshal_dagster.batches import ClaimedBatch as ClaimedBatch
+    from marshal_dagster.batches import Delivery as Delivery
+    from marshal_dagster.batches import IdleReason as IdleReason
+    from marshal_dagster.batches import PartitionReport as PartitionReport
+    from marshal_dagster.batches import RangeOptions as RangeOptions
+    from marshal_dagster.batches.submitted import SubmittedBatch as SubmittedBatch
+    from marshal_dagster.batches.submitted import submitted_batch as submitted_batch
     from marshal_dagster.component import ClaimedTopicComponent as ClaimedTopicComponent
     from marshal_dagster.coordinator.client import CoordinatedMember as CoordinatedMember
-    from marshal_dagster.delivery import BatchRequest as BatchRequest
-    from marshal_dagster.delivery import ClaimedBatch as ClaimedBatch
-    from marshal_dagster.delivery import Delivery as Delivery
-    from marshal_dagster.delivery import IdleReason as IdleReason
-    from marshal_dagster.delivery import PartitionReport as PartitionReport
-    from marshal_dagster.delivery import RangeOptions as RangeOptions
     from marshal_dagster.errors import BadRecord as BadRecord
     from marshal_dagster.errors import BadRecords as BadRecords
     from marshal_dagster.errors import BatchAborted as BatchAborted
@@ -48,44 +51,44 @@ if TYPE_CHECKING:
     from marshal_dagster.errors import TopicMissing as TopicMissing
     from marshal_dagster.errors import UnavailableError as UnavailableError
     from marshal_dagster.errors import UnsafeTopic as UnsafeTopic
-    from marshal_dagster.jobs import build_claimed_batch_job as build_claimed_batch_job
-    from marshal_dagster.jobs import build_claimed_batch_schedule as build_claimed_batch_schedule
-    from marshal_dagster.jobs import build_reprocess_job as build_reprocess_job
+    from marshal_dagster.jobs.admin import AdoptConfig as AdoptConfig
+    from marshal_dagster.jobs.admin import PauseConfig as PauseConfig
+    from marshal_dagster.jobs.admin import ReprocessRangeConfig as ReprocessRangeConfig
+    from marshal_dagster.jobs.admin import ResumeConfig as ResumeConfig
+    from marshal_dagster.jobs.admin import RevokeConfig as RevokeConfig
+    from marshal_dagster.jobs.admin import SetPositionConfig as SetPositionConfig
+    from marshal_dagster.jobs.admin import SettingsConfig as SettingsConfig
+    from marshal_dagster.jobs.admin import build_adopt_job as build_adopt_job
+    from marshal_dagster.jobs.admin import build_pause_job as build_pause_job
+    from marshal_dagster.jobs.admin import build_reprocess_range_job as build_reprocess_range_job
+    from marshal_dagster.jobs.admin import build_resume_job as build_resume_job
+    from marshal_dagster.jobs.admin import build_revoke_job as build_revoke_job
+    from marshal_dagster.jobs.admin import build_set_position_job as build_set_position_job
+    from marshal_dagster.jobs.admin import build_settings_job as build_settings_job
+    from marshal_dagster.jobs.batch import build_claimed_batch_job as build_claimed_batch_job
+    from marshal_dagster.jobs.batch import build_claimed_batch_schedule as build_claimed_batch_schedule
+    from marshal_dagster.jobs.batch import build_reprocess_job as build_reprocess_job
+    from marshal_dagster.jobs.outbox import build_outbox_drain_job as build_outbox_drain_job
     from marshal_dagster.kafka.connection import KafkaConnection as KafkaConnection
-    from marshal_dagster.membership import build_group_member_sensor as build_group_member_sensor
-    from marshal_dagster.operator_jobs import AdoptConfig as AdoptConfig
-    from marshal_dagster.operator_jobs import PauseConfig as PauseConfig
-    from marshal_dagster.operator_jobs import ReprocessRangeConfig as ReprocessRangeConfig
-    from marshal_dagster.operator_jobs import ResumeConfig as ResumeConfig
-    from marshal_dagster.operator_jobs import RevokeConfig as RevokeConfig
-    from marshal_dagster.operator_jobs import SetPositionConfig as SetPositionConfig
-    from marshal_dagster.operator_jobs import SettingsConfig as SettingsConfig
-    from marshal_dagster.operator_jobs import build_adopt_job as build_adopt_job
-    from marshal_dagster.operator_jobs import build_pause_job as build_pause_job
-    from marshal_dagster.operator_jobs import build_reprocess_range_job as build_reprocess_range_job
-    from marshal_dagster.operator_jobs import build_resume_job as build_resume_job
-    from marshal_dagster.operator_jobs import build_revoke_job as build_revoke_job
-    from marshal_dagster.operator_jobs import build_set_position_job as build_set_position_job
-    from marshal_dagster.operator_jobs import build_settings_job as build_settings_job
     from marshal_dagster.ops import ClaimedBatchConfig as ClaimedBatchConfig
     from marshal_dagster.ops import DrainedBatches as DrainedBatches
     from marshal_dagster.ops import build_claimed_batch_op as build_claimed_batch_op
     from marshal_dagster.outbox.events import OutgoingEvents as OutgoingEvents
     from marshal_dagster.outbox.harvester import Harvester as Harvester
-    from marshal_dagster.outbox.stash import Outbox as Outbox
-    from marshal_dagster.outbox.stash import OutboxRecord as OutboxRecord
-    from marshal_dagster.outbox_jobs import OutboxResource as OutboxResource
-    from marshal_dagster.outbox_jobs import build_outbox_backlog_sensor as build_outbox_backlog_sensor
-    from marshal_dagster.outbox_jobs import build_outbox_check as build_outbox_check
-    from marshal_dagster.outbox_jobs import build_outbox_drain_job as build_outbox_drain_job
+    from marshal_dagster.outbox.writer import Outbox as Outbox
+    from marshal_dagster.outbox.writer import OutboxRecord as OutboxRecord
+    from marshal_dagster.pipes import Submission as Submission
+    from marshal_dagster.pipes import handed_over as handed_over
+    from marshal_dagster.protocol.batch_planning import ClaimedRange as ClaimedRange
+    from marshal_dagster.protocol.batch_planning import StartPolicy as StartPolicy
     from marshal_dagster.protocol.messages import DeliveryMode as DeliveryMode
     from marshal_dagster.protocol.messages import RuleSet as RuleSet
     from marshal_dagster.protocol.messages import Settings as Settings
-    from marshal_dagster.protocol.positions import StartPolicy as StartPolicy
-    from marshal_dagster.protocol.ranges import ClaimedRange as ClaimedRange
-    from marshal_dagster.resources import ClaimerResource as ClaimerResource
-    from marshal_dagster.resources import KafkaConnectionConfig as KafkaConnectionConfig
-    from marshal_dagster.resources import RationalizerResource as RationalizerResource
+    from marshal_dagster.resources.claimer import ClaimerResource as ClaimerResource
+    from marshal_dagster.resources.connection import KafkaConnectionConfig as KafkaConnectionConfig
+    from marshal_dagster.resources.outbox import OutboxResource as OutboxResource
+    from marshal_dagster.resources.rationalizer import RationalizerResource as RationalizerResource
+    from marshal_dagster.resources.spark_connect import SparkConnectResource as SparkConnectResource
     from marshal_dagster.sensors import AlertHook as AlertHook
     from marshal_dagster.sensors import GivenUp as GivenUp
     from marshal_dagster.sensors import GivenUpPartition as GivenUpPartition
@@ -93,6 +96,15 @@ if TYPE_CHECKING:
     from marshal_dagster.sensors import build_given_up_check as build_given_up_check
     from marshal_dagster.sensors import build_lag_sensor as build_lag_sensor
     from marshal_dagster.sensors import build_stale_claim_sensor as build_stale_claim_sensor
+    from marshal_dagster.sensors.group_membership import build_group_member_sensor as build_group_member_sensor
+    from marshal_dagster.sensors.outbox_backlog import build_outbox_backlog_sensor as build_outbox_backlog_sensor
+    from marshal_dagster.sinks import DeltaSink as DeltaSink
+    from marshal_dagster.sinks import FileSink as FileSink
+    from marshal_dagster.sinks import KafkaSink as KafkaSink
+    from marshal_dagster.sinks import PostgresSink as PostgresSink
+    from marshal_dagster.sinks import Sink as Sink
+    from marshal_dagster.sinks import WriteOutcome as WriteOutcome
+    from marshal_dagster.sinks import delta_settings as delta_settings
     from marshal_dagster.spark.decoding import Decoded as Decoded
     from marshal_dagster.spark.decoding import Nulls as Nulls
     from marshal_dagster.spark.decoding import SchemaFiles as SchemaFiles
@@ -102,132 +114,120 @@ if TYPE_CHECKING:
     from marshal_dagster.spark.decoding import decode_json as decode_json
     from marshal_dagster.spark.decoding import decode_protobuf as decode_protobuf
     from marshal_dagster.spark.decoding import infer_json_schema as infer_json_schema
-    from marshal_dagster.spark.reading import run_once as run_once
+    from marshal_dagster.spark.reader import run_once as run_once
     from marshal_dagster.spark.session import spark_settings as spark_settings
     from marshal_dagster.spark.session import start_session as start_session
-    from marshal_dagster.spark.sinks import DeltaSink as DeltaSink
-    from marshal_dagster.spark.sinks import FileSink as FileSink
-    from marshal_dagster.spark.sinks import KafkaSink as KafkaSink
-    from marshal_dagster.spark.sinks import PostgresSink as PostgresSink
-    from marshal_dagster.spark.sinks import Sink as Sink
-    from marshal_dagster.spark.sinks import WriteOutcome as WriteOutcome
-    from marshal_dagster.spark.sinks import delta_settings as delta_settings
-    from marshal_dagster.spark.submitted import SubmittedBatch as SubmittedBatch
-    from marshal_dagster.spark.submitted import submitted_batch as submitted_batch
-    from marshal_dagster.spark_resources import SparkConnectResource as SparkConnectResource
-    from marshal_dagster.submit import Submission as Submission
-    from marshal_dagster.submit import handed_over as handed_over
 
 _MODULES: Final = {
-    "AdoptConfig": "marshal_dagster.operator_jobs",
+    "AdoptConfig": "marshal_dagster.jobs.admin",
     "AlertHook": "marshal_dagster.sensors",
     "BadRecord": "marshal_dagster.errors",
     "BadRecords": "marshal_dagster.errors",
     "BatchAborted": "marshal_dagster.errors",
-    "BatchRequest": "marshal_dagster.delivery",
+    "BatchRequest": "marshal_dagster.batches",
     "ClaimCheck": "marshal_dagster.assets",
     "ClaimLost": "marshal_dagster.errors",
     "ClaimedAsset": "marshal_dagster.assets",
-    "ClaimedBatch": "marshal_dagster.delivery",
+    "ClaimedBatch": "marshal_dagster.batches",
     "ClaimedBatchConfig": "marshal_dagster.ops",
-    "ClaimedRange": "marshal_dagster.protocol.ranges",
+    "ClaimedRange": "marshal_dagster.protocol.batch_planning",
     "ClaimedTopicComponent": "marshal_dagster.component",
-    "ClaimerResource": "marshal_dagster.resources",
+    "ClaimerResource": "marshal_dagster.resources.claimer",
     "ConfigurationError": "marshal_dagster.errors",
     "CoordinatedMember": "marshal_dagster.coordinator.client",
     "DataLoss": "marshal_dagster.errors",
     "DataTopicChanged": "marshal_dagster.errors",
     "Decoded": "marshal_dagster.spark.decoding",
-    "Delivery": "marshal_dagster.delivery",
+    "Delivery": "marshal_dagster.batches",
     "DeliveryMode": "marshal_dagster.protocol.messages",
-    "DeltaSink": "marshal_dagster.spark.sinks",
+    "DeltaSink": "marshal_dagster.sinks",
     "DrainedBatches": "marshal_dagster.ops",
-    "FileSink": "marshal_dagster.spark.sinks",
+    "FileSink": "marshal_dagster.sinks",
     "GivenUp": "marshal_dagster.sensors",
     "GivenUpPartition": "marshal_dagster.sensors",
     "GoGroupError": "marshal_dagster.errors",
     "GroupPaused": "marshal_dagster.errors",
     "Harvester": "marshal_dagster.outbox.harvester",
-    "IdleReason": "marshal_dagster.delivery",
+    "IdleReason": "marshal_dagster.batches",
     "KafkaConnection": "marshal_dagster.kafka.connection",
-    "KafkaConnectionConfig": "marshal_dagster.resources",
-    "KafkaSink": "marshal_dagster.spark.sinks",
+    "KafkaConnectionConfig": "marshal_dagster.resources.connection",
+    "KafkaSink": "marshal_dagster.sinks",
     "LogChanged": "marshal_dagster.errors",
     "MarshalError": "marshal_dagster.errors",
     "MarshalTranslator": "marshal_dagster.assets",
     "NotCertain": "marshal_dagster.errors",
     "NotCommitted": "marshal_dagster.errors",
     "Nulls": "marshal_dagster.spark.decoding",
-    "Outbox": "marshal_dagster.outbox.stash",
-    "OutboxRecord": "marshal_dagster.outbox.stash",
-    "OutboxResource": "marshal_dagster.outbox_jobs",
+    "Outbox": "marshal_dagster.outbox.writer",
+    "OutboxRecord": "marshal_dagster.outbox.writer",
+    "OutboxResource": "marshal_dagster.resources.outbox",
     "OutgoingEvents": "marshal_dagster.outbox.events",
-    "PartitionReport": "marshal_dagster.delivery",
-    "PauseConfig": "marshal_dagster.operator_jobs",
+    "PartitionReport": "marshal_dagster.batches",
+    "PauseConfig": "marshal_dagster.jobs.admin",
     "PlanRejected": "marshal_dagster.errors",
-    "PostgresSink": "marshal_dagster.spark.sinks",
-    "RangeOptions": "marshal_dagster.delivery",
-    "RationalizerResource": "marshal_dagster.resources",
-    "ReprocessRangeConfig": "marshal_dagster.operator_jobs",
-    "ResumeConfig": "marshal_dagster.operator_jobs",
-    "RevokeConfig": "marshal_dagster.operator_jobs",
+    "PostgresSink": "marshal_dagster.sinks",
+    "RangeOptions": "marshal_dagster.batches",
+    "RationalizerResource": "marshal_dagster.resources.rationalizer",
+    "ReprocessRangeConfig": "marshal_dagster.jobs.admin",
+    "ResumeConfig": "marshal_dagster.jobs.admin",
+    "RevokeConfig": "marshal_dagster.jobs.admin",
     "RightMissing": "marshal_dagster.errors",
     "RuleSet": "marshal_dagster.protocol.messages",
     "SchemaDrift": "marshal_dagster.errors",
     "SchemaFiles": "marshal_dagster.spark.decoding",
     "SchemaRegistry": "marshal_dagster.spark.decoding",
     "Schemas": "marshal_dagster.spark.decoding",
-    "SetPositionConfig": "marshal_dagster.operator_jobs",
+    "SetPositionConfig": "marshal_dagster.jobs.admin",
     "Settings": "marshal_dagster.protocol.messages",
-    "SettingsConfig": "marshal_dagster.operator_jobs",
+    "SettingsConfig": "marshal_dagster.jobs.admin",
     "SettingsDiffer": "marshal_dagster.errors",
     "SettingsNotSetError": "marshal_dagster.errors",
-    "Sink": "marshal_dagster.spark.sinks",
+    "Sink": "marshal_dagster.sinks",
     "SinkRefused": "marshal_dagster.errors",
-    "SparkConnectResource": "marshal_dagster.spark_resources",
-    "StartPolicy": "marshal_dagster.protocol.positions",
+    "SparkConnectResource": "marshal_dagster.resources.spark_connect",
+    "StartPolicy": "marshal_dagster.protocol.batch_planning",
     "StartUnknown": "marshal_dagster.errors",
-    "Submission": "marshal_dagster.submit",
-    "SubmittedBatch": "marshal_dagster.spark.submitted",
+    "Submission": "marshal_dagster.pipes",
+    "SubmittedBatch": "marshal_dagster.batches.submitted",
     "TimestampTypeError": "marshal_dagster.errors",
     "TopicMissing": "marshal_dagster.errors",
     "UnavailableError": "marshal_dagster.errors",
     "UnsafeTopic": "marshal_dagster.errors",
-    "WriteOutcome": "marshal_dagster.spark.sinks",
-    "build_adopt_job": "marshal_dagster.operator_jobs",
+    "WriteOutcome": "marshal_dagster.sinks",
+    "build_adopt_job": "marshal_dagster.jobs.admin",
     "build_claim_checks": "marshal_dagster.assets",
-    "build_claimed_batch_job": "marshal_dagster.jobs",
+    "build_claimed_batch_job": "marshal_dagster.jobs.batch",
     "build_claimed_batch_op": "marshal_dagster.ops",
-    "build_claimed_batch_schedule": "marshal_dagster.jobs",
+    "build_claimed_batch_schedule": "marshal_dagster.jobs.batch",
     "build_dead_run_sensors": "marshal_dagster.sensors",
     "build_given_up_check": "marshal_dagster.sensors",
-    "build_group_member_sensor": "marshal_dagster.membership",
+    "build_group_member_sensor": "marshal_dagster.sensors.group_membership",
     "build_lag_sensor": "marshal_dagster.sensors",
-    "build_outbox_backlog_sensor": "marshal_dagster.outbox_jobs",
-    "build_outbox_check": "marshal_dagster.outbox_jobs",
-    "build_outbox_drain_job": "marshal_dagster.outbox_jobs",
-    "build_pause_job": "marshal_dagster.operator_jobs",
-    "build_reprocess_job": "marshal_dagster.jobs",
-    "build_reprocess_range_job": "marshal_dagster.operator_jobs",
-    "build_resume_job": "marshal_dagster.operator_jobs",
-    "build_revoke_job": "marshal_dagster.operator_jobs",
-    "build_set_position_job": "marshal_dagster.operator_jobs",
-    "build_settings_job": "marshal_dagster.operator_jobs",
+    "build_outbox_backlog_sensor": "marshal_dagster.sensors.outbox_backlog",
+    "build_outbox_check": "marshal_dagster.assets.outbox_check",
+    "build_outbox_drain_job": "marshal_dagster.jobs.outbox",
+    "build_pause_job": "marshal_dagster.jobs.admin",
+    "build_reprocess_job": "marshal_dagster.jobs.batch",
+    "build_reprocess_range_job": "marshal_dagster.jobs.admin",
+    "build_resume_job": "marshal_dagster.jobs.admin",
+    "build_revoke_job": "marshal_dagster.jobs.admin",
+    "build_set_position_job": "marshal_dagster.jobs.admin",
+    "build_settings_job": "marshal_dagster.jobs.admin",
     "build_stale_claim_sensor": "marshal_dagster.sensors",
     "build_topic_asset": "marshal_dagster.assets",
     "build_topic_sensor": "marshal_dagster.assets",
     "decode_avro": "marshal_dagster.spark.decoding",
     "decode_json": "marshal_dagster.spark.decoding",
     "decode_protobuf": "marshal_dagster.spark.decoding",
-    "delta_settings": "marshal_dagster.spark.sinks",
-    "handed_over": "marshal_dagster.submit",
+    "delta_settings": "marshal_dagster.sinks",
+    "handed_over": "marshal_dagster.pipes",
     "infer_json_schema": "marshal_dagster.spark.decoding",
     "kafka_partitions": "marshal_dagster.assets",
     "marshal_asset": "marshal_dagster.assets",
-    "run_once": "marshal_dagster.spark.reading",
+    "run_once": "marshal_dagster.spark.reader",
     "spark_settings": "marshal_dagster.spark.session",
     "start_session": "marshal_dagster.spark.session",
-    "submitted_batch": "marshal_dagster.spark.submitted",
+    "submitted_batch": "marshal_dagster.batches.submitted",
 }
 """Each public name, and the module that defines it."""
 

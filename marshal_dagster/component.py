@@ -26,16 +26,18 @@ from pydantic import BaseModel, Field
 from marshal_dagster.assets import build_claim_checks, build_topic_asset, build_topic_sensor, marshal_asset
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.jobs import AnyJob, build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
-from marshal_dagster.resources import (
-    DEFAULT_HEARTBEAT_INTERVAL_S,
-    ClaimerResource,
-    KafkaConnectionConfig,
-    RationalizerResource,
+from marshal_dagster.jobs.batch import (
+    AnyJob,
+    build_claimed_batch_job,
+    build_claimed_batch_schedule,
+    build_reprocess_job,
 )
+from marshal_dagster.resources.claimer import DEFAULT_HEARTBEAT_INTERVAL_S, ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.rationalizer import RationalizerResource
+from marshal_dagster.runs.names import as_name
 from marshal_dagster.sensors import build_dead_run_sensors, build_given_up_check, build_stale_claim_sensor
-from marshal_dagster.sensors.names import as_name
-from marshal_dagster.spark.sinks import FileSink
+from marshal_dagster.sinks import FileSink
 
 _FUNCTION = '''"""What is done with the messages of a batch."""
 

@@ -17,13 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster._internal.java_properties import render_properties
-from marshal_dagster.delivery import ClaimedBatch
-from marshal_dagster.errors import BatchAborted, ConfigurationError, UnavailableError
-from marshal_dagster.processes import mark_of
-from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.spark.launching import spark_home, write_private
-from marshal_dagster.spark.session import spark_settings, with_connector
-from marshal_dagster.spark.submitted import (
+from marshal_dagster._internal.processes import mark_of
+from marshal_dagster.batches import ClaimedBatch
+from marshal_dagster.batches.submitted import (
     BATCH_VARIABLE,
     KAFKA_PIPE,
     SETTINGS_FILE,
@@ -33,11 +29,15 @@ from marshal_dagster.spark.submitted import (
     read_outcome,
     take_back,
 )
-from marshal_dagster.spark.whispering import telling
+from marshal_dagster.errors import BatchAborted, ConfigurationError, UnavailableError
+from marshal_dagster.protocol.messages import DeliveryMode
+from marshal_dagster.spark.process_files import spark_home, write_private
+from marshal_dagster.spark.secret_pipe import telling
+from marshal_dagster.spark.session import spark_settings, with_connector
 
 if TYPE_CHECKING:
     from marshal_dagster.kafka.connection import KafkaConnection
-    from marshal_dagster.resources import ClaimerResource
+    from marshal_dagster.resources.claimer import ClaimerResource
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +76,9 @@ class Submission:
 def handed_over(batch: ClaimedBatch, claimer: "ClaimerResource | KafkaConnection") -> Iterator[Submission]:
     """Take the permission to process `batch` and hand it over to the script that is submitted in the block.
 
-    The script reads it with `marshal_dagster.spark.submitted.submitted_batch`, on this machine (client mode). When the
-    claim is lost meanwhile, or the data topic made anew, the script's Spark jobs are cancelled and it fails; before its
-    sink commits it asks this run. `claimer` is the resource of the batch, or the connection to its data. Raises
+    The script reads it with `marshal_dagster.batches.submitted.submitted_batch`, on this machine (client mode). When
+    the claim is lost meanwhile, or the data topic made anew, the script's Spark jobs are cancelled and it fails; before
+    its sink commits it asks this run. `claimer` is the resource of the batch, or the connection to its data. Raises
     `ConfigurationError` in at most once, where a session must be seen to run no task twice before anything is
     committed, what `batch.begin_processing` raises, and in at least once `BatchAborted` at the end when no script has
     read the batch and come to the end of its own block.

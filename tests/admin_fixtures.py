@@ -9,7 +9,7 @@ import pytest
 
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import TopicMissing
-from marshal_dagster.kafka.topics import OffsetBounds, TopicDescription
+from marshal_dagster.kafka.admin_client import OffsetBounds, TopicDescription
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     Heartbeat,

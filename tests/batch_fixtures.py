@@ -5,23 +5,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.errors import TopicMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import DeliveryMode, Message, ReleaseGroup, RuleSet, Settings, render
-from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.protocol.ranges import ClaimedRange, TakenRanges, Verdict, judge_ranges
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import TakenRanges, Verdict, judge_ranges
+from marshal_dagster.protocol.messages import (
+    DeliveryMode,
+    Message,
+    ReleaseGroup,
+    RuleSet,
+    Settings,
+    coordination_partition,
+    render,
+)
 from marshal_dagster.protocol.state import RANGES, Key
-from marshal_dagster.spark.sinks.port import BeforeCommit, OffsetsRead, WriteOutcome
+from marshal_dagster.sinks.sink import BeforeCommit, OffsetsRead, WriteOutcome
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
-from tests.real.killing import KillableLog, KillPoint, Side
+from tests.real.kill_points import KillableLog, KillPoint, Side
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.kafka.admin_client import Topics
 
 GROUP, TOPIC = "etl", "orders"
 HI_MS = 10_000
@@ -33,14 +41,14 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """As `marshal_dagster.kafka.topics.TopicDescription`."""
+    """As `marshal_dagster.kafka.admin_client.TopicDescription`."""
 
     topic_id: str
     partitions: tuple[int, ...]
 
 
 class Bounds(NamedTuple):
-    """As `marshal_dagster.kafka.topics.OffsetBounds`."""
+    """As `marshal_dagster.kafka.admin_client.OffsetBounds`."""
 
     start: int
     end: int
@@ -66,7 +74,7 @@ class DataTopic:
 
 
 class DataTopics:
-    """Data topics in memory, asked as `marshal_dagster.kafka.topics.Topics` is."""
+    """Data topics in memory, asked as `marshal_dagster.kafka.admin_client.Topics` is."""
 
     def __init__(self) -> None:
         self.is_down = False

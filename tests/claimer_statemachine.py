@@ -15,9 +15,9 @@ from marshal_dagster.coordination.claimer import Claimer
 from marshal_dagster.errors import ClaimLost, GroupPaused, PlanRejected
 from marshal_dagster.protocol.messages import Message, parse
 from tests.fuzz.world import state_of, state_of_plain
-from tests.member_machine import MemberMachine, steps_ms, which_ones
+from tests.member_statemachine import MemberMachine, steps_ms, which_ones
 from tests.members import GROUP, HI_MS, TOPIC, TOPIC_ID
-from tests.plain_reader import new_group, new_key
+from tests.reference_reader import new_group, new_key
 
 PARTITIONS = 3
 partitions = st.integers(0, PARTITIONS - 1)

@@ -1,4 +1,4 @@
-"""A member of an election in a process of its own: `python -m tests.election_child SERVERS TOPIC GROUP JOURNAL`.
+"""A member of an election in a process of its own: `python -m tests.election_process SERVERS TOPIC GROUP JOURNAL`.
 
 Into the journal go what it is told of terms, and each moment's answer to whether it leads. SIGTERM ends it in order.
 """

@@ -9,10 +9,10 @@ from typing import Any, ClassVar, Final
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.spark.sinks import KafkaSink
-from marshal_dagster.spark.sinks.kafka_records import Record
+from marshal_dagster.sinks import KafkaSink
+from marshal_dagster.sinks.kafka.records import Record
 from tests.sink_conformance import Frame, Row
 from tests.sink_outputs import hook
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal, TypeAlias
 
-from tests.plain_reader import DELIVERIES, INT32_MAX, INT64_MAX, PlainReader, is_paused, new_group, new_key
+from tests.reference_reader import DELIVERIES, INT32_MAX, INT64_MAX, PlainReader, is_paused, new_group, new_key
 
 Profile: TypeAlias = Literal["mixed", "steady", "hostile", "go", "ranges"]
 LogRecord: TypeAlias = tuple[int, int, int, bytes | None]

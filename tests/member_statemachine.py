@@ -16,7 +16,7 @@ from marshal_dagster.coordination.base_claimer import BaseClaimer
 from marshal_dagster.protocol.leases import delivery_timeout_ms
 from marshal_dagster.protocol.world import World
 from tests.members import HI_MS, Site
-from tests.plain_reader import PlainReader
+from tests.reference_reader import PlainReader
 
 ROUNDS: Final = 6
 """The steps are drawn by chance, which may leave one thing out of a round."""

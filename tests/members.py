@@ -16,11 +16,11 @@ from marshal_dagster.protocol.messages import (
     Message,
     ReleaseGroup,
     Settings,
+    coordination_partition,
     parse,
     render,
     type_name,
 )
-from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Key
 from marshal_dagster.protocol.world import World
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog, MemorySnapshotTopic

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.soaking import TOP, code_digest
+from tests.soak_results import TOP, code_digest
 
 LIBRARY: Final = "marshal_dagster"
 

@@ -9,19 +9,19 @@ from typing import Any, Final, NamedTuple
 import psycopg
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from marshal_dagster._internal.postgres import Database
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.outbox.backoff import Limits
 from marshal_dagster.outbox.harvest import Counts, Harvest
 from marshal_dagster.outbox.harvester import Harvester, OutboxTopics
-from marshal_dagster.outbox.holds import Limits
-from marshal_dagster.outbox.looking import Backlog, OutboxStatus, ParkedRow
+from marshal_dagster.outbox.interfaces import ID_HEADER, Header, Row
 from marshal_dagster.outbox.options import HarvesterOptions
-from marshal_dagster.outbox.ports import ID_HEADER, Header, Row
 from marshal_dagster.outbox.publisher import KafkaPublisher
-from marshal_dagster.outbox.stash import Outbox, OutboxRecord
+from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.status import Backlog, OutboxStatus, ParkedRow
 from marshal_dagster.outbox.store import PostgresStore
-from marshal_dagster.outbox.tables import OutboxTables
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 
 LONG_MS: Final = 60_000
 MOST_TURNS: Final = 200

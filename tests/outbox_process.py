@@ -1,14 +1,14 @@
-"""A harvester that kills itself: `python -m tests.outbox_child STEP ORDERS`; the orders are a fault worker's."""
+"""A harvester that kills itself: `python -m tests.outbox_process STEP ORDERS`; the orders are a fault worker's."""
 
 import sys
 from collections.abc import Callable
 from typing import Final
 
 from marshal_dagster.kafka.transactions import Transaction
-from marshal_dagster.outbox.ports import Turn, Turned
+from marshal_dagster.outbox.interfaces import Turn, Turned
 from marshal_dagster.outbox.store import PostgresStore
 from tests.outbox_faults.worker import Orders, harvester
-from tests.real.killing import die
+from tests.real.kill_points import die
 
 
 def before_commit() -> None:

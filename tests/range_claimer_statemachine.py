@@ -19,7 +19,7 @@ from marshal_dagster.protocol.messages import ClaimingRange, Message, RangeDone,
 from marshal_dagster.protocol.state import Key, Range
 from tests.faulty_log import Fault, every
 from tests.fuzz.world import state_of, state_of_plain
-from tests.member_machine import MemberMachine, steps_ms, which_ones
+from tests.member_statemachine import MemberMachine, steps_ms, which_ones
 from tests.members import GROUP, TOPIC, faulty
 
 PARTITIONS = 2

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
 
-from marshal_dagster.protocol.key_ranges import MOST_RANGES
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -43,6 +42,7 @@ from marshal_dagster.protocol.messages import (
     render,
     type_name,
 )
+from marshal_dagster.protocol.range_set import MOST_RANGES
 from marshal_dagster.protocol.state import Group, Key, Phase, Range, enables_ranges
 from marshal_dagster.protocol.world import VerdictKind, World
 

@@ -1,6 +1,6 @@
 """Compares the library's reader of the log with the plain one, record by record, over generated logs.
 
-`python -m tests.second_reader --records 1000000` does it for that many records and ends with exit code 1 when the two
+`python -m tests.reader_diff --records 1000000` does it for that many records and ends with exit code 1 when the two
 differ; the first difference is then shown with its seed and the shortest log found that still has it.
 """
 
@@ -18,7 +18,7 @@ from marshal_dagster.protocol.messages import RuleSet
 from marshal_dagster.protocol.replay import summary
 from marshal_dagster.protocol.world import World
 from tests.log_generator import LogRecord, Profile, generate
-from tests.plain_reader import PlainReader
+from tests.reference_reader import PlainReader
 
 PROFILES: tuple[Profile, ...] = ("mixed", "hostile", "go", "ranges")
 INTERVALS_MS = (60_000, 60_000, 1000, 7, 1)
@@ -240,7 +240,7 @@ def compare(case: Case, every: int = 1) -> str | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compare over many seeds; return 0 when nothing differs, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m tests.second_reader", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.reader_diff", description=__doc__)
     parser.add_argument("--records", type=int, default=1_000_000, help="records in all (default: %(default)s)")
     parser.add_argument("--log-records", type=int, default=500, help="records in a log (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="the first seed (default: %(default)s)")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from tests.simulator.checkers import Violation
-from tests.soaking import add_row, code_digest, code_version, read_rows
+from tests.soak_results import add_row, code_digest, code_version, read_rows
 
 CHUNK: Final = 50
 SEEDS_A_PROCESS: Final = 2_000

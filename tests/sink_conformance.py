@@ -1,4 +1,4 @@
-"""What the library's own sinks do beyond the kit that users have (`marshal_dagster.spark.sinks.conformance`).
+"""What the library's own sinks do beyond the kit that users have (`marshal_dagster.sinks.conformance`).
 
 That is the words of refusals, death at each step that a sink names, by SIGKILL too, and more ways to meet.
 A module gives an `output` fixture (an `Output`: one place to write to) and inherits `SinkConformance`.
@@ -14,10 +14,11 @@ from typing import Any, ClassVar
 import pytest
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
-from marshal_dagster.spark.sinks import Sink, WriteOutcome
-from marshal_dagster.spark.sinks.conformance import Row
-from marshal_dagster.spark.sinks.conformance.target import ahead, intervals, never, part, rows_of
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import Verdict
+from marshal_dagster.sinks import Sink, WriteOutcome
+from marshal_dagster.sinks.conformance import Row
+from marshal_dagster.sinks.conformance.target import ahead, intervals, never, part, rows_of
 
 __all__ = [
     "AnyOrderConformance",

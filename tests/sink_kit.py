@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from marshal_dagster.spark.sinks import Sink
-from marshal_dagster.spark.sinks.conformance import CASES, Row, Target
+from marshal_dagster.sinks import Sink
+from marshal_dagster.sinks.conformance import CASES, Row, Target
 from tests.sink_conformance import Output
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import psycopg
 from psycopg import sql
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from marshal_dagster.spark.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink
+from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink
 from tests.sink_conformance import Frame, Output, Row, intervals
 
 TYPES = {"partition": IntegerType(), "offset": LongType(), "value": StringType()}

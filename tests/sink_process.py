@@ -1,6 +1,6 @@
 """A writer in a process of its own that kills itself at a step: nothing of it is run afterwards.
 
-Usage: python -m tests.sink_child files|postgres PLACE STEP VALUE RANGES, the ranges as JSON; PLACE is a folder, or a
+Usage: python -m tests.sink_process files|postgres PLACE STEP VALUE RANGES, the ranges as JSON; PLACE is a folder, or a
 connection string and a schema joined by a line feed.
 """
 
@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.spark.sinks.commits import range_from, range_to
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks.files.commit_log import range_from, range_to
 from tests.sink_conformance import deliver
 from tests.sink_outputs import FileOutput, PostgresOutput
 
@@ -28,7 +28,7 @@ def write_and_die(output: FileOutput | PostgresOutput, step: str, value: str, ra
         kind, place = "postgres", f"{output.dsn}\n{output.schema}"
     told = json.dumps([range_to(each) for each in ranges])
     done = subprocess.run(
-        [sys.executable, "-m", "tests.sink_child", kind, place, step, value, told],
+        [sys.executable, "-m", "tests.sink_process", kind, place, step, value, told],
         check=False,
         timeout=60,
         capture_output=True,

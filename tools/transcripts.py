@@ -15,19 +15,19 @@ from pathlib import Path
 from typing import Final
 from unittest import mock
 
-from marshal_dagster.coordination import operator, tenure
-from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.admin import operator
+from marshal_dagster.admin.operator import Operator
+from marshal_dagster.batches import session
+from marshal_dagster.coordination import claims
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.delivery import delivery
 from marshal_dagster.errors import MarshalError
-from marshal_dagster.protocol.messages import DeliveryMode, InvalidMessage, parse
-from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.messages import DeliveryMode, InvalidMessage, coordination_partition, parse
 from marshal_dagster.protocol.state import Group, Key
 from marshal_dagster.protocol.world import PartitionWorld, Verdict, World
 from marshal_dagster.testing import ManualClock, MemoryBroker
-from tests.delivering import Scene
+from tests.batch_fixtures import Scene
 from tests.members import GROUP, HI_MS, TOPIC, TOPIC_ID, Site, faulty
-from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
 
 TOP = Path(__file__).resolve().parents[1]
 FOLDER = TOP / "tests" / "scenarios"
@@ -338,7 +338,7 @@ def counted_ids() -> Iterator[None]:
         return f"{run_id}.{counts[run_id]}"
 
     with ExitStack() as stack:
-        for module in (delivery, operator, tenure):
+        for module in (session, operator, claims):
             stack.enter_context(mock.patch.object(module, "new_instance_id", next_id))
         yield
 

@@ -3,7 +3,7 @@
 from delays import KAFKA, outbox, sink
 from pyspark.sql.types import StructType
 
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.admin_client import Topics
 
 PARTITIONS = 4
 

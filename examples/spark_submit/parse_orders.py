@@ -5,8 +5,8 @@ import sys
 from dagster_pipes import open_dagster_pipes
 from pyspark.sql import SparkSession
 
-from marshal_dagster.spark.sinks import FileSink
-from marshal_dagster.spark.submitted import submitted_batch
+from marshal_dagster.batches.submitted import submitted_batch
+from marshal_dagster.sinks import FileSink
 
 with open_dagster_pipes() as pipes, submitted_batch() as batch:
     spark = SparkSession.builder.getOrCreate()

@@ -7,7 +7,7 @@ from contextlib import closing, contextmanager
 from pyspark.sql import DataFrame
 
 from marshal_dagster import ClaimedRange, ConfigurationError, Sink, WriteOutcome
-from marshal_dagster.spark.sinks import (
+from marshal_dagster.sinks import (
     BeforeCommit,
     Intervals,
     OffsetsRead,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.spark.sinks.conformance import CASES, Case, Row, Target
+from marshal_dagster.sinks.conformance import CASES, Case, Row, Target
 from sqlite_sink import TABLES, SqliteSink
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final
 
 from marshal_dagster._internal.file_lock import locked
+from marshal_dagster._internal.java import Java, java_environment
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.java import Java, java_environment
 
 DOWNLOAD_TIMEOUT_S: Final = 900.0
 

@@ -1,6 +1,6 @@
 """What a person decides where Go consumers may be at work: whether they are stopped (PROTOCOL.md 6 and 7)."""
 
-from marshal_dagster.coordination.agreement import require_no_go_consumers
+from marshal_dagster.coordination.group_settings import require_no_go_consumers
 from marshal_dagster.errors import ConfigurationError, GoGroupError
 from marshal_dagster.protocol.messages import RuleSet
 from marshal_dagster.protocol.world import World

@@ -4,16 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from marshal_dagster.coordination.agreement import check_settings
+from marshal_dagster.admin.go_groups import require_settings_allowed
+from marshal_dagster.admin.log_access import LOOKING_MS, OpenForInterval
+from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.pause import require_known
+from marshal_dagster.admin.reset_positions import owners_of
 from marshal_dagster.coordination.claimer import nobody_is_dead
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, NotCertain
-from marshal_dagster.operations.go_groups import require_settings_allowed
-from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval
-from marshal_dagster.operations.pausing import require_known
-from marshal_dagster.operations.positions import owners_of
 from marshal_dagster.protocol.messages import DEFAULT_SETTINGS, WITHOUT_SETTINGS, DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.state import RANGES, Key, Owner, Phase, Place, Ranges
 from marshal_dagster.protocol.world import World

@@ -6,15 +6,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marshal_dagster.admin.position_spec import Offsets, choose
+from marshal_dagster.admin.reset_positions import Move, Repositioning, Way
 from marshal_dagster.coordination.claimer import nobody_is_dead
 from marshal_dagster.errors import ConfigurationError, PositionNotSet
-from marshal_dagster.operations.positions import Move, Repositioning, Way
-from marshal_dagster.operations.targets import Offsets, choose
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.spark.checkpoints import read_checkpoint
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.kafka.admin_client import Topics
 
 
 class Others(StrEnum):

@@ -5,12 +5,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from marshal_dagster.coordination.agreement import check_settings, give_settings
+from marshal_dagster.coordination.appender import Sender
 from marshal_dagster.coordination.claimer import Claimer, nobody_is_dead
+from marshal_dagster.coordination.claims import Member, new_instance_id
 from marshal_dagster.coordination.clock import Clock, SystemClock
+from marshal_dagster.coordination.group_settings import check_settings, give_settings
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.sending import Sender
-from marshal_dagster.coordination.tenure import Member, new_instance_id
 from marshal_dagster.errors import (
     ClaimLost,
     ConfigurationError,
@@ -54,7 +54,7 @@ class Operator:
 
     Every act is an instance of its own. The rationalizer follows all coordination partitions from the first act on.
     A pause is a record that the newest Go consumers do not know: whether a person allows it is asked before, see
-    `marshal_dagster.operations.go_groups`.
+    `marshal_dagster.admin.go_groups`.
     """
 
     def __init__(self, rationalizer: Rationalizer, group: str, client: str, *, clock: Clock | None = None) -> None:

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from marshal_dagster.admin.go_groups import has_native_settings, require_pause_allowed
+from marshal_dagster.admin.operator import RESUMED_S, Operator
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.operator import RESUMED_S, Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.operations.go_groups import has_native_settings, require_pause_allowed
 from marshal_dagster.protocol.messages import RuleSet, Settings
 from marshal_dagster.protocol.world import PartitionWorld, World
 

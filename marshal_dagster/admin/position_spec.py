@@ -5,10 +5,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from marshal_dagster.admin.times import instant_ms
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.operations.times import instant_ms
+from marshal_dagster.protocol.batch_planning import Extent
 from marshal_dagster.protocol.messages import INT32_MAX, INT64_MAX, NUMBER
-from marshal_dagster.protocol.positions import Extent
 
 _PARTITIONS: Final = re.compile(r"(\d{1,10})(?:-(\d{1,10}))?", re.ASCII)
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Final, NamedTuple
 
+from marshal_dagster.coordination.appender import GO_TIME_SHIFT_S
+from marshal_dagster.coordination.claims import new_instance_id
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.log import Append, Bounds, CoordinationLog, LogIdentity, PositionLost
 from marshal_dagster.coordination.rationalizer import Rationalizer, sender_timed_error
-from marshal_dagster.coordination.sending import GO_TIME_SHIFT_S
 from marshal_dagster.coordination.snapshots import Snapshots, newest_of_log, not_of_log
-from marshal_dagster.coordination.tenure import new_instance_id
 from marshal_dagster.errors import LogChanged, MarshalError, NotRecovered, UnavailableError
 from marshal_dagster.protocol.messages import (
     WITHOUT_SETTINGS,

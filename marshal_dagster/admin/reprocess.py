@@ -9,13 +9,13 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
+from marshal_dagster.admin.log_access import LOOKING_MS
+from marshal_dagster.admin.operator import LONGEST_SETTING_S
+from marshal_dagster.admin.pause import Pausing
+from marshal_dagster.admin.position_spec import Offsets
+from marshal_dagster.admin.reset_positions import Move, Repositioning
 from marshal_dagster.coordination.claimer import nobody_is_dead
-from marshal_dagster.coordination.operator import LONGEST_SETTING_S
 from marshal_dagster.errors import ConfigurationError, PositionNotSet, UnavailableError
-from marshal_dagster.operations.opening import LOOKING_MS
-from marshal_dagster.operations.pausing import Pausing
-from marshal_dagster.operations.positions import Move, Repositioning
-from marshal_dagster.operations.targets import Offsets
 from marshal_dagster.protocol.leases import stale_after_ms
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
 from marshal_dagster.protocol.state import RANGES, Key, Owner

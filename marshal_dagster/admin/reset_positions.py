@@ -5,23 +5,23 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from marshal_dagster.coordination.agreement import require_no_go_consumers
+from marshal_dagster.admin.go_groups import has_native_settings
+from marshal_dagster.admin.log_access import LOOKING_MS, OpenForInterval, require_certain
+from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.pause import require_known
+from marshal_dagster.admin.position_spec import FirstAt, Standing, Target, choose, outside, resolve
 from marshal_dagster.coordination.claimer import nobody_is_dead
 from marshal_dagster.coordination.clock import Clock, SystemClock
-from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.coordination.group_settings import require_no_go_consumers
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, DataTopicChanged, GoGroupError, MarshalError, PositionNotSet
-from marshal_dagster.operations.go_groups import has_native_settings
-from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval, require_certain
-from marshal_dagster.operations.pausing import require_known
-from marshal_dagster.operations.targets import FirstAt, Standing, Target, choose, outside, resolve
+from marshal_dagster.protocol.batch_planning import Extent
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, DeliveryMode, RuleSet, Settings
-from marshal_dagster.protocol.positions import Extent
 from marshal_dagster.protocol.state import Key, Owner, Ranges
 from marshal_dagster.protocol.world import World
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.kafka.admin_client import Topics
 
 
 @dataclass(frozen=True, slots=True)

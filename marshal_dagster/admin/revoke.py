@@ -3,14 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from marshal_dagster.admin.log_access import LOOKING_MS, OpenForInterval, require_certain
+from marshal_dagster.admin.pause import require_known
 from marshal_dagster.coordination.claimer import Claimer
+from marshal_dagster.coordination.claims import Member, new_instance_id
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.tenure import Member, new_instance_id
 from marshal_dagster.errors import LogChanged
-from marshal_dagster.operations.opening import LOOKING_MS, OpenForInterval, require_certain
-from marshal_dagster.operations.pausing import require_known
 from marshal_dagster.protocol.messages import RuleSet, Settings
 from marshal_dagster.protocol.state import Freshness, Group, Key, Owner, freshness
 from marshal_dagster.protocol.world import World

@@ -26,12 +26,12 @@ from dagster import (
     multi_asset_check,
 )
 
-from marshal_dagster.assets.standing import Standing, standing
+from marshal_dagster.assets.progress import Standing, standing
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.state import Key
-from marshal_dagster.resources import ClaimerResource, claimer_of
-from marshal_dagster.runs import TOPIC_TAG
-from marshal_dagster.sensors.left import listed, partitions_left
+from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
+from marshal_dagster.runs.abandoned_work import listed, partitions_left
+from marshal_dagster.runs.names import TOPIC_TAG
 
 DEFAULT_LAST: Final = 100
 MOST_LAST: Final = 5_000

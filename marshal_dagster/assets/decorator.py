@@ -18,12 +18,12 @@ from dagster import (
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops import BatchWork, WorkOptions, batch_spec, config_of
-from marshal_dagster.runs import TOPIC_TAG, topic_asset_key
+from marshal_dagster.runs.names import TOPIC_TAG, topic_asset_key
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from marshal_dagster.delivery import ClaimedBatch
+    from marshal_dagster.batches import ClaimedBatch
 
 Process = Callable[[AssetExecutionContext, "ClaimedBatch", "DataFrame"], "DataFrame | None"]
 """What `marshal_asset` decorates: as `marshal_dagster.ops.Process`, with the context of an asset."""

@@ -8,7 +8,7 @@ from typing import Final
 from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord, TableSchema
 
 from marshal_dagster.protocol.state import Key, Phase
-from marshal_dagster.resources import ClaimerResource
+from marshal_dagster.resources.claimer import ClaimerResource
 from marshal_dagster.telemetry.metrics import record_lag
 
 MOST_SHOWN: Final = 100

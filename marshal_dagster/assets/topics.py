@@ -26,12 +26,12 @@ from dagster import (
     multi_observable_source_asset,
 )
 
-from marshal_dagster.assets.claimed import MarshalTranslator, kafka_partitions
-from marshal_dagster.assets.standing import Standing, standing
+from marshal_dagster.assets.decorator import MarshalTranslator, kafka_partitions
+from marshal_dagster.assets.progress import Standing, standing
 from marshal_dagster.errors import TopicMissing
 from marshal_dagster.kafka.topic_names import require_topic_name
-from marshal_dagster.resources import claimer_of
-from marshal_dagster.sensors.names import DEFAULT_INTERVAL_S, own_name, sensor_name
+from marshal_dagster.resources.claimer import claimer_of
+from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, own_name, sensor_name
 
 DATA_VERSION_TAG: Final = "dagster/data_version"
 _ENDS: Final = "end_offsets"

@@ -2,23 +2,13 @@
 
 Floor 3: stands on `coordination`, `kafka` and `spark`, knows nothing of Dagster. A `Delivery` is what one process needs
 for batch after batch; each `ClaimedBatch` is a tenure of its own: claim, plan, process, commit, release. It holds whole
-partitions (`whole`) or ranges of them (`ranged`).
+partitions (`partition_source`) or ranges of them (`range_source`).
 """
 
-from marshal_dagster.delivery.batch import ClaimedBatch
-from marshal_dagster.delivery.delivery import Delivery
-from marshal_dagster.delivery.requests import (
-    DEFAULT_MAX_ATTEMPTS,
-    Advice,
-    Advise,
-    BatchObserver,
-    BatchRequest,
-    Idle,
-    IdleReason,
-    PartitionReport,
-    Phases,
-    RangeOptions,
-)
+from marshal_dagster.batches.batch import BatchObserver, ClaimedBatch
+from marshal_dagster.batches.request import DEFAULT_MAX_ATTEMPTS, Advice, Advise, BatchRequest, RangeOptions
+from marshal_dagster.batches.result import Idle, IdleReason, PartitionReport, Phases
+from marshal_dagster.batches.session import Delivery
 
 __all__ = [
     "DEFAULT_MAX_ATTEMPTS",

@@ -6,27 +6,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final, Protocol, Self
 
+from marshal_dagster.batches.claim_guard import ClaimGuard
+from marshal_dagster.batches.context import Ground
+from marshal_dagster.batches.early_commit import EarlyCommit
+from marshal_dagster.batches.partition_source import WholeClaims
+from marshal_dagster.batches.range_source import RangeClaims
+from marshal_dagster.batches.request import Advice
+from marshal_dagster.batches.result import Idle, IdleReason, PartitionReport, Phases
 from marshal_dagster.coordination.claimer import Claimer
+from marshal_dagster.coordination.observer import Observer
 from marshal_dagster.coordination.range_claimer import RangeClaimer
-from marshal_dagster.delivery.claim_guard import ClaimGuard
-from marshal_dagster.delivery.early_commit import EarlyCommit
-from marshal_dagster.delivery.ground import Ground
-from marshal_dagster.delivery.ranged import RangeClaims
-from marshal_dagster.delivery.requests import Advice, Idle, IdleReason, PartitionReport, Phases
-from marshal_dagster.delivery.whole import WholeClaims
 from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError, LogChanged, MarshalError, PlanRejected
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import Verdict
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
-from marshal_dagster.spark import reading
+from marshal_dagster.sinks import Sink, WriteOutcome
+from marshal_dagster.spark import reader
 from marshal_dagster.spark.session import check_session, check_single_execution
-from marshal_dagster.spark.sinks import Sink, WriteOutcome
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from marshal_dagster.delivery.delivery import Delivery
+    from marshal_dagster.batches.session import Delivery
+
 
 logger = logging.getLogger(__name__)
 
@@ -274,7 +278,7 @@ class ClaimedBatch:
         the claim is lost. Raises `ConfigurationError` for a session that could process a message twice in at most once.
         """
         began_s = time.monotonic()
-        reading.check_min_partitions(min_partitions)
+        reader.check_min_partitions(min_partitions)
         check_session(spark)
         if self.mode is DeliveryMode.AT_MOST_ONCE:
             check_single_execution(spark)
@@ -437,7 +441,7 @@ class ClaimedBatch:
         if self._sink is not None and self._to_do and self.outcome is None:
             raise BatchAborted("the block ended without batch.write(...): nothing was written, so nothing is committed")
         if self._sink is None and not self._state.was_read:
-            raise BatchAborted(reading.NOTHING_READ)
+            raise BatchAborted(reader.NOTHING_READ)
 
     def _tell_kafka(self) -> None:
         """Let lag tools see the offsets that are surely in the log; best effort.
@@ -458,10 +462,10 @@ class ClaimedBatch:
         spark = self._guard.spark
         if spark is None:
             return {one.partition: [(one.first_readable, one.end)] for one in self.ranges}
-        return reading.offsets_read(self._read_ranges(spark))
+        return reader.offsets_read(self._read_ranges(spark))
 
     def _read_ranges(self, spark: "SparkSession", min_partitions: int | None = None) -> "DataFrame":
-        return reading.read_ranges(
+        return reader.read_ranges(
             spark,
             self._delivery.connection.spark_options(),
             self.request.topic,
@@ -492,3 +496,11 @@ class ClaimedBatch:
     @property
     def _numbers(self) -> list[int]:
         return [one.partition for one in self.all_ranges]
+
+
+class BatchObserver(Observer, Protocol):
+    """An observer that is told of batches too."""
+
+    def left(self, batch: "ClaimedBatch") -> None:
+        """Take in that a batch was left, idle ones too; it holds nothing any more."""
+        ...

@@ -10,7 +10,7 @@ from marshal_dagster.coordination.claimer import Claimer
 from marshal_dagster.coordination.heartbeats import Heartbeats, ReasonToStop
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.errors import ClaimLost, MarshalError
-from marshal_dagster.spark import jobs
+from marshal_dagster.spark import job_control
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,14 +66,14 @@ class ClaimGuard:
         if self.spark is not None:
             return False
         self.spark = spark
-        self.stack.enter_context(jobs.batch_jobs(spark, self.batch_id))
-        self.stack.enter_context(jobs.interruptible_calls(spark))
+        self.stack.enter_context(job_control.batch_jobs(spark, self.batch_id))
+        self.stack.enter_context(job_control.interruptible_calls(spark))
         return True
 
     def cancel_jobs(self, why: str) -> None:
         """Cancel the Spark jobs of the batch, if it has any."""
         if self.spark is not None:
-            jobs.cancel(self.spark, self.batch_id, why)
+            job_control.cancel(self.spark, self.batch_id, why)
 
     def check_heartbeats(self, partitions: Collection[int]) -> None:
         """Raise why the heartbeats have ended, if they have; `partitions` are those of the batch."""
@@ -124,4 +124,4 @@ class ClaimGuard:
         if self.spark is None:
             return
         logger.error("cancelling the Spark jobs of batch %s: %s", self.batch_id, error)
-        jobs.cancel(self.spark, self.batch_id)
+        job_control.cancel(self.spark, self.batch_id)

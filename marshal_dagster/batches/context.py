@@ -5,20 +5,20 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from marshal_dagster.batches.request import BatchRequest
+from marshal_dagster.batches.result import Idle, IdleReason
 from marshal_dagster.coordination.claimer import Claim
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.range_claimer import RangeClaim
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.delivery.requests import BatchRequest, Idle, IdleReason
 from marshal_dagster.errors import ConfigurationError, DataTopicChanged
+from marshal_dagster.protocol.batch_planning import ClaimedRange, Extent, Position, check_incarnation, position, reach
 from marshal_dagster.protocol.leases import stale_after_ms
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
-from marshal_dagster.protocol.positions import Extent, Position, check_incarnation, position, reach
-from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.protocol.state import Key, Owner, enables_ranges
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.kafka.admin_client import Topics
 
 logger = logging.getLogger(__name__)
 

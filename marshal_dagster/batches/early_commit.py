@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from marshal_dagster.coordination.claimer import Claim
 from marshal_dagster.coordination.range_claimer import RangeClaim
-from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.protocol.batch_planning import ClaimedRange
 
 logger = logging.getLogger(__name__)
 

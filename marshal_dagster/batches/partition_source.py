@@ -5,13 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
+from marshal_dagster.batches.context import Ground
+from marshal_dagster.batches.result import Idle, IdleReason
 from marshal_dagster.coordination.claimer import Claim, Claimer
-from marshal_dagster.delivery.ground import Ground
-from marshal_dagster.delivery.requests import Idle, IdleReason
 from marshal_dagster.errors import GroupPaused, StartUnknown
+from marshal_dagster.protocol.batch_planning import ClaimedRange, Extent, Position, first_offset, plan_ends
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.protocol.positions import Extent, Position, first_offset
-from marshal_dagster.protocol.ranges import ClaimedRange, plan_ends
 from marshal_dagster.protocol.state import Key
 
 logger = logging.getLogger(__name__)

@@ -4,14 +4,14 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from marshal_dagster.batches.context import Ground
+from marshal_dagster.batches.request import RangeOptions
+from marshal_dagster.batches.result import Idle, IdleReason
 from marshal_dagster.coordination.base_claimer import listed
 from marshal_dagster.coordination.range_claimer import RangeClaim, RangeClaimer
-from marshal_dagster.delivery.ground import Ground
-from marshal_dagster.delivery.requests import Idle, IdleReason, RangeOptions
 from marshal_dagster.errors import GroupPaused
-from marshal_dagster.protocol.positions import Extent, Position
+from marshal_dagster.protocol.batch_planning import ClaimedRange, Extent, Position, plan_ends
 from marshal_dagster.protocol.range_choice import Bounds
-from marshal_dagster.protocol.ranges import ClaimedRange, plan_ends
 from marshal_dagster.protocol.state import Key, Owner, Phase, Range
 
 logger = logging.getLogger(__name__)

@@ -1,42 +1,13 @@
-"""What is asked of a batch, and what it tells."""
+"""What a batch should take."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
-from marshal_dagster.coordination.observing import Observer
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.positions import StartPolicy
-from marshal_dagster.protocol.ranges import ClaimedRange
-
-if TYPE_CHECKING:
-    from marshal_dagster.delivery.batch import ClaimedBatch
+from marshal_dagster.protocol.batch_planning import StartPolicy
 
 DEFAULT_MAX_ATTEMPTS: Final = 5
-
-
-class IdleReason(StrEnum):
-    """Why a batch has nothing to do."""
-
-    PAUSED = "paused"
-    HELD = "held"
-    DRAINED = "drained"
-    GIVEN_UP = "given_up"
-    NOT_ASSIGNED = "not_assigned"
-
-
-@dataclass(frozen=True, slots=True)
-class Idle:
-    """Why a batch has nothing to do, and in a sentence.
-
-    `stale_in_s` is set where what it waits for is held in the name of its own run: by a process of it that died, or by
-    one that works on. In so many seconds that is stale, unless it sends another heartbeat.
-    """
-
-    reason: IdleReason
-    text: str
-    stale_in_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,35 +83,3 @@ class BatchRequest:
             raise ConfigurationError("entire_topic takes all partitions: leave out partitions and max_claims")
         if self.entire_topic and self.ranges is not None:
             raise ConfigurationError("entire_topic takes whole partitions: leave out ranges, or entire_topic")
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionReport:
-    """What one partition's part of a batch came to. Lags are in offsets, as known when the batch was planned."""
-
-    range: ClaimedRange
-    lag_before: int
-    lag_after: int
-    is_replay: bool
-    state: str
-
-
-@dataclass(slots=True)
-class Phases:
-    """Seconds spent in each phase of a batch; starting Spark and writing to the sink are parts of the processing."""
-
-    waiting_s: float = 0.0
-    reading_s: float = 0.0
-    processing_s: float = 0.0
-    committing_s: float = 0.0
-    starting_spark_s: float = 0.0
-    """Noted by who starts the session."""
-    writing_s: float = 0.0
-
-
-class BatchObserver(Observer, Protocol):
-    """An observer that is told of batches too."""
-
-    def left(self, batch: "ClaimedBatch") -> None:
-        """Take in that a batch was left, idle ones too; it holds nothing any more."""
-        ...

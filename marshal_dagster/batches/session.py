@@ -6,27 +6,26 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from marshal_dagster.batches.batch import BatchObserver, ClaimedBatch
+from marshal_dagster.batches.context import Ground
+from marshal_dagster.batches.request import Advise, BatchRequest
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id, nobody_is_dead
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.heartbeats import ReasonToStop
-from marshal_dagster.coordination.keeping import renew_snapshots
 from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshot_writer import renew_snapshots
 from marshal_dagster.coordination.snapshots import Snapshots
-from marshal_dagster.delivery.batch import ClaimedBatch
-from marshal_dagster.delivery.ground import Ground
-from marshal_dagster.delivery.requests import Advise, BatchObserver, BatchRequest
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, KafkaConnection
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
-from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings, coordination_partition
 from marshal_dagster.protocol.state import Owner, enables_ranges
-from marshal_dagster.spark.sinks import Sink
+from marshal_dagster.sinks import Sink
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.kafka.admin_client import Topics
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """A claimed batch in a script of its own, that a run has submitted to Spark and waits for.
 
-The run holds the claim, sends the heartbeats and commits (`marshal_dagster.submit`); it hands over a folder that this
+The run holds the claim, sends the heartbeats and commits (`marshal_dagster.pipes`); it hands over a folder that this
 user alone can read, named in the script's environment, and tells the connection's secrets through a pipe in it: killed,
 they leave no secret behind. The script needs no Dagster:
 
@@ -20,15 +20,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 
+from marshal_dagster._internal.processes import ProcessMark, is_alive
 from marshal_dagster.errors import BatchAborted, ConfigurationError
-from marshal_dagster.processes import ProcessMark, is_alive
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.spark import jobs, reading
-from marshal_dagster.spark.launching import write_private
-from marshal_dagster.spark.reading import NOTHING_READ
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks import Sink, WriteOutcome
+from marshal_dagster.spark import job_control, reader
+from marshal_dagster.spark.process_files import write_private
+from marshal_dagster.spark.reader import NOTHING_READ
+from marshal_dagster.spark.secret_pipe import listen
 from marshal_dagster.spark.session import check_session
-from marshal_dagster.spark.sinks import Sink, WriteOutcome
-from marshal_dagster.spark.whispering import listen
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -160,7 +160,7 @@ class SubmittedBatch:
         self.check()
         if self._spark is None:
             self._spark = spark
-            self._stack.enter_context(jobs.batch_jobs(spark, self.batch_id))
+            self._stack.enter_context(job_control.batch_jobs(spark, self.batch_id))
             over = threading.Event()
             self._stack.callback(over.set)
             threading.Thread(target=self._watch, args=(spark, over), name="watch the claim", daemon=True).start()
@@ -191,7 +191,7 @@ class SubmittedBatch:
             raise ConfigurationError("write() before read(): there is no result of this batch yet")
         spark = self._spark
         self.check()
-        outcome = sink.write(frame, self.ranges, lambda: reading.offsets_read(self._read(spark)), self.check)
+        outcome = sink.write(frame, self.ranges, lambda: reader.offsets_read(self._read(spark)), self.check)
         told = {
             "taken": [asdict(each) for each in outcome.taken],
             "skipped": [asdict(each) for each in outcome.skipped],
@@ -203,7 +203,7 @@ class SubmittedBatch:
 
     def _read(self, spark: "SparkSession", min_partitions: int | None = None) -> "DataFrame":
         offsets = {each.partition: (each.first_readable, each.end) for each in self.ranges}
-        return reading.read_ranges(spark, self._kafka_options, self.topic, offsets, min_partitions=min_partitions)
+        return reader.read_ranges(spark, self._kafka_options, self.topic, offsets, min_partitions=min_partitions)
 
     def _listen(self) -> dict[str, str]:
         try:
@@ -217,7 +217,7 @@ class SubmittedBatch:
             try:
                 self._check_handed_over()
             except BatchAborted as lost:
-                jobs.cancel(spark, self.batch_id, str(lost))
+                job_control.cancel(spark, self.batch_id, str(lost))
                 return
 
 

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from marshal_dagster.cli.exits import HELP, ExitCode
+from marshal_dagster.cli.command import Command, command_group, help_text
+from marshal_dagster.cli.exit_codes import HELP, ExitCode
 from marshal_dagster.cli.options import (
     DEFAULT_COORDINATION_TOPIC,
     AsJson,
@@ -25,7 +26,6 @@ from marshal_dagster.cli.options import (
     Timeout,
     Yes,
 )
-from marshal_dagster.cli.parts import Command, command_group, help_text
 
 app = command_group("What a person does to a group.")
 position_app = command_group("A group's positions: shown and set.")
@@ -197,9 +197,9 @@ def _set(  # noqa: PLR0917 - by name
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> ExitCode:
-    from marshal_dagster.cli import position_set
-    from marshal_dagster.cli.moving import Moving
-    from marshal_dagster.operations.targets import Where
+    from marshal_dagster.admin.position_spec import Where
+    from marshal_dagster.cli import position_reset
+    from marshal_dagster.cli.position import Moving
 
     where = Where(offsets, timestamp, earliest, latest, back)
     if where.given != 1:
@@ -218,7 +218,7 @@ def _set(  # noqa: PLR0917 - by name
         as_json=as_json,
         go_consumers_stopped=go_consumers_stopped,
     )
-    return position_set.run(moving, where, new_group=new_group)
+    return position_reset.run(moving, where, new_group=new_group)
 
 
 @app.command(
@@ -272,9 +272,9 @@ def _adopt(  # noqa: PLR0917 - by name
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> ExitCode:
-    from marshal_dagster.cli import adopt
-    from marshal_dagster.cli.moving import Moving
-    from marshal_dagster.operations.adopting import Given
+    from marshal_dagster.admin.import_positions import Given
+    from marshal_dagster.cli import position_import
+    from marshal_dagster.cli.position import Moving
 
     given = Given(consumer_group, checkpoint, others)
     if not given.is_one:
@@ -293,7 +293,7 @@ def _adopt(  # noqa: PLR0917 - by name
         as_json=as_json,
         go_consumers_stopped=go_consumers_stopped,
     )
-    return adopt.run(moving, given)
+    return position_import.run(moving, given)
 
 
 @app.command(
@@ -428,8 +428,8 @@ def _settings_set(  # noqa: PLR0917 - typer gives options by name
     yes: Yes = False,
     as_json: AsJson = False,
 ) -> ExitCode:
+    from marshal_dagster.admin.group_settings import SettingsChange
     from marshal_dagster.cli import settings
-    from marshal_dagster.operations.agreed import SettingsChange
 
     change = SettingsChange(heartbeat_interval, rules, delivery, ranges=ranges)
     options = ConnectionOptions(bootstrap_servers, connection, timeout)

@@ -6,12 +6,12 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from marshal_dagster.cli.coordinators import TOPIC_VARIABLE
-from marshal_dagster.cli.survey import Assigned, Assignee
+from marshal_dagster.cli.coordinator_commands import TOPIC_VARIABLE
+from marshal_dagster.cli.world_view import Assigned, Assignee
 from marshal_dagster.coordinator import DEFAULT_TOPIC
-from marshal_dagster.coordinator.advising import SILENT_SESSIONS
-from marshal_dagster.coordinator.looking import read_groups
-from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.coordinator.assignment_reader import SILENT_SESSIONS
+from marshal_dagster.coordinator.group_view import read_groups
+from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.errors import MarshalError, TopicMissing
 from marshal_dagster.kafka.connection import KafkaConnection
 

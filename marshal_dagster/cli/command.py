@@ -6,7 +6,7 @@ import typer
 from typer.core import TyperCommand
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.exits import HELP
+from marshal_dagster.cli.exit_codes import HELP
 
 PROGRAM: Final = "marshal-dagster"
 

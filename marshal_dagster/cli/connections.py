@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from marshal_dagster.cli.options import ConnectionOptions
+from marshal_dagster.coordination.checked_log import open_rationalizer
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.coordination.opening import open_rationalizer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.kafka.acls import Right, on_topic
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.rights import Right, on_topic
 from marshal_dagster.kafka.topic_names import require_topic_name
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, is_name
 
 _SERVERS: Final = "MARSHAL_BOOTSTRAP_SERVERS"

@@ -7,24 +7,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+from marshal_dagster._internal.health_server import PATH
 from marshal_dagster.cli import output
-from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of, telling_how_to_create
-from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of, telling_how_to_create
+from marshal_dagster.cli.exit_codes import ExitCode
+from marshal_dagster.cli.library_warnings import telling_warnings
 from marshal_dagster.cli.options import DEFAULT_COORDINATION_TOPIC, ConnectionOptions
-from marshal_dagster.cli.serving import attend, health_server
-from marshal_dagster.cli.survey import listed
-from marshal_dagster.cli.telling import telling_warnings
-from marshal_dagster.coordination.registry import shared_rationalizer
+from marshal_dagster.cli.service import attend, health_server
+from marshal_dagster.cli.world_view import listed
+from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
 from marshal_dagster.coordinator.assignment import STRATEGIES
 from marshal_dagster.coordinator.group import Event, Happening, Rules
-from marshal_dagster.coordinator.looking import GroupView, Share, read_group, read_groups
+from marshal_dagster.coordinator.group_view import GroupView, Share, read_group, read_groups
+from marshal_dagster.coordinator.lag_weights import LagWeights, Weigh
 from marshal_dagster.coordinator.messages import by_topic
 from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
-from marshal_dagster.coordinator.weighing import LagWeights, Weigh
-from marshal_dagster.coordinator.wire import CoordinatorTopics
-from marshal_dagster.health import PATH
+from marshal_dagster.coordinator.transport import CoordinatorTopics
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 
 _WARNS: Final = ("coordinator.service", "coordinator.wire", "election")
 _BY_WEIGHT: Final = "weighted"

@@ -7,7 +7,8 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from marshal_dagster.cli.exits import HELP, ExitCode
+from marshal_dagster.cli.command import Command, command_group, help_text
+from marshal_dagster.cli.exit_codes import HELP, ExitCode
 from marshal_dagster.cli.options import (
     DEFAULT_COORDINATION_TOPIC,
     AsJson,
@@ -20,7 +21,6 @@ from marshal_dagster.cli.options import (
     Health,
     Timeout,
 )
-from marshal_dagster.cli.parts import Command, command_group, help_text
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 
 app = command_group("A group coordinator: which member is to claim which partitions. Claims alone decide.")
@@ -61,10 +61,10 @@ def _init(  # noqa: PLR0917 - typer gives options by name
     timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> None:
-    from marshal_dagster.cli import coordinating
+    from marshal_dagster.cli import coordinator
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    coordinating.init(coordinating.Place(topic, options), partitions, as_json=as_json)
+    coordinator.init(coordinator.Place(topic, options), partitions, as_json=as_json)
 
 
 @app.command(
@@ -117,11 +117,11 @@ def _run(  # noqa: PLR0917 - by name
     timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> ExitCode:
-    from marshal_dagster.cli import coordinating
+    from marshal_dagster.cli import coordinator
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    manner = coordinating.Manner(strategy, coordination_topic, min_session, max_failed_pings, backoff, max_retries)
-    return coordinating.run(coordinating.Place(topic, options, data_connection), manner, health, as_json=as_json)
+    manner = coordinator.Manner(strategy, coordination_topic, min_session, max_failed_pings, backoff, max_retries)
+    return coordinator.run(coordinator.Place(topic, options, data_connection), manner, health, as_json=as_json)
 
 
 @app.command(
@@ -143,10 +143,10 @@ def _status(
     timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> ExitCode:
-    from marshal_dagster.cli import coordinating
+    from marshal_dagster.cli import coordinator
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    return coordinating.status(coordinating.Place(topic, options), as_json=as_json)
+    return coordinator.status(coordinator.Place(topic, options), as_json=as_json)
 
 
 @app.command(
@@ -168,7 +168,7 @@ def _assignments(  # noqa: PLR0917 - by name
     timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> ExitCode:
-    from marshal_dagster.cli import coordinating
+    from marshal_dagster.cli import coordinator
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
-    return coordinating.assignments(coordinating.Place(topic, options), group, as_json=as_json)
+    return coordinator.assignments(coordinator.Place(topic, options), group, as_json=as_json)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.devkafka import BrokerStatus, KafkaCluster, KafkaStatus
 
 

@@ -7,27 +7,27 @@ from pathlib import Path
 from typing import Final
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.checks import brokers, rights
-from marshal_dagster.cli.checks.data import check_data_topics
-from marshal_dagster.cli.checks.finding import Finding, State
-from marshal_dagster.cli.checks.go_consumers import check_go_consumers
-from marshal_dagster.cli.checks.log import check_world, missing_topic, read_log
-from marshal_dagster.cli.checks.machine import check_machine
-from marshal_dagster.cli.checks.senders import check_senders, newest
-from marshal_dagster.cli.checks.settings import check_snapshot_topic, check_topic_settings
-from marshal_dagster.cli.checks.snapshots import Retention, check_snapshots, retention_of
-from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of
-from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of
+from marshal_dagster.cli.doctor_checks import acls, brokers
+from marshal_dagster.cli.doctor_checks.coordination_log import check_world, missing_topic, read_log
+from marshal_dagster.cli.doctor_checks.data_topics import check_data_topics
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.go_consumers import check_go_consumers
+from marshal_dagster.cli.doctor_checks.machine import check_machine
+from marshal_dagster.cli.doctor_checks.senders import check_senders, newest
+from marshal_dagster.cli.doctor_checks.snapshots import Retention, check_snapshots, retention_of
+from marshal_dagster.cli.doctor_checks.topic_settings import check_snapshot_topic, check_topic_settings
+from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.kafka_log import CLIENT_ID, KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import ConfigurationError, MarshalError, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.clients import check_reachable
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.inspection import Broker, Inspection, Standing
-from marshal_dagster.kafka.rights import Right
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +102,9 @@ class Asked:
     cluster: Inspection
 
     @property
-    def asker(self) -> rights.Asker:
+    def asker(self) -> acls.Asker:
         """Who asks, for a command that grants a right."""
-        return rights.Asker(self.connection.bootstrap_servers, self.connection.username)
+        return acls.Asker(self.connection.bootstrap_servers, self.connection.username)
 
 
 class Deployment:
@@ -123,14 +123,14 @@ class Deployment:
         try:
             standing = self._cluster.standing(self._topic)
         except RightMissing:
-            yield rights.missing_describe(self._topic, self._asker, is_needed=True)
+            yield acls.missing_describe(self._topic, self._asker, is_needed=True)
             return
         except TopicMissing as error:
             yield missing_topic(error, self._topic)
             return
         alive = self._cluster.brokers()
         yield brokers.versions(alive, standing.topic_id)
-        yield rights.of_coordination_topic(standing, self._asker)
+        yield acls.of_coordination_topic(standing, self._asker)
         yield from self._check_snapshot_rights(standing)
         yield from self._check_settings(standing)
         if standing.rights is None or Right.READ in standing.rights:
@@ -141,11 +141,11 @@ class Deployment:
         try:
             standing = self._cluster.standing(topic)
         except RightMissing:
-            yield rights.missing_describe(topic, self._asker, is_needed=False)
+            yield acls.missing_describe(topic, self._asker, is_needed=False)
         except MarshalError:
             return  # that it is missing is told with the snapshots
         else:
-            yield rights.of_snapshot_topic(standing, self._asker, is_member=_is_member(beside))
+            yield acls.of_snapshot_topic(standing, self._asker, is_member=_is_member(beside))
 
     def _check_log(self, alive: Collection[Broker], *, is_member: bool) -> Iterator[Finding]:
         snapshots = kafka_snapshots(self._connection, self._topic)

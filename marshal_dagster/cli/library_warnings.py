@@ -23,7 +23,7 @@ class _Notes(logging.Handler):
 
 
 @contextmanager
-def telling_warnings(parts: Sequence[str] = ("coordination",), *, each_time: bool = False) -> Iterator[None]:
+def telling_warnings(parts: Sequence[str] = ("admin", "coordination"), *, each_time: bool = False) -> Iterator[None]:
     """Tell what parts of the library warn of while the block runs.
 
     By default that is the coordination log and those that write it.

@@ -14,8 +14,9 @@ from typing import Annotated, Any, Final
 import typer
 from typer.main import get_command
 
-from marshal_dagster.cli import coordinators, operating, outboxes, output
-from marshal_dagster.cli.exits import HELP, ExitCode, code_of
+from marshal_dagster.cli import admin_commands, coordinator_commands, outbox_commands, output
+from marshal_dagster.cli.command import PROGRAM, Command, command_group, help_text
+from marshal_dagster.cli.exit_codes import HELP, ExitCode, code_of
 from marshal_dagster.cli.options import (
     DEFAULT_COORDINATION_TOPIC,
     AsJson,
@@ -26,7 +27,6 @@ from marshal_dagster.cli.options import (
     DataConnection,
     Timeout,
 )
-from marshal_dagster.cli.parts import PROGRAM, Command, command_group, help_text
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS
 
 _DEBUG: Final = "--debug"
@@ -41,10 +41,10 @@ app = command_group(
 )
 kafka_app = command_group("A real Kafka for this machine: started, looked at and stopped.")
 topic_app = command_group("The coordination topic: created and checked.")
-app.add_typer(operating.app)
+app.add_typer(admin_commands.app)
 app.add_typer(topic_app, name="topic")
-app.add_typer(outboxes.app, name="outbox")
-app.add_typer(coordinators.app, name="coordinator")
+app.add_typer(outbox_commands.app, name="outbox")
+app.add_typer(coordinator_commands.app, name="coordinator")
 app.add_typer(kafka_app, name="kafka")
 
 Directory = Annotated[

@@ -10,15 +10,15 @@ from typing import Any, Final
 
 import typer
 
+from marshal_dagster._internal.postgres import Database
 from marshal_dagster.cli import output
-from marshal_dagster.cli.connecting import connection_of, is_kafka_named
-from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.connections import connection_of, is_kafka_named
+from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.outbox.harvester import OutboxTopics
-from marshal_dagster.outbox.looking import Backlog, OutboxStatus, ParkedRow
-from marshal_dagster.outbox.tables import OutboxTables
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.status import Backlog, OutboxStatus, ParkedRow
 
 DSN_VARIABLE: Final = "MARSHAL_OUTBOX_DSN"
 _COLUMNS: Final = ("#id", "topic", "key", "#bytes", "set aside", "reason")

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from marshal_dagster.cli.exits import HELP, ExitCode
+from marshal_dagster._internal.postgres import DEFAULT_SCHEMA
+from marshal_dagster.cli.command import Command, command_group, help_text
+from marshal_dagster.cli.exit_codes import HELP, ExitCode
 from marshal_dagster.cli.options import (
     AsJson,
     BootstrapServers,
@@ -17,9 +19,8 @@ from marshal_dagster.cli.options import (
     Timeout,
     Yes,
 )
-from marshal_dagster.cli.parts import Command, command_group, help_text
 from marshal_dagster.election.rules import Timing
-from marshal_dagster.outbox.holds import Limits
+from marshal_dagster.outbox.backoff import Limits
 from marshal_dagster.outbox.options import (
     DEFAULT_OPTIONS,
     MAX_ATTEMPTS_TEXT,
@@ -30,8 +31,7 @@ from marshal_dagster.outbox.options import (
     TOPIC_PATIENCE_TEXT,
     HarvesterOptions,
 )
-from marshal_dagster.outbox.tables import DEFAULT_NAME
-from marshal_dagster.postgres import DEFAULT_SCHEMA
+from marshal_dagster.outbox.schema import DEFAULT_NAME
 
 app = command_group("A transactional outbox: rows committed in PostgreSQL, published to Kafka in order per key.")
 
@@ -176,7 +176,7 @@ def _harvest(  # noqa: PLR0917 - by name
     timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> ExitCode:
-    from marshal_dagster.cli import harvest, outbox
+    from marshal_dagster.cli import outbox, outbox_harvest
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
     work = HarvesterOptions(
@@ -186,7 +186,9 @@ def _harvest(  # noqa: PLR0917 - by name
         transaction_timeout,
         partitioner,
     )
-    return harvest.harvest(harvest.HarvestRequest(outbox.Place(dsn, name, schema), options, work, as_json), health)
+    return outbox_harvest.harvest(
+        outbox_harvest.HarvestRequest(outbox.Place(dsn, name, schema), options, work, as_json), health
+    )
 
 
 @app.command(
@@ -214,7 +216,7 @@ def _drain(  # noqa: PLR0917 - by name
     timeout: Timeout = None,
     as_json: AsJson = False,
 ) -> ExitCode:
-    from marshal_dagster.cli import harvest, outbox
+    from marshal_dagster.cli import outbox, outbox_harvest
 
     options = ConnectionOptions(bootstrap_servers, connection, timeout)
     work = HarvesterOptions(
@@ -222,7 +224,7 @@ def _drain(  # noqa: PLR0917 - by name
         transaction_timeout_s=transaction_timeout,
         partitioner=partitioner,
     )
-    return harvest.drain(harvest.HarvestRequest(outbox.Place(dsn, name, schema), options, work, as_json))
+    return outbox_harvest.drain(outbox_harvest.HarvestRequest(outbox.Place(dsn, name, schema), options, work, as_json))
 
 
 @app.command(

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.connecting import connection_of
-from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.connections import connection_of
+from marshal_dagster.cli.exit_codes import ExitCode
+from marshal_dagster.cli.library_warnings import telling_warnings
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.outbox import Place
-from marshal_dagster.cli.serving import attend, health_server
-from marshal_dagster.cli.telling import telling_warnings
+from marshal_dagster.cli.service import attend, health_server
 from marshal_dagster.outbox.harvester import Harvester
 from marshal_dagster.outbox.options import HarvesterOptions
 

@@ -5,13 +5,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from marshal_dagster.cli import output, survey
-from marshal_dagster.cli.connecting import READING, WRITING, connection_of, open_reader, person
+from marshal_dagster.admin.go_groups import are_stopped
+from marshal_dagster.admin.pause import Pause, PauseChange, Pausing
+from marshal_dagster.admin.times import duration_s, instant_ms
+from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, person
+from marshal_dagster.cli.library_warnings import telling_warnings
 from marshal_dagster.cli.options import ConnectionOptions
-from marshal_dagster.cli.telling import telling_warnings
-from marshal_dagster.operations.go_groups import are_stopped
-from marshal_dagster.operations.pausing import Pause, PauseChange, Pausing
-from marshal_dagster.operations.times import duration_s, instant_ms
 
 _SECOND_MS = 1_000
 
@@ -99,7 +99,7 @@ def _rows(changes: Sequence[PauseChange]) -> Iterator[list[str]]:
     for each in changes:
         alike.setdefault((each.before, each.after), []).append(each.number)
     for (before, after), numbers in alike.items():
-        yield [survey.listed(numbers), _text(before), _text(after)]
+        yield [world_view.listed(numbers), _text(before), _text(after)]
 
 
 def _text(pause: Pause) -> str:

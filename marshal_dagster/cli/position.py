@@ -6,13 +6,13 @@ from typing import Any, Final, Protocol
 
 import typer
 
-from marshal_dagster.cli import output, survey
-from marshal_dagster.cli.exits import ExitCode
-from marshal_dagster.cli.opening import Opening
+from marshal_dagster.admin.position_spec import partitions_of
+from marshal_dagster.admin.reset_positions import Move, Way
+from marshal_dagster.admin.times import duration_s
+from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli.exit_codes import ExitCode
+from marshal_dagster.cli.position_context import Opening
 from marshal_dagster.errors import MarshalError
-from marshal_dagster.operations.positions import Move, Way
-from marshal_dagster.operations.targets import partitions_of
-from marshal_dagster.operations.times import duration_s
 
 _HOW: Final = {
     Way.PAUSE: "The group is paused meanwhile",
@@ -94,7 +94,9 @@ class Moving(Opening):
         elif self.dry_run:
             output.show("A dry run: nothing was written.")
         else:
-            output.show(f"The positions of partitions {survey.listed([each.partition for each in moves])} were set.")
+            output.show(
+                f"The positions of partitions {world_view.listed([each.partition for each in moves])} were set."
+            )
 
 
 def _tell_half_done(work: Movable, moves: Sequence[Move]) -> None:
@@ -104,7 +106,7 @@ def _tell_half_done(work: Movable, moves: Sequence[Move]) -> None:
         output.note(f"what was set could not be read ({error}): see `marshal-dagster position get`")
         return
     left = [each.partition for each in moves if each.partition not in done]
-    output.note(f"set: partitions {survey.listed(done) or 'none'}; not set: {survey.listed(left) or 'none'}")
+    output.note(f"set: partitions {world_view.listed(done) or 'none'}; not set: {world_view.listed(left) or 'none'}")
 
 
 def _row(move: Move) -> list[str | output.Line]:

@@ -5,7 +5,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from marshal_dagster.cli.connecting import (
+from marshal_dagster.admin.go_groups import are_stopped
+from marshal_dagster.admin.reset_positions import Repositioning
+from marshal_dagster.admin.times import duration_s
+from marshal_dagster.cli.connections import (
     READING,
     WRITING,
     check_topic,
@@ -14,14 +17,11 @@ from marshal_dagster.cli.connecting import (
     open_reader,
     person,
 )
+from marshal_dagster.cli.library_warnings import telling_warnings
 from marshal_dagster.cli.options import ConnectionOptions
-from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.operations.go_groups import are_stopped
-from marshal_dagster.operations.positions import Repositioning
-from marshal_dagster.operations.times import duration_s
+from marshal_dagster.kafka.admin_client import Topics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from marshal_dagster.admin.pause import require_known
+from marshal_dagster.admin.position_spec import outside
 from marshal_dagster.cli import output
-from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of, open_reader
+from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of, open_reader
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
-from marshal_dagster.kafka.topics import OffsetBounds, Topics
-from marshal_dagster.operations.pausing import require_known
-from marshal_dagster.operations.targets import outside
-from marshal_dagster.protocol.positions import Extent
+from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
+from marshal_dagster.protocol.batch_planning import Extent
 from marshal_dagster.protocol.state import Key, Phase
 from marshal_dagster.protocol.world import World
 

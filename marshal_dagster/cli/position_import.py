@@ -1,9 +1,9 @@
 """`adopt`: a group's first positions, from a consumer group or a checkpoint of Structured Streaming."""
 
+from marshal_dagster.admin.import_positions import Adopting, Given
 from marshal_dagster.cli import output
-from marshal_dagster.cli.exits import ExitCode
-from marshal_dagster.cli.moving import Moving
-from marshal_dagster.operations.adopting import Adopting, Given
+from marshal_dagster.cli.exit_codes import ExitCode
+from marshal_dagster.cli.position import Moving
 
 
 def run(moving: Moving, given: Given) -> ExitCode:

@@ -1,9 +1,9 @@
 """`position set`: shows where a group stands in a topic and where it is to stand, asks, and sets it."""
 
+from marshal_dagster.admin.position_spec import Where
 from marshal_dagster.cli import output
-from marshal_dagster.cli.exits import ExitCode
-from marshal_dagster.cli.moving import Moving
-from marshal_dagster.operations.targets import Where
+from marshal_dagster.cli.exit_codes import ExitCode
+from marshal_dagster.cli.position import Moving
 
 
 def run(moving: Moving, where: Where, *, new_group: bool) -> ExitCode:

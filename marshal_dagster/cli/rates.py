@@ -3,7 +3,7 @@
 from collections import deque
 from typing import Final
 
-from marshal_dagster.cli.survey import Survey
+from marshal_dagster.cli.world_view import Survey
 from marshal_dagster.protocol.state import Place
 
 WINDOW_S: Final = 60.0

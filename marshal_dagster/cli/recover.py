@@ -8,8 +8,10 @@ from typing import Any, Final
 
 import typer
 
-from marshal_dagster.cli import output, survey
-from marshal_dagster.cli.connecting import (
+from marshal_dagster.admin.recovery import Confirmed, Observed, Recovery, Said, Whose
+from marshal_dagster.admin.times import duration_s
+from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli.connections import (
     WRITING,
     connection_of,
     data_connection_of,
@@ -17,14 +19,12 @@ from marshal_dagster.cli.connecting import (
     require_rights,
     telling_how_to_create,
 )
-from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
-from marshal_dagster.coordination.agreement import check_settings
+from marshal_dagster.coordination.group_settings import check_settings
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
-from marshal_dagster.coordination.recovery import Confirmed, Observed, Recovery, Said, Whose
 from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.operations.times import duration_s
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.protocol.messages import (
     DEFAULT_SETTINGS,
     INT32_MAX,
@@ -34,10 +34,10 @@ from marshal_dagster.protocol.messages import (
     DeliveryMode,
     RuleSet,
     Settings,
+    coordination_partition,
     is_name,
     is_topic,
 )
-from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import RANGES, Group
 
 _OFFSET_FIELDS: Final = 3
@@ -104,7 +104,7 @@ def run(request: RecoverRequest) -> ExitCode:
     if request.as_json:
         output.write_json({"recovered": recovered, "keys": [_to_json(each) for each in proposals]})
     elif recovered:
-        output.show(f"Coordination partitions {survey.listed(recovered)} have a snapshot: members can claim again.")
+        output.show(f"Coordination partitions {world_view.listed(recovered)} have a snapshot: members can claim again.")
     return ExitCode.OK
 
 
@@ -153,7 +153,7 @@ def _require_unknown(observed: Mapping[int, Observed], named: Mapping[str, Setti
             if name in named and group.settings_accepted and group.settings != named[name]:
                 raise ConfigurationError(
                     f"--settings: group {name!r} has settings in coordination partition {number}: "
-                    f"{survey.settings_text(group.settings)}. Leave it out; they can be changed afterwards with "
+                    f"{world_view.settings_text(group.settings)}. Leave it out; they can be changed afterwards with "
                     f"`marshal-dagster settings set {name}`"
                 )
 
@@ -276,13 +276,13 @@ def _show(
     if not observed:
         output.show("Every coordination partition is certain: there is nothing to recover.")
         return
-    output.show(f"Only observed: coordination partitions {survey.listed(list(observed))}.", _UNKNOWN)
+    output.show(f"Only observed: coordination partitions {world_view.listed(list(observed))}.", _UNKNOWN)
     for number, each in observed.items():
         for name, group in each.groups.items():
             pause = "" if group.paused_until_s is None else f", paused until {output.utc(group.paused_until_s * 1_000)}"
             settings = group.settings if group.settings_accepted else named.get(name, group.settings)
             origin = "" if group.settings_accepted else f" ({_origin(name, named, go_groups)})"
-            output.show(f"Group {name} in {number}: {survey.settings_text(settings)}{origin}{pause}")
+            output.show(f"Group {name} in {number}: {world_view.settings_text(settings)}{origin}{pause}")
     columns = ["group", "partition", "#last heartbeat", "#last release", "#in Kafka", "#to start at", "note"]
     output.show(output.Table(columns, [_row(each) for each in proposals]))
 

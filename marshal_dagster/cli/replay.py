@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import IO, Final
 
-from marshal_dagster.cli import output, view
-from marshal_dagster.cli.survey import survey
+from marshal_dagster.cli import output, tables
+from marshal_dagster.cli.world_view import survey
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import INT64_MAX, RuleSet
 from marshal_dagster.protocol.replay import MalformedLog, StoredRecord, parse_lines, summary
@@ -60,7 +60,7 @@ def run(request: ReplayRequest) -> None:
     if request.as_json:
         output.write_json(summary(world))
     elif not request.at_each:
-        output.show(*view.survey(survey(world)))
+        output.show(*tables.survey(survey(world)))
 
 
 def _interval_ms(seconds: float) -> int:

@@ -5,11 +5,11 @@ from typing import Final
 
 import typer
 
+from marshal_dagster.admin.reprocess import Redo, Redone, Reprocessing
+from marshal_dagster.admin.times import duration_s
 from marshal_dagster.cli import output
-from marshal_dagster.cli.exits import ExitCode
-from marshal_dagster.cli.opening import Opening
-from marshal_dagster.operations.reprocessing import Redo, Redone, Reprocessing
-from marshal_dagster.operations.times import duration_s
+from marshal_dagster.cli.exit_codes import ExitCode
+from marshal_dagster.cli.position_context import Opening
 
 _COLUMNS: Final = ("partition", "#log start", "#log end", "#position", "#again from", "#up to", "note")
 

@@ -7,15 +7,15 @@ from typing import Any, Final
 
 import typer
 
-from marshal_dagster.cli import output, survey
-from marshal_dagster.cli.connecting import READING, WRITING, check_topic, connection_of, open_reader, person
-from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.admin.position_spec import partitions_of
+from marshal_dagster.admin.revoke import HeldClaim, Revoking, held_by, told_of_nobody
+from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli.connections import READING, WRITING, check_topic, connection_of, open_reader, person
+from marshal_dagster.cli.exit_codes import ExitCode
+from marshal_dagster.cli.library_warnings import telling_warnings
 from marshal_dagster.cli.options import ConnectionOptions
-from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.operations.revoking import HeldClaim, Revoking, held_by, told_of_nobody
-from marshal_dagster.operations.targets import partitions_of
 from marshal_dagster.protocol.state import Freshness
 
 _COLUMNS: Final = ("partition", "owner", "last beat", "", "#epoch")
@@ -103,7 +103,7 @@ def _tell(
     elif request.dry_run:
         output.show("A dry run: nothing was written.")
     elif taken:
-        numbers = survey.listed({each.partition for each in taken})
+        numbers = world_view.listed({each.partition for each in taken})
         output.show(
             f"Nobody holds partitions {numbers} now; look again in a minute: a live Go owner would be back by then."
             if is_go
@@ -113,13 +113,14 @@ def _tell(
         return ExitCode.OK
     if is_go:
         output.note(
-            f"partitions {survey.listed({each.partition for each in left})} were not freed: they have no offset, "
+            f"partitions {world_view.listed({each.partition for each in left})} were not freed: they have no offset, "
             "changed hands meanwhile, or their owner lives and took them back. They are free two minutes after its "
             "last heartbeat"
         )
         return ExitCode.PROBLEMS
     output.note(
-        f"not revoked in partitions {survey.listed({each.partition for each in left})}: they changed hands meanwhile, "
+        f"not revoked in partitions {world_view.listed({each.partition for each in left})}: they changed hands "
+        "meanwhile, "
         "or the broker did not acknowledge it; look again"
     )
     return ExitCode.PROBLEMS

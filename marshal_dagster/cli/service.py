@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
+from marshal_dagster._internal.health_server import HealthServer, address_of
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.health import HealthServer, address_of
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _LOOK_S: Final = 0.1

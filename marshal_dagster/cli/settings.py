@@ -7,17 +7,17 @@ from typing import Any, Final
 
 import typer
 
-from marshal_dagster.cli import output, survey
-from marshal_dagster.cli.connecting import READING, WRITING, connection_of, open_reader, person
-from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.admin.go_groups import are_stopped
+from marshal_dagster.admin.group_settings import Agreed, Forgotten, SettingsChange, SettingsThere, alike
+from marshal_dagster.admin.times import duration_s
+from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli.connections import READING, WRITING, connection_of, open_reader, person
+from marshal_dagster.cli.exit_codes import ExitCode
+from marshal_dagster.cli.library_warnings import telling_warnings
 from marshal_dagster.cli.options import ConnectionOptions
-from marshal_dagster.cli.telling import telling_warnings
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, MarshalError
-from marshal_dagster.kafka.rights import Right
-from marshal_dagster.operations.agreed import Agreed, Forgotten, SettingsChange, SettingsThere, alike
-from marshal_dagster.operations.go_groups import are_stopped
-from marshal_dagster.operations.times import duration_s
+from marshal_dagster.kafka.acls import Right
 from marshal_dagster.protocol.messages import Settings
 
 _COLUMNS: Final = ("coordination partitions", "heartbeat interval", "rule set", "delivery", "features", "note")
@@ -189,7 +189,7 @@ def _tell_half_done(work: Agreed) -> None:
     except MarshalError as error:
         output.note(f"where ranges are still on could not be read ({error}): see `marshal-dagster settings show`")
         return
-    output.note(f"ranges are still on in coordination partitions {survey.listed(on) or 'none'}")
+    output.note(f"ranges are still on in coordination partitions {world_view.listed(on) or 'none'}")
 
 
 def _show(request: SettingsRequest, found: Mapping[int, SettingsThere], when: str = "") -> None:
@@ -242,10 +242,10 @@ def _tell(
 
 
 def _row(there: SettingsThere, numbers: Sequence[int]) -> list[str | output.Line]:
-    notes = [survey.NO_SETTINGS] if there.by_default else []
+    notes = [world_view.NO_SETTINGS] if there.by_default else []
     notes += [] if there.certain else ["only observed"]
     return [
-        survey.listed(numbers),
+        world_view.listed(numbers),
         f"{there.settings.heartbeat_interval_ms / 1_000:g} s",
         str(there.settings.rule_set),
         str(there.settings.delivery),

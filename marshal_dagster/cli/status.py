@@ -5,20 +5,15 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-from marshal_dagster.cli import output, survey, view
-from marshal_dagster.cli.assigned import Assignments
-from marshal_dagster.cli.connecting import (
-    check_topic,
-    connection_of,
-    data_connection_of,
-    open_reader,
-)
+from marshal_dagster.admin.pause import group_names, unknown_group
+from marshal_dagster.cli import output, tables, world_view
+from marshal_dagster.cli.assignments import Assignments
+from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of, open_reader
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.log import LogIdentity
 from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.operations.pausing import group_names, unknown_group
+from marshal_dagster.kafka.admin_client import Topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,57 +34,57 @@ def run(request: StatusRequest) -> None:
     data_connection = data_connection_of(request.data_connection, connection)
     if request.topic is not None:
         check_topic("--topic", request.topic)
-    wanted = survey.Wanted(request.group, request.topic)
+    wanted = world_view.Wanted(request.group, request.topic)
     followed = None if request.topic is None else [request.topic]
     with closing(open_reader(connection, request.coordination_topic, followed)) as rationalizer:
         world = rationalizer.catch_up()
         at_ms = SystemClock().wall_ms()
         with Topics(data_connection, client_id="marshal-dagster-status") as topics:
-            data = look_at_data(topics, survey.data_places(world, wanted))
-        looked = survey.survey(world, at_ms=at_ms, data=data, wanted=wanted)
+            data = look_at_data(topics, world_view.data_places(world, wanted))
+        looked = world_view.survey(world, at_ms=at_ms, data=data, wanted=wanted)
         assignments = Assignments(connection)
-        looked = survey.with_assigned(looked, assignments.of([group.name for group in looked.groups]))
+        looked = world_view.with_assigned(looked, assignments.of([group.name for group in looked.groups]))
         if request.as_json:
-            output.write_json(_identity_json(rationalizer.identity) | survey.to_json(world, looked))
+            output.write_json(_identity_json(rationalizer.identity) | world_view.to_json(world, looked))
         else:
             _show(rationalizer.identity, looked)
         if request.group is not None and request.group not in group_names(world):
             output.note(unknown_group(world, request.group))
 
 
-def look_at_data(topics: Topics, places: Mapping[str, set[int]]) -> dict[str, survey.DataTopicNow]:
+def look_at_data(topics: Topics, places: Mapping[str, set[int]]) -> dict[str, world_view.DataTopicNow]:
     """Ask for id and ends of each data topic; what cannot be known does not keep the state from being shown."""
-    found: dict[str, survey.DataTopicNow] = {}
+    found: dict[str, world_view.DataTopicNow] = {}
     out_of_reach = False
     for topic, partitions in sorted(places.items()):
         if not out_of_reach:
             found[topic] = _guarded(lambda topic=topic, wanted=partitions: _look(topics, topic, wanted))  # type: ignore[misc]
-            out_of_reach = found[topic].unknown is survey.NoLag.UNAVAILABLE
+            out_of_reach = found[topic].unknown is world_view.NoLag.UNAVAILABLE
         else:
-            found[topic] = survey.DataTopicNow(unknown=survey.NoLag.UNAVAILABLE)
+            found[topic] = world_view.DataTopicNow(unknown=world_view.NoLag.UNAVAILABLE)
     return found
 
 
-def _look(topics: Topics, topic: str, partitions: set[int]) -> survey.DataTopicNow:
+def _look(topics: Topics, topic: str, partitions: set[int]) -> world_view.DataTopicNow:
     described = topics.describe(topic)
     bounds = topics.offsets(topic, partitions & set(described.partitions))
-    return survey.DataTopicNow(described.topic_id, {number: each.end for number, each in bounds.items()})
+    return world_view.DataTopicNow(described.topic_id, {number: each.end for number, each in bounds.items()})
 
 
-def _guarded(look: Callable[[], survey.DataTopicNow]) -> survey.DataTopicNow:
+def _guarded(look: Callable[[], world_view.DataTopicNow]) -> world_view.DataTopicNow:
     try:
         return look()
     except MarshalError as error:
         unknown = next((why for kind, why in _UNKNOWN.items() if isinstance(error, kind)), None)
         if unknown is None:
             raise
-        return survey.DataTopicNow(unknown=unknown)
+        return world_view.DataTopicNow(unknown=unknown)
 
 
-_UNKNOWN: Mapping[type[MarshalError], survey.NoLag] = {
-    TopicMissing: survey.NoLag.NO_TOPIC,
-    RightMissing: survey.NoLag.NOT_ALLOWED,
-    UnavailableError: survey.NoLag.UNAVAILABLE,
+_UNKNOWN: Mapping[type[MarshalError], world_view.NoLag] = {
+    TopicMissing: world_view.NoLag.NO_TOPIC,
+    RightMissing: world_view.NoLag.NOT_ALLOWED,
+    UnavailableError: world_view.NoLag.UNAVAILABLE,
 }
 
 
@@ -97,8 +92,8 @@ def _identity_json(identity: LogIdentity) -> dict[str, str]:
     return {"coordination_topic": identity.topic, "coordination_topic_id": identity.topic_id}
 
 
-def _show(identity: LogIdentity, looked: survey.Survey) -> None:
-    followed = survey.listed([each.number for each in looked.partitions])
+def _show(identity: LogIdentity, looked: world_view.Survey) -> None:
+    followed = world_view.listed([each.number for each in looked.partitions])
     which = (
         f"{identity.partitions}"
         if len(looked.partitions) == identity.partitions
@@ -106,5 +101,5 @@ def _show(identity: LogIdentity, looked: survey.Survey) -> None:
     )
     output.show(
         f"Coordination log {identity.topic} (id {identity.topic_id}), {which} coordination partitions",
-        *view.survey(looked),
+        *tables.survey(looked),
     )

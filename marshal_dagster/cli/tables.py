@@ -6,7 +6,7 @@ from typing import Final
 
 from marshal_dagster.cli import output
 from marshal_dagster.cli.output import Line, Table
-from marshal_dagster.cli.survey import (
+from marshal_dagster.cli.world_view import (
     NO_SETTINGS,
     Assignee,
     GroupSurvey,

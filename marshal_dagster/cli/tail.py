@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.connecting import READING, connection_of, open_log, require_rights, telling_how_to_create
+from marshal_dagster.cli.connections import READING, connection_of, open_log, require_rights, telling_how_to_create
 from marshal_dagster.cli.options import ConnectionOptions
-from marshal_dagster.cli.survey import settings_text
+from marshal_dagster.cli.world_view import settings_text
 from marshal_dagster.coordination.log import Chunk, CoordinationLog, PositionLost
 from marshal_dagster.errors import ConfigurationError, LogChanged
 from marshal_dagster.protocol.messages import (

@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from marshal_dagster.cli import output, survey
-from marshal_dagster.cli.assigned import Assignments
-from marshal_dagster.cli.connecting import check_topic, connection_of, data_connection_of, open_reader
+from marshal_dagster.cli import output
+from marshal_dagster.cli import world_view as survey
+from marshal_dagster.cli.assignments import Assignments
+from marshal_dagster.cli.connections import check_topic, connection_of, data_connection_of, open_reader
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.output import Line, Table
 from marshal_dagster.cli.rates import Rates
 from marshal_dagster.cli.status import look_at_data
-from marshal_dagster.cli.survey import GroupSurvey, KeySurvey, Lag, RangeSurvey, Survey
-from marshal_dagster.cli.view import assignee_text, heard_text, lag_text, owner_text, plan_text
+from marshal_dagster.cli.tables import assignee_text, heard_text, lag_text, owner_text, plan_text
+from marshal_dagster.cli.world_view import GroupSurvey, KeySurvey, Lag, RangeSurvey, Survey
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import UnavailableError
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.protocol.state import Freshness, Owner, Phase
 from marshal_dagster.protocol.world import World
 

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.connecting import check_topic, connection_of, telling_how_to_create
-from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.connections import check_topic, connection_of, telling_how_to_create
+from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.cli.options import ConnectionOptions
-from marshal_dagster.coordination.admin import (
+from marshal_dagster.coordination.snapshots import snapshot_topic_of
+from marshal_dagster.coordination.topic_settings import (
     Problem,
     Severity,
     check_coordination_topic,
@@ -15,9 +16,8 @@ from marshal_dagster.coordination.admin import (
     create_snapshot_topic,
     require_safe,
 )
-from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import ConfigurationError, RightMissing, UnsafeTopic
-from marshal_dagster.kafka.topics import TopicDescription, Topics
+from marshal_dagster.kafka.admin_client import TopicDescription, Topics
 
 _CLIENT_ID = "marshal-dagster-topic"
 

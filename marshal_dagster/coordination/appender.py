@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from marshal_dagster.coordination.claims import Member
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.log import Append
 from marshal_dagster.coordination.rationalizer import Outcome, Rationalizer, Written
-from marshal_dagster.coordination.tenure import Member
-from marshal_dagster.protocol.messages import Message, render, type_name
-from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.messages import Message, coordination_partition, render, type_name
 
 logger = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
 
-from marshal_dagster.coordination.agreement import check_settings, give_settings
+from marshal_dagster.coordination.appender import Sender, Sent
+from marshal_dagster.coordination.claims import H, Member, Tenure
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.group_reader import GroupReader
-from marshal_dagster.coordination.observing import Observer, Told
+from marshal_dagster.coordination.group_settings import check_settings, give_settings
+from marshal_dagster.coordination.observer import Observer, Told
 from marshal_dagster.coordination.rationalizer import Outcome, Rationalizer
-from marshal_dagster.coordination.sending import Sender, Sent
-from marshal_dagster.coordination.tenure import H, Member, Tenure
 from marshal_dagster.errors import (
     ClaimLost,
     ConfigurationError,

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from marshal_dagster.coordination.appender import Sent
 from marshal_dagster.coordination.base_claimer import BaseClaimer
+from marshal_dagster.coordination.claims import Claim, Member, is_held, new_instance_id
 from marshal_dagster.coordination.group_reader import nobody_is_dead
-from marshal_dagster.coordination.sending import Sent
-from marshal_dagster.coordination.tenure import Claim, Member, is_held, new_instance_id
 from marshal_dagster.errors import GoGroupError, NotCommitted, PlanRejected
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (

@@ -4,10 +4,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from marshal_dagster.coordination.agreement import require_settings
+from marshal_dagster.coordination.claims import Member
 from marshal_dagster.coordination.clock import Clock
+from marshal_dagster.coordination.group_settings import require_settings
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.tenure import Member
 from marshal_dagster.errors import ConfigurationError, GroupPaused, NotCertain
 from marshal_dagster.protocol.messages import Message, RevokingClaim, RevokingRange, RuleSet, Settings
 from marshal_dagster.protocol.state import Group, Key, Owner, Range

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Final
 
+from marshal_dagster.coordination.appender import Sender
+from marshal_dagster.coordination.claims import Member
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.sending import Sender
-from marshal_dagster.coordination.tenure import Member
 from marshal_dagster.errors import ConfigurationError, GoGroupError, SettingsDiffer, UnavailableError
 from marshal_dagster.protocol.leases import delivery_timeout_ms
 from marshal_dagster.protocol.messages import (

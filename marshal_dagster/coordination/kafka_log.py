@@ -17,7 +17,6 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from marshal_dagster.coordination.admin import require_usable
 from marshal_dagster.coordination.log import (
     DEFAULT_COORDINATION_TOPIC,
     Ack,
@@ -27,10 +26,11 @@ from marshal_dagster.coordination.log import (
     LogIdentity,
     PositionLost,
 )
+from marshal_dagster.coordination.topic_settings import require_usable
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.leases import delivery_timeout_ms
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS
 

@@ -12,8 +12,8 @@ from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.snapshots import Read, Snapshots, snapshot_topic_of
 from marshal_dagster.errors import RightMissing, UnavailableError
 from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.snapshots import Record
 
 CLIENT_ID: Final = "marshal-dagster-snapshots"

@@ -1,14 +1,40 @@
 """Who is told what becomes of a claimer's records: metrics and log lines stand on it, no rule does."""
 
 import logging
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from marshal_dagster.coordination.base_claimer import BaseClaimer
-    from marshal_dagster.coordination.sending import Sent
-    from marshal_dagster.coordination.tenure import Held
+    from collections.abc import Mapping
+
+    from marshal_dagster.coordination.appender import Sent
+    from marshal_dagster.coordination.claims import Held, Member
+    from marshal_dagster.coordination.clock import Clock
 
 logger = logging.getLogger(__name__)
+
+
+class ObservedClaimer(Protocol):
+    """The parts of a claimer that an observer may read."""
+
+    @property
+    def member(self) -> "Member":
+        """The group, client id and instance id of the claimer."""
+        ...
+
+    @property
+    def topic(self) -> str:
+        """The data topic."""
+        ...
+
+    @property
+    def clock(self) -> "Clock":
+        """The clock by which leases are counted."""
+        ...
+
+    @property
+    def claims(self) -> "Mapping[int, Held]":
+        """The claims that are held, by partition."""
+        ...
 
 
 class Observer(Protocol):
@@ -18,11 +44,11 @@ class Observer(Protocol):
     waits for nobody.
     """
 
-    def sent(self, claimer: "BaseClaimer[Any]", sent: "Sent") -> None:
+    def sent(self, claimer: "ObservedClaimer", sent: "Sent") -> None:
         """Take in what records came to, before the claimer does: its claims and leases are those from before."""
         ...
 
-    def lost(self, claimer: "BaseClaimer[Any]", claim: "Held", why: str) -> None:
+    def lost(self, claimer: "ObservedClaimer", claim: "Held", why: str) -> None:
         """Take in that a claim is held no more, not by the claimer's own will."""
         ...
 
@@ -30,7 +56,7 @@ class Observer(Protocol):
 class Told:
     """Tells an observer about one claimer."""
 
-    def __init__(self, observer: Observer, claimer: "BaseClaimer[Any]") -> None:
+    def __init__(self, observer: Observer, claimer: "ObservedClaimer") -> None:
         """Tell `observer` about `claimer`."""
         self._observer = observer
         self._claimer = claimer

@@ -7,15 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from marshal_dagster.coordination.appender import Sent
 from marshal_dagster.coordination.base_claimer import BaseClaimer, reason
+from marshal_dagster.coordination.claims import Member, RangeClaim
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.group_reader import nobody_is_dead
-from marshal_dagster.coordination.observing import Observer
+from marshal_dagster.coordination.observer import Observer
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.sending import Sent
-from marshal_dagster.coordination.tenure import Member, RangeClaim
 from marshal_dagster.errors import ConfigurationError, NotCommitted, PlanRejected
-from marshal_dagster.protocol.key_ranges import is_done, of_epoch
 from marshal_dagster.protocol.leases import Lease
 from marshal_dagster.protocol.messages import (
     ClaimingRange,
@@ -28,6 +27,7 @@ from marshal_dagster.protocol.messages import (
     Settings,
 )
 from marshal_dagster.protocol.range_choice import Bounds, Look, choose_range, in_the_way
+from marshal_dagster.protocol.range_set import is_done, of_epoch
 from marshal_dagster.protocol.state import RANGES, Key, Owner, enables_ranges
 
 __all__ = ["RangeClaim", "RangeClaimer"]

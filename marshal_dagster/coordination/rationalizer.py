@@ -11,8 +11,7 @@ from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordination.log import Bounds, CoordinationLog, LogIdentity, PositionLost
 from marshal_dagster.coordination.snapshots import WORTH_A_LOOK, Snapshots, Strange, newest_of_log, not_of_log
 from marshal_dagster.errors import LogChanged, MarshalError, TimestampTypeError, UnavailableError
-from marshal_dagster.protocol.messages import Heartbeat, Message
-from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.messages import Heartbeat, Message, coordination_partition
 from marshal_dagster.protocol.world import ACCEPTED, PartitionWorld, Verdict, VerdictKind, World
 
 logger = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
+from marshal_dagster.coordination.checked_log import open_rationalizer
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
-from marshal_dagster.coordination.opening import open_rationalizer
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.connection import KafkaConnection
 

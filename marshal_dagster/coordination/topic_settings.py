@@ -9,7 +9,7 @@ from typing import Final
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_PARTITIONS, DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
 from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing, UnsafeTopic
-from marshal_dagster.kafka.topics import TopicDescription, Topics
+from marshal_dagster.kafka.admin_client import TopicDescription, Topics
 
 MOST_REPLICAS: Final = 3
 LEAST_INSYNC: Final = 2

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final
 
-from marshal_dagster.coordinator.looking import GroupView, Share, read_group
-from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.coordinator.group_view import GroupView, Share, read_group
+from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka.connection import KafkaConnection
 

@@ -19,7 +19,14 @@ from marshal_dagster.coordinator.messages import (
     Register,
     parse_coordinator_message,
 )
-from marshal_dagster.coordinator.wire import CLIENT_FAILURES, CoordinatorTopics, Reader, Writer, end_of, partition_of
+from marshal_dagster.coordinator.transport import (
+    CLIENT_FAILURES,
+    CoordinatorTopics,
+    Reader,
+    Writer,
+    end_of,
+    partition_of,
+)
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
 

@@ -6,7 +6,7 @@ from typing import Final
 
 from marshal_dagster.coordinator.assignment import Place
 from marshal_dagster.coordinator.messages import CoordinatorMessage, Ping, StartFetcher, places_of
-from marshal_dagster.coordinator.wire import CoordinatorTopics, partition_of, read_coordinator_messages
+from marshal_dagster.coordinator.transport import CoordinatorTopics, partition_of, read_coordinator_messages
 from marshal_dagster.kafka.connection import KafkaConnection
 
 _USUAL_SESSION_MS: Final = 30_000

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from marshal_dagster.coordination.registry import shared_rationalizer
+from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
 from marshal_dagster.coordinator.assignment import Place
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.topics import OffsetBounds
+    from marshal_dagster.kafka.admin_client import OffsetBounds
 
 Weigh = Callable[[str, Collection[str], Mapping[Place, int]], Mapping[Place, float]]
 """Returns the weights of a group's topics by partition, given the next offsets that members report.

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
+from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_S
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.coordinator.assignment import Place, sticky_assignment
 from marshal_dagster.coordinator.background import GroupWeigher, PeriodicCall
 from marshal_dagster.coordinator.group import Event, GroupCoordinator, Happening, Rules
-from marshal_dagster.coordinator.measuring import GroupMetrics
+from marshal_dagster.coordinator.lag_weights import Weigh
 from marshal_dagster.coordinator.messages import CoordinatorMessage, Register, StartFetcher, parse_member_message
-from marshal_dagster.coordinator.weighing import Weigh
-from marshal_dagster.coordinator.wire import (
+from marshal_dagster.coordinator.metrics import GroupMetrics
+from marshal_dagster.coordinator.transport import (
     CLIENT_FAILURES,
     CoordinatorTopics,
     Reader,
@@ -33,9 +34,8 @@ from marshal_dagster.election.elector import Elector
 from marshal_dagster.election.rules import Event as ElectionEvent
 from marshal_dagster.election.rules import Resigned, Term, Timing
 from marshal_dagster.errors import ConfigurationError, MarshalError
-from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from marshal_dagster.coordinator.messages import (
 from marshal_dagster.election.elector import LEADER_SETTINGS
 from marshal_dagster.errors import ConfigurationError, TopicMissing, UnavailableError
 from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.acls import Right, on_topic
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.clients import let_go
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.rights import Right, on_topic
-from marshal_dagster.kafka.topics import Topics
 
 logger = logging.getLogger(__name__)
 

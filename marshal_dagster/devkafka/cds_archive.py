@@ -12,16 +12,15 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from marshal_dagster import processes
+from marshal_dagster._internal import processes
 from marshal_dagster._internal.file_lock import locked
 from marshal_dagster._internal.jars import Report
-from marshal_dagster.ports import free_port
-
-from .errors import DevKafkaError
-from .launch import BrokerFolder, Launcher
-from .probe import brokers_known_to
-from .properties import Node
-from .state import new_cluster_id
+from marshal_dagster._internal.ports import free_port
+from marshal_dagster.devkafka.errors import DevKafkaError
+from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
+from marshal_dagster.devkafka.properties import Node
+from marshal_dagster.devkafka.readiness import brokers_known_to
+from marshal_dagster.devkafka.state import new_cluster_id
 
 _MADE_WITHIN_S = 60.0
 

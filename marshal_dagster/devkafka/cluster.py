@@ -8,22 +8,21 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from marshal_dagster import processes
+from marshal_dagster._internal import processes
 from marshal_dagster._internal.file_lock import locked
 from marshal_dagster._internal.jars import Report
+from marshal_dagster._internal.java import find_java
+from marshal_dagster._internal.ports import HOST, LARGEST_PORT, check_free, free_port, is_free
 from marshal_dagster._internal.user_folders import kafka_folder
+from marshal_dagster.devkafka.cds_archive import with_archive
+from marshal_dagster.devkafka.errors import BrokerFailed, ClusterBusy, ClusterDiffers, DevKafkaError
+from marshal_dagster.devkafka.jars import ensure_jars
+from marshal_dagster.devkafka.launch import DEFAULT_HEAP_MB, BrokerFolder, Launcher
+from marshal_dagster.devkafka.properties import Node, check_settings
+from marshal_dagster.devkafka.readiness import brokers_known_to
+from marshal_dagster.devkafka.state import STATE_FILE, ClusterState, new_cluster_id, read_state, write_state
+from marshal_dagster.devkafka.status import BrokerStatus, KafkaStatus
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.java import find_java
-from marshal_dagster.ports import HOST, LARGEST_PORT, check_free, free_port, is_free
-
-from .archive import with_archive
-from .errors import BrokerFailed, ClusterBusy, ClusterDiffers, DevKafkaError
-from .jars import ensure_jars
-from .launch import DEFAULT_HEAP_MB, BrokerFolder, Launcher
-from .probe import brokers_known_to
-from .properties import Node, check_settings
-from .state import STATE_FILE, ClusterState, new_cluster_id, read_state, write_state
-from .status import BrokerStatus, KafkaStatus
 
 DEFAULT_PORT = 9092
 BROKER_COUNTS = (1, 3)

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from marshal_dagster._internal.jars import DOWNLOAD_TIMEOUT_S, JarSet, Report
+from marshal_dagster._internal.java import Java
 from marshal_dagster._internal.user_folders import cache_folder
-from marshal_dagster.java import Java
 
 KAFKA_VERSION = "4.3.1"
 # Kafka's own jars bring this log4j-core and slf4j 1.7; what is missing is the binding between the two.

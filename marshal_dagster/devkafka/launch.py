@@ -7,12 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from marshal_dagster._internal.java import Java, java_environment
 from marshal_dagster._internal.java_properties import render_properties
-from marshal_dagster.java import Java, java_environment
-from marshal_dagster.processes import ProcessMark, spawn
-
-from .errors import BrokerFailed
-from .properties import Node, logging_configuration, server_properties
+from marshal_dagster._internal.processes import ProcessMark, spawn
+from marshal_dagster.devkafka.errors import BrokerFailed
+from marshal_dagster.devkafka.properties import Node, logging_configuration, server_properties
 
 # Measured on two cores: half the processor time of the default compilers and collector, a lower and steadier
 # latency, the same throughput.

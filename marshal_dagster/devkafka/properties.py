@@ -6,8 +6,8 @@ from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
 from marshal_dagster._internal.java_properties import render_properties
+from marshal_dagster._internal.ports import HOST
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.ports import HOST
 
 _OWNED = frozenset(
     {

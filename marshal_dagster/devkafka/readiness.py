@@ -3,7 +3,7 @@
 import socket
 import struct
 
-from marshal_dagster.ports import HOST
+from marshal_dagster._internal.ports import HOST
 
 _METADATA_KEY = 3
 _METADATA_VERSION = 1

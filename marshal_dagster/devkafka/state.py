@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from marshal_dagster.processes import ProcessMark
-
-from .errors import ClusterDiffers
-from .properties import Node
+from marshal_dagster._internal.processes import ProcessMark
+from marshal_dagster.devkafka.errors import ClusterDiffers
+from marshal_dagster.devkafka.properties import Node
 
 STATE_FILE = "cluster.json"
 _VERSION = 1

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from marshal_dagster.ports import HOST
+from marshal_dagster._internal.ports import HOST
 
 
 @dataclass(frozen=True, slots=True)

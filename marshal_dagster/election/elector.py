@@ -12,11 +12,11 @@ from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.election.rules import Beat, Candidacy, Event, Term, Timing
 from marshal_dagster.errors import MarshalError, UnavailableError
 from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.acls import Needed, Right, on_topic
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.clients import checked_settings, let_go
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.requests import MISSING, Request, failure
-from marshal_dagster.kafka.rights import Needed, Right, on_topic
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.errors import MISSING, Request, failure
 
 logger = logging.getLogger(__name__)
 

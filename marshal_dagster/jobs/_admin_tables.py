@@ -7,11 +7,11 @@ from typing import Final, Generic, TypeAlias, TypeVar
 
 from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord, TableSchema
 
-from marshal_dagster.operations.agreed import SettingsThere
-from marshal_dagster.operations.pausing import Pause, PauseChange
-from marshal_dagster.operations.positions import Move
-from marshal_dagster.operations.reprocessing import Redo, Redone
-from marshal_dagster.operations.revoking import HeldClaim
+from marshal_dagster.admin.group_settings import SettingsThere
+from marshal_dagster.admin.pause import Pause, PauseChange
+from marshal_dagster.admin.reprocess import Redo, Redone
+from marshal_dagster.admin.reset_positions import Move
+from marshal_dagster.admin.revoke import HeldClaim
 from marshal_dagster.protocol.messages import settings_text
 
 Row = TypeVar("Row")

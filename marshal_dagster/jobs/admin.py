@@ -23,25 +23,27 @@ from dagster import (
 )
 from pydantic import Field
 
+from marshal_dagster.admin.go_groups import are_stopped
+from marshal_dagster.admin.group_settings import Agreed
+from marshal_dagster.admin.import_positions import Adopting, Given
+from marshal_dagster.admin.log_access import LOOKING_MS
+from marshal_dagster.admin.pause import Pausing
+from marshal_dagster.admin.position_spec import Where, partitions_of
+from marshal_dagster.admin.reprocess import Reprocessing
+from marshal_dagster.admin.reset_positions import Move, Repositioning
+from marshal_dagster.admin.revoke import Revoking, held_by, told_of_nobody
+from marshal_dagster.admin.times import duration_s, instant_ms
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.errors import ConfigurationError, MarshalError
+from marshal_dagster.jobs._admin_tables import claim_table, move_table, pause_table, redo_table, settings_table
 from marshal_dagster.kafka.topic_names import require_topic_name
-from marshal_dagster.operations.adopting import Adopting, Given
-from marshal_dagster.operations.agreed import Agreed
-from marshal_dagster.operations.go_groups import are_stopped
-from marshal_dagster.operations.opening import LOOKING_MS
-from marshal_dagster.operations.pausing import Pausing
-from marshal_dagster.operations.positions import Move, Repositioning
-from marshal_dagster.operations.reprocessing import Reprocessing
-from marshal_dagster.operations.revoking import Revoking, held_by, told_of_nobody
-from marshal_dagster.operations.targets import Where, partitions_of
-from marshal_dagster.operations.times import duration_s, instant_ms
-from marshal_dagster.operator_tables import claim_table, move_table, pause_table, redo_table, settings_table
-from marshal_dagster.resources import ClaimerResource, claimer_of
-from marshal_dagster.runs import GROUP_TAG, DeadRuns, forwarded_logs, tag_run
+from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
+from marshal_dagster.runs.log_forwarding import forwarded_logs
+from marshal_dagster.runs.names import GROUP_TAG, tag_run
+from marshal_dagster.runs.status import DeadRuns
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.kafka.admin_client import Topics
 
 DEFAULT_WAIT_S: Final = 300.0
 _SHOWN_PAUSE: Final = "1h"

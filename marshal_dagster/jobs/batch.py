@@ -20,7 +20,7 @@ from dagster._core.definitions.unresolved_asset_job_definition import Unresolved
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.ops import ClaimedBatchConfig
-from marshal_dagster.runs import TOPIC_TAG
+from marshal_dagster.runs.names import TOPIC_TAG
 
 EVERY_MINUTE: Final = "* * * * *"
 

@@ -23,12 +23,12 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.errors import MarshalError, TopicMissing, UnavailableError
+from marshal_dagster.kafka.acls import Needed, Right, missing, on_topic
 from marshal_dagster.kafka.clients import ClientLog, admin, error_in, let_go, reach
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.groups import GroupOffsets
-from marshal_dagster.kafka.many_offsets import AT_ONCE, NONE_AT, ManyOffsets
-from marshal_dagster.kafka.requests import LEADER_MOVED, MISSING, PASSING, Request, failure, right_missing
-from marshal_dagster.kafka.rights import Needed, Right, missing, on_topic
+from marshal_dagster.kafka.errors import LEADER_MOVED, MISSING, PASSING, Request, failure, right_missing
+from marshal_dagster.kafka.group_offsets import GroupOffsets
+from marshal_dagster.kafka.offsets import AT_ONCE, NONE_AT, ManyOffsets
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

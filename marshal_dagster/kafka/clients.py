@@ -17,10 +17,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Thro
 from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.errors import ConfigurationError, RightMissing, UnavailableError
+from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.failures import Cause, Reason, reason_in, without_noise
-from marshal_dagster.kafka.handshake import looked_into
-from marshal_dagster.kafka.rights import Right, on_topic
+from marshal_dagster.kafka.connection_errors import Cause, Reason, reason_in, without_noise
+from marshal_dagster.kafka.tls_diagnostics import looked_into
 
 READER_GROUP: Final = "marshal-dagster-reads-by-position"
 """The group id that a consumer must have; nothing is ever committed under it and no right on it is needed."""

@@ -6,8 +6,8 @@ from typing import Final
 from confluent_kafka import KafkaError
 
 from marshal_dagster.errors import ConfigurationError, MarshalError, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.kafka.acls import Needed
 from marshal_dagster.kafka.clients import ClientLog
-from marshal_dagster.kafka.rights import Needed
 
 LEADER_MOVED: Final = frozenset(
     {

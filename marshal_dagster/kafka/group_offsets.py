@@ -11,10 +11,10 @@ from typing import Any, Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from marshal_dagster.errors import UnavailableError
+from marshal_dagster.kafka.acls import Needed, Right
 from marshal_dagster.kafka.clients import ClientLog, checked_settings, error_in, let_go, let_go_later
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.requests import PASSING, Request, failure
-from marshal_dagster.kafka.rights import Needed, Right
+from marshal_dagster.kafka.errors import PASSING, Request, failure
 
 _PAUSE_S: Final = 0.02
 _GLANCE_S: Final = 0.002

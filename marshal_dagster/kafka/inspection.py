@@ -7,9 +7,9 @@ from typing import Any, Final
 import confluent_kafka.admin
 
 from marshal_dagster.errors import MarshalError
-from marshal_dagster.kafka.requests import Request
-from marshal_dagster.kafka.rights import Needed, Right
-from marshal_dagster.kafka.topics import Topics, authorized, only, result, url_safe
+from marshal_dagster.kafka.acls import Needed, Right
+from marshal_dagster.kafka.admin_client import Topics, authorized, only, result, url_safe
+from marshal_dagster.kafka.errors import Request
 
 _API: Final[Any] = confluent_kafka.admin
 """For the names that the client library's type hints do not export."""

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from marshal_dagster.choices import one_of
+from marshal_dagster._internal.enums import one_of
 
 
 class Partitioner(StrEnum):

@@ -8,6 +8,8 @@ from typing import Final
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from marshal_dagster.errors import RightMissing, UnavailableError
+from marshal_dagster.kafka.acls import Right, on_topic
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.clients import (
     HARMLESS_TO_A_READER,
     ClientLog,
@@ -18,9 +20,7 @@ from marshal_dagster.kafka.clients import (
     reach,
 )
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.requests import PASSING, Request, failure
-from marshal_dagster.kafka.rights import Right, on_topic
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.errors import PASSING, Request, failure
 
 PARTITIONS: Final = 8
 """How many partitions are looked at: those with the most to read."""

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.failures import Cause, Reason
+from marshal_dagster.kafka.connection_errors import Cause, Reason
 
 if TYPE_CHECKING:
     from ssl import SSLContext

@@ -16,11 +16,11 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from marshal_dagster.errors import ConfigurationError, LogChanged, MarshalError, UnavailableError
 from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.acls import Needed, Right, on_topic
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.clients import ClientLog, checked_settings, error_in, let_go, reach
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.requests import MISSING, Request, failure, right_missing
-from marshal_dagster.kafka.rights import Needed, Right, on_topic
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.errors import MISSING, Request, failure, right_missing
 
 CLIENT_ID: Final = "marshal-dagster-sink"
 NOTES_PARTITION: Final = 0

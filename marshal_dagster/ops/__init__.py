@@ -1,10 +1,11 @@
 """The op that claims, processes and commits, batch after batch in one Spark session."""
 
 from marshal_dagster.ops.claimed_batch import build_claimed_batch_op
-from marshal_dagster.ops.config import ClaimedBatchConfig, SeenKey, WorkOptions, config_of
+from marshal_dagster.ops.config import ClaimedBatchConfig, WorkOptions, config_of
+from marshal_dagster.ops.execution import BatchWork
 from marshal_dagster.ops.results import DoneBatch, DrainedBatches, Outcome
 from marshal_dagster.ops.spec import BatchSpec, Process, batch_spec
-from marshal_dagster.ops.work import BatchWork
+from marshal_dagster.runs.abandoned_work import SeenKey
 
 __all__ = [
     "BatchSpec",

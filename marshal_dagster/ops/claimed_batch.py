@@ -6,10 +6,10 @@ from typing import Unpack
 from dagster import AssetKey, OpDefinition, OpExecutionContext, Out, Output, RetryPolicy, op
 
 from marshal_dagster.ops.config import WorkOptions, config_of
+from marshal_dagster.ops.execution import BatchWork
 from marshal_dagster.ops.results import DrainedBatches
 from marshal_dagster.ops.spec import Process, batch_spec
-from marshal_dagster.ops.work import BatchWork
-from marshal_dagster.runs import TOPIC_TAG
+from marshal_dagster.runs.names import TOPIC_TAG
 
 
 def build_claimed_batch_op(

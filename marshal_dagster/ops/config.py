@@ -7,22 +7,11 @@ from typing import Any, Literal, TypedDict
 from dagster import Config, OpExecutionContext
 from pydantic import Field, create_model
 
-from marshal_dagster.delivery import RangeOptions
+from marshal_dagster.batches import RangeOptions
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.positions import StartPolicy
-from marshal_dagster.spark.sinks import Sink
-
-
-class SeenKey(Config):
-    """Where a partition stood when a sensor asked for its reprocessing; to be compared, nothing is decided by it."""
-
-    partition: int = Field(ge=0, description="The partition of the data topic.")
-    generation: int = Field(description="Its generation.")
-    offset: int | None = Field(default=None, description="Its offset, the next one to read.")
-    plan_end: int | None = Field(default=None, description="The end (exclusive) of its open plan.")
-    plan_attempts: int = Field(default=0, description="How often that plan had been tried.")
-    epoch: int | None = Field(default=None, description="The epoch of its owner, gone stale by then.")
-    instance: str | None = Field(default=None, description="The instance id of that owner.")
+from marshal_dagster.protocol.batch_planning import StartPolicy
+from marshal_dagster.runs.abandoned_work import SeenKey
+from marshal_dagster.sinks import Sink
 
 
 class ClaimedBatchConfig(Config):

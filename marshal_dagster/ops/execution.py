@@ -16,28 +16,22 @@ from dagster import (
     RetryRequested,
 )
 
+from marshal_dagster.batches import ClaimedBatch, PartitionReport
 from marshal_dagster.coordination.clock import SystemClock
-from marshal_dagster.delivery import ClaimedBatch, PartitionReport
 from marshal_dagster.errors import ConfigurationError, TopicMissing
 from marshal_dagster.ops.config import ClaimedBatchConfig
+from marshal_dagster.ops.metadata import lost_offsets, lost_range, ranges_table, seen_table
 from marshal_dagster.ops.results import DoneBatch, DrainedBatches, Outcome, recalled
+from marshal_dagster.ops.spark_monitor import progress_lines, session_watched
 from marshal_dagster.ops.spec import BatchSpec
-from marshal_dagster.ops.tables import lost_offsets, lost_range, ranges_table, seen_table
-from marshal_dagster.ops.watching import progress_lines, session_watched
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.resources import ClaimerResource, claimer_of
-from marshal_dagster.runs import (
-    GROUP_TAG,
-    OUTCOME_TAG,
-    TOPIC_TAG,
-    announcements_key,
-    recorded_before,
-    run_is_over,
-    tag_run,
-)
-from marshal_dagster.spark import reading
+from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
+from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG, announcements_key, tag_run
+from marshal_dagster.runs.recorded_batches import recorded_before
+from marshal_dagster.runs.status import run_is_over
+from marshal_dagster.sinks import Sink
+from marshal_dagster.spark import reader
 from marshal_dagster.spark.session import SINGLE_EXECUTION, spark_settings, start_session
-from marshal_dagster.spark.sinks import Sink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +44,7 @@ _LONGEST_WAIT_INTERVALS: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class _Nothing:
-    """Why there is no further batch; `stale_in_s` as in `marshal_dagster.delivery.Idle`."""
+    """Why there is no further batch; `stale_in_s` as in `marshal_dagster.batches.Idle`."""
 
     outcome: Outcome
     text: str
@@ -198,7 +192,7 @@ class BatchWork:
 
     def _most_offsets(self) -> int | None:
         """Give the most offsets of a batch, by both limits."""
-        from marshal_dagster.kafka.sampling import bytes_per_offset
+        from marshal_dagster.kafka.record_size import bytes_per_offset
 
         limit, max_bytes = self.config.max_records, self.config.max_bytes
         if max_bytes is None:
@@ -268,7 +262,7 @@ class BatchWork:
             return
         with session_watched(spark), progress_lines(self.context, spark, batch.batch_id):
             if self.spec.count_records:
-                self.records = reading.count_records(frame)
+                self.records = reader.count_records(frame)
             rows = self.spec.process(self.context, batch, frame)
             if self.spec.sink is not None and rows is not None:
                 batch.write(rows)

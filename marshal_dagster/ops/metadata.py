@@ -5,8 +5,8 @@ from typing import Final
 
 from dagster import MetadataValue, TableColumn, TableMetadataValue, TableRecord, TableSchema
 
-from marshal_dagster.delivery import PartitionReport
-from marshal_dagster.ops.config import SeenKey
+from marshal_dagster.batches import PartitionReport
+from marshal_dagster.runs.abandoned_work import SeenKey
 
 _COLUMNS: Final = (
     TableColumn("partition", "int", "The partition."),

@@ -20,7 +20,7 @@ PROGRESS_EVERY_S: Final = 5.0
 @contextmanager
 def session_watched(spark: "SparkSession") -> Iterator[None]:
     """Raise `BatchAborted` in place of what Spark raises when the session has died under the block."""
-    from marshal_dagster.spark.jobs import session_ended
+    from marshal_dagster.spark.job_control import session_ended
 
     try:
         yield
@@ -37,7 +37,7 @@ def session_watched(spark: "SparkSession") -> Iterator[None]:
 @contextmanager
 def progress_lines(context: OpExecutionContext, spark: "SparkSession", batch_id: str) -> Iterator[None]:
     """Log how far Spark is, from a thread of its own, while the block runs."""
-    from marshal_dagster.spark.jobs import progress
+    from marshal_dagster.spark.job_control import progress
 
     over = threading.Event()
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from dagster import AssetKey, OpExecutionContext
 
-from marshal_dagster.choices import one_of
-from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, RangeOptions
+from marshal_dagster._internal.enums import one_of
+from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS, ClaimedBatch, RangeOptions
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.ops.config import MakeSink, WorkOptions
-from marshal_dagster.protocol.positions import StartPolicy
-from marshal_dagster.spark.reading import check_min_partitions
-from marshal_dagster.spark.sinks import Sink
+from marshal_dagster.protocol.batch_planning import StartPolicy
+from marshal_dagster.sinks import Sink
+from marshal_dagster.spark.reader import check_min_partitions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.outbox.ports import Lane, Parked, Row
+from marshal_dagster.outbox.interfaces import Lane, Parked, Row
 
 _FIRST_WAIT_MS: Final = 200.0
 _LONGEST_WAIT_MS: Final = 5_000.0

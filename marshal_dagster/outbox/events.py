@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
+from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, identifier
 from marshal_dagster.errors import ConfigurationError, SinkRefused
 from marshal_dagster.kafka.topic_names import require_topic_name
-from marshal_dagster.outbox.tables import DEFAULT_MAX_BYTES, DEFAULT_NAME, tables_to_write
-from marshal_dagster.postgres import DEFAULT_SCHEMA, identifier
+from marshal_dagster.outbox.schema import DEFAULT_MAX_BYTES, DEFAULT_NAME, tables_to_write
 
 if TYPE_CHECKING:
     from psycopg.sql import Composable
 
-    from marshal_dagster.postgres import Connection
+    from marshal_dagster._internal.postgres import Connection
 
 _RANGE: Final = "marshal_range"
 _IN_ORDER: Final = ("kafka_partition", "kafka_offset")

@@ -14,8 +14,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from marshal_dagster.outbox.holds import Holds, Limits
-from marshal_dagster.outbox.ports import Noted, Parked, Publisher, Row, RowRefused, Store, TopicRefused, Turn
+from marshal_dagster.outbox.backoff import Holds, Limits
+from marshal_dagster.outbox.interfaces import Noted, Parked, Publisher, Row, RowRefused, Store, TopicRefused, Turn
 
 
 @dataclass(slots=True)

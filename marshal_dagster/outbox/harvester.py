@@ -7,22 +7,22 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_S
 from marshal_dagster.coordination.clock import Clock, SystemClock
 from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
 from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import ConfigurationError, MarshalError, TopicMissing, UnavailableError
-from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S
+from marshal_dagster.kafka.acls import Right, on_topic
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.rights import Right, on_topic
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.outbox.harvest import Counts, Harvest, Resigned
-from marshal_dagster.outbox.looking import Backlog
-from marshal_dagster.outbox.measuring import measured
+from marshal_dagster.outbox.interfaces import Deposed, Fenced, Unsettled
+from marshal_dagster.outbox.metrics import measured
 from marshal_dagster.outbox.options import DEFAULT_OPTIONS, HarvesterOptions
-from marshal_dagster.outbox.ports import Deposed, Fenced, Unsettled
 from marshal_dagster.outbox.publisher import NOTES_SETTINGS, KafkaPublisher
+from marshal_dagster.outbox.schema import OutboxTables, Standing
+from marshal_dagster.outbox.status import Backlog
 from marshal_dagster.outbox.store import PostgresStore
-from marshal_dagster.outbox.tables import OutboxTables, Standing
 
 logger = logging.getLogger(__name__)
 

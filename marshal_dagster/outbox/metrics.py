@@ -10,8 +10,8 @@ from typing import Final
 
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.outbox.harvest import Counts
-from marshal_dagster.outbox.looking import Backlog
-from marshal_dagster.outbox.tables import OutboxTables
+from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.status import Backlog
 from marshal_dagster.telemetry.metrics import OutboxMetrics, flush, outbox_metrics
 
 logger = logging.getLogger(__name__)

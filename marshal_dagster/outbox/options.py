@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from marshal_dagster.election.rules import Timing
-from marshal_dagster.kafka.partitioning import Partitioner
-from marshal_dagster.outbox.holds import Limits
+from marshal_dagster.kafka.partitioner import Partitioner
+from marshal_dagster.outbox.backoff import Limits
 
 
 @dataclass(frozen=True, slots=True)

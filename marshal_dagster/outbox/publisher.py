@@ -7,13 +7,13 @@ from typing import Final
 
 from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
 from marshal_dagster.kafka import transactions
+from marshal_dagster.kafka.acls import Right, on_topic
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.partitioning import Partitioner
-from marshal_dagster.kafka.rights import Right, on_topic
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.partitioner import Partitioner
 from marshal_dagster.kafka.transactions import Notes, RecordRefused, Transaction
+from marshal_dagster.outbox.interfaces import ID_HEADER, Fenced, Noted, Row, RowRefused, TopicRefused, Unsettled
 from marshal_dagster.outbox.options import DEFAULT_OPTIONS
-from marshal_dagster.outbox.ports import ID_HEADER, Fenced, Noted, Row, RowRefused, TopicRefused, Unsettled
 
 NOTE_VERSION: Final = 1
 ID_PREFIX: Final = "marshal-outbox-"
@@ -30,7 +30,7 @@ _NOTE: Final = "note"
 
 
 class KafkaPublisher:
-    """Where an outbox's rows are published, as a `marshal_dagster.outbox.ports.Publisher`; for one thread."""
+    """Where an outbox's rows are published, as a `marshal_dagster.outbox.interfaces.Publisher`; for one thread."""
 
     def __init__(
         self,

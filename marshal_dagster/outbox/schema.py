@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, LiteralString
 
+from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, Database, be_only_creator, check_name, identifier
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
-from marshal_dagster.postgres import DEFAULT_SCHEMA, Database, be_only_creator, check_name, identifier
 
 if TYPE_CHECKING:
     import psycopg
     from psycopg.sql import Composable, Composed
 
-    from marshal_dagster.postgres import Connection
+    from marshal_dagster._internal.postgres import Connection
 
 DEFAULT_NAME: Final = "outbox"
 DEFAULT_MAX_BYTES: Final = 1_000_000

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, LiteralString
 
-from marshal_dagster.outbox.tables import OutboxTables, Standing
+from marshal_dagster.outbox.schema import OutboxTables, Standing
 
 if TYPE_CHECKING:
-    from marshal_dagster.postgres import Connection
+    from marshal_dagster._internal.postgres import Connection
 
 _BACK: Final[LiteralString] = """
     WITH gone AS (DELETE FROM {parked} WHERE id = ANY(%s) OR %s RETURNING *)

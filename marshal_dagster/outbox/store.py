@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
-from marshal_dagster.outbox.ports import Deposed, Row, Turn, Turned
-from marshal_dagster.outbox.tables import OutboxTables
+from marshal_dagster.outbox.interfaces import Deposed, Row, Turn, Turned
+from marshal_dagster.outbox.schema import OutboxTables
 
 if TYPE_CHECKING:
     from psycopg import Cursor
 
-    from marshal_dagster.postgres import Connection
+    from marshal_dagster._internal.postgres import Connection
 
 _SETTINGS: Final = (
     "-c statement_timeout=60s -c lock_timeout=20s -c idle_in_transaction_session_timeout=5s -c enable_seqscan=off"
@@ -64,7 +64,7 @@ stays: the harvester has no right to change it. Another row under the same id wa
 
 
 class PostgresStore:
-    """The rows of an outbox, as a `marshal_dagster.outbox.ports.Store`; for one thread.
+    """The rows of an outbox, as a `marshal_dagster.outbox.interfaces.Store`; for one thread.
 
     It has one connection, made when it is needed and given up after an error.
     """

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final, LiteralString
 
+from marshal_dagster._internal.postgres import DEFAULT_SCHEMA
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.topic_names import require_topic_name
-from marshal_dagster.outbox.ports import ID_HEADER
-from marshal_dagster.outbox.tables import DEFAULT_MAX_BYTES, DEFAULT_NAME, tables_to_write
-from marshal_dagster.postgres import DEFAULT_SCHEMA
+from marshal_dagster.outbox.interfaces import ID_HEADER
+from marshal_dagster.outbox.schema import DEFAULT_MAX_BYTES, DEFAULT_NAME, tables_to_write
 
 if TYPE_CHECKING:
     import psycopg

@@ -1,56 +1,14 @@
-"""The offsets of a batch: which ranges to plan, and how an output takes each of them once (PROTOCOL.md 6).
+"""How an output takes each range once (PROTOCOL.md 6).
 
 Every range is half open: `start` is the first offset, `end` the next one to read after it.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from types import MappingProxyType
 
 from marshal_dagster.errors import SinkRefused
-
-
-@dataclass(frozen=True, slots=True)
-class ClaimedRange:
-    """One partition's part of a claimed batch.
-
-    `epoch` is the claim's fencing token; with the coordination topic's id it orders all writers. `first_readable` is
-    the first offset of the range that retention has left: `start`, unless messages were lost. `in_any_order`: members
-    of the group claim ranges, so its neighbours may be done before it or after (docs/range-claims.md).
-    """
-
-    coordination_topic_id: str
-    group: str
-    topic: str
-    data_topic_id: str
-    partition: int
-    generation: int
-    epoch: int
-    start: int
-    end: int
-    first_readable: int
-    in_any_order: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
-        if not 0 <= self.start <= self.first_readable <= self.end:
-            raise ValueError(f"not a range: start {self.start}, readable {self.first_readable}, end {self.end}")
-
-    def __str__(self) -> str:
-        """Name topic, partition and offsets."""
-        return f"{self.topic}/{self.partition} [{self.start}, {self.end})"
-
-    @property
-    def width(self) -> int:
-        """How many offsets it spans; compaction and transactions can leave fewer records."""
-        return self.end - self.start
-
-    @property
-    def lost(self) -> tuple[int, int] | None:
-        """The part [start, end) that retention deleted before it was read, or None."""
-        return (self.start, self.first_readable) if self.first_readable > self.start else None
+from marshal_dagster.protocol.batch_planning import ClaimedRange
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,34 +215,3 @@ def _is_of_newer_generation(stored: StoredPosition | StoredRanges, wanted: Claim
             f"{wanted.data_topic_id} in the same generation: the data topic was made anew; set the position first"
         )
     return False
-
-
-def plan_ends(
-    available: Mapping[int, tuple[int, int]],
-    max_records: int | None,
-    log_ends: Mapping[int, int] = MappingProxyType({}),
-) -> dict[int, int]:
-    """Choose how far each partition's plan goes.
-
-    `available` gives (position, end offset) for each partition; the answer holds the plan's end for those that get
-    anything. At most `max_records` offsets in all; the largest lags are levelled first: a lag is what is left up to
-    the end of the partition's log, which `log_ends` gives where that is beyond what is available.
-    """
-    widths = {partition: end - position for partition, (position, end) in available.items() if end > position}
-    if max_records is not None and sum(widths.values()) > max_records:
-        lags = {n: max(width, log_ends.get(n, 0) - available[n][0]) for n, width in widths.items()}
-        widths = _levelled(widths, lags, max_records)
-    return {partition: available[partition][0] + width for partition, width in widths.items() if width}
-
-
-def _levelled(widths: Mapping[int, int], lags: Mapping[int, int], budget: int) -> dict[int, int]:
-    """Share out less than the sum of `widths`, so that the largest of `lags` becomes as small as can be."""
-
-    def taken(level: int) -> dict[int, int]:
-        return {number: min(width, max(0, lags[number] - level)) for number, width in widths.items()}
-
-    level = bisect_left(range(max(lags.values())), x=True, key=lambda level: sum(taken(level).values()) <= budget)
-    shares, one_more = taken(level), taken(level - 1)
-    spare = budget - sum(shares.values())
-    growing = sorted(number for number in widths if one_more[number] > shares[number])
-    return shares | {number: one_more[number] for number in growing[:spare]}

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from marshal_dagster.protocol.key_ranges import MOST_RANGES
+from marshal_dagster.protocol.range_set import MOST_RANGES
 from marshal_dagster.protocol.state import Group, Key, Owner, Phase, Range, Ranges, enables_ranges
 
 Bounds = tuple[int, int]

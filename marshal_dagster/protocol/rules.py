@@ -12,14 +12,6 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final, Generic, TypeVar
 
-from marshal_dagster.protocol.key_ranges import (
-    MOST_RANGES,
-    finish,
-    give_up,
-    left_by_all,
-    of_epoch,
-    put,
-)
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -39,6 +31,7 @@ from marshal_dagster.protocol.messages import (
     RevokingClaim,
     RevokingRange,
 )
+from marshal_dagster.protocol.range_set import MOST_RANGES, finish, give_up, left_by_all, of_epoch, put
 from marshal_dagster.protocol.state import Group, Key, Owner, Phase, Range, Ranges, enables_ranges
 
 

@@ -36,14 +36,14 @@ from marshal_dagster.protocol.messages import (
     Invalid,
     RuleSet,
     Settings,
+    coordination_partition,
     is_name,
     is_topic,
     settings_of,
     settings_text,
 )
-from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.rules import Note, Refusal
 from marshal_dagster.protocol.state import RANGES, Group, Key, Owner, Phase, Range
-from marshal_dagster.protocol.transitions import Note, Refusal
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld
 
 VERSION: Final = 3

@@ -25,11 +25,11 @@ from marshal_dagster.protocol.messages import (
     Message,
     RuleSet,
     Settings,
+    coordination_partition,
     parse,
 )
-from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.rules import GO, NATIVE, OBSERVING, Event, Note, Notes, Refusal, Rules
 from marshal_dagster.protocol.state import RANGES, Group, Key, Owner, Place
-from marshal_dagster.protocol.transitions import GO, NATIVE, OBSERVING, Event, Note, Notes, Refusal, Rules
 
 
 class VerdictKind(StrEnum):

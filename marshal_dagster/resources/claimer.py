@@ -1,11 +1,10 @@
-"""Dagster resources: one that reads the coordination log, one that claims.
+"""The resource that claims partitions in the name of a run.
 
 Nothing is connected when a resource is made, be it at import, at a sensor's tick or at a run's start: the first use
 opens what it needs.
 """
 
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -13,15 +12,14 @@ from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any, Final, Literal, Required, Self, TypedDict, TypeVar, Unpack
 
-from dagster import Config, ConfigurableResource, EnvVar, InitResourceContext
-from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
-from pydantic.functional_validators import ModelWrapValidatorHandler
+from dagster import ConfigurableResource, InitResourceContext
+from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.coordinator import DEFAULT_TOPIC
 from marshal_dagster.errors import ConfigurationError, LogChanged, RightMissing, UnavailableError
-from marshal_dagster.kafka.connection import DEFAULT_TIMEOUT_S, LONGEST_TIMEOUT_S, KafkaConnection, SecurityProtocol
-from marshal_dagster.kafka.topic_names import require_topic_name, topic_name_problem
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.kafka.topic_names import require_topic_name
 from marshal_dagster.protocol.messages import (
     DEFAULT_SETTINGS,
     GO_HEARTBEAT_INTERVAL_MS,
@@ -30,251 +28,44 @@ from marshal_dagster.protocol.messages import (
     RevokingRange,
     RuleSet,
     Settings,
+    coordination_partition,
     is_name,
     render,
 )
-from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import RANGES
-from marshal_dagster.runs import DeadRuns, announcer, forwarded_logs, run_is_over, run_of, run_worker_ended
+from marshal_dagster.resources.connection import CheckedResource, KafkaConnectionConfig, check_secrets, check_topic
+from marshal_dagster.resources.rationalizer import NOT_AUTHORIZED, read_to_end, require_rights
+from marshal_dagster.runs.announcements import announcer
+from marshal_dagster.runs.log_forwarding import forwarded_logs
+from marshal_dagster.runs.names import run_of
+from marshal_dagster.runs.status import DeadRuns, run_is_over, run_worker_ended
 
 if TYPE_CHECKING:
+    from marshal_dagster.batches import Advise, BatchRequest, ClaimedBatch, Delivery, RangeOptions
     from marshal_dagster.coordination.heartbeats import ReasonToStop
     from marshal_dagster.coordination.log import Append, CoordinationLog
     from marshal_dagster.coordination.rationalizer import Rationalizer
-    from marshal_dagster.delivery import Advise, BatchRequest, ClaimedBatch, Delivery, RangeOptions
-    from marshal_dagster.kafka.topics import Topics
-    from marshal_dagster.protocol.positions import StartPolicy
+    from marshal_dagster.kafka.admin_client import Topics
+    from marshal_dagster.protocol.batch_planning import StartPolicy
     from marshal_dagster.protocol.state import Key, Place
     from marshal_dagster.protocol.world import World
-    from marshal_dagster.runs import RunContext
-    from marshal_dagster.spark.sinks import Sink
+    from marshal_dagster.runs.names import RunContext
+    from marshal_dagster.sinks import Sink
+
 
 DEFAULT_HEARTBEAT_INTERVAL_S: Final = DEFAULT_SETTINGS.heartbeat_interval_ms / 1_000
-
 logger = logging.getLogger(__name__)
-
 _Resource = TypeVar("_Resource", bound=ConfigurableResource)  # type: ignore[type-arg] # as of CheckedResource
 _TRIES: Final = 3
 _PAUSE_S: Final = 0.5
 """How often a revocation is tried, and the seconds in between."""
-_SECRETS: Final = ("password", "ssl_key_password")
-_NOT_ALLOWED: Final = "authorization failed"
-"""What Kafka's client says in an error that a missing right causes."""
 _NO_NAME: Final = "cannot be a name: use 1 to 255 characters, no '/' and no control characters"
 _LONGEST_NAMES: Final = 1_600
 """So many bytes of group and client id leave room for all else in the longest record (PROTOCOL.md 1)."""
-_FILES: Final = ("ssl_ca_location", "ssl_certificate_location", "ssl_key_location")
-
-
-class KafkaConnectionConfig(Config):
-    """Where a Kafka cluster is and how to speak to it, as Dagster config."""
-
-    bootstrap_servers: str = Field(description="Brokers to ask first: a comma-separated list of host:port.")
-    security_protocol: SecurityProtocol = Field(default="PLAINTEXT", description="How the brokers' listener speaks.")
-    sasl_mechanism: str | None = Field(
-        default=None, description="PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512; with SASL_PLAINTEXT and SASL_SSL only."
-    )
-    username: str | None = Field(default=None, description="The user name for SASL.")
-    # Not marked as Dagster's secrets: the launchpad would fill in asterisks, as if they were the password. What Dagster
-    # stores is a variable's name, since `_check_secrets` refuses all else.
-    password: str | None = Field(
-        default=None,
-        repr=False,
-        description='The password for SASL: EnvVar("NAME") in code, {"env": "NAME"} in YAML, never the text itself.',
-    )
-    ssl_ca_location: str | None = Field(
-        default=None, description="PEM file of the authorities to trust; by default those that the system trusts."
-    )
-    ssl_certificate_location: str | None = Field(default=None, description="PEM file of this client's certificate.")
-    ssl_key_location: str | None = Field(default=None, description="PEM file of this client's key (PKCS#8).")
-    ssl_key_password: str | None = Field(
-        default=None, repr=False, description="The key's password; given as `password` is."
-    )
-    timeout_s: float = Field(
-        default=DEFAULT_TIMEOUT_S,
-        gt=0,
-        le=LONGEST_TIMEOUT_S,
-        description="Seconds that the first connection and each request may take.",
-    )
-    client_settings: dict[str, str] = Field(
-        default_factory=dict,
-        description="Further settings for librdkafka alone; those that the protocol decides are refused.",
-    )
-
-    def __init__(self, **fields: Any) -> None:  # noqa: ANN401 - pydantic judges them
-        """Check at once what can be checked without files and environment.
-
-        Raises `ConfigurationError`, naming the field.
-        """
-        told: ConfigurationError | None = None
-        _refuse_strange(type(self), fields)
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            told = _in_one_line(type(self), error)
-        if told is not None:
-            raise told  # out here, lest it carry pydantic's error with all that was given
-        values = self._values()
-        if not any(isinstance(value, EnvVar) for value in values.values()):
-            unseen = {*_FILES, *(("ssl_key_password",) if self.ssl_key_location is not None else ())}
-            KafkaConnection.from_settings({name: value for name, value in values.items() if name not in unseen})
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None, *, prefix: str = "MARSHAL_") -> Self:
-        """Take what variables such as `MARSHAL_BOOTSTRAP_SERVERS` say; secrets stay in the environment, by name.
-
-        Raises `ConfigurationError`: a variable is missing, wrong, or contradicts another.
-        """
-        environment = os.environ if environment is None else environment
-        found = KafkaConnection.from_environment(environment, prefix=prefix)
-        named = {name: EnvVar(f"{prefix}{name.upper()}") for name in _SECRETS if getattr(found, name) is not None}
-        plain = {name: value for name, value in vars(found).items() if value is not None and name not in _SECRETS}
-        return cls(**plain, **named)
-
-    def to_connection(self, source: str) -> KafkaConnection:
-        """Give the connection; `source` says in errors where the fields stand. Raises `ConfigurationError`."""
-        return KafkaConnection.from_settings(self._values(), source=source)
-
-    def secrets_in_code(self) -> list[str]:
-        """Name the secrets that are written down instead of named by their environment variable."""
-        values = self._values()
-        return [name for name in _SECRETS if name in values and not isinstance(values[name], EnvVar)]
-
-    def _values(self) -> dict[str, Any]:
-        # Not `model_dump`, which would ask an EnvVar for its value.
-        return {name: value for name in type(self).model_fields if (value := self.__dict__[name]) is not None}
-
-
-def _check_secrets(resource: str, connections: Mapping[str, KafkaConnectionConfig | None]) -> None:
-    """Refuse secrets that Dagster would store and show with the definitions."""
-    for field, connection in connections.items():
-        for name in connection.secrets_in_code() if connection else ():
-            raise secret_in_code(f"{resource}: {field}.{name}", name)
-
-
-def secret_in_code(where: str, field: str) -> ConfigurationError:
-    """Return the error that a secret is written down, with what to do."""
-    return ConfigurationError(
-        f"{where} is written down in the code, where Dagster stores and shows it: put it into an environment variable "
-        f'and give {field}=EnvVar("ITS_NAME")'
-    )
-
-
-def _check_topic(value: str) -> str:
-    problem = topic_name_problem(value)
-    if problem is not None:
-        raise ValueError(problem)
-    return value
-
-
-def _refuse_strange(cls: type[Any], given: Mapping[str, Any]) -> None:
-    """Refuse fields that a config or resource does not have, which pydantic would leave out without a word."""
-    strange = sorted(given.keys() - cls.model_fields.keys())
-    if strange:
-        raise ConfigurationError(
-            f"{cls.__name__} has no field {', '.join(strange)}; it has {', '.join(cls.model_fields)}"
-        )
-
-
-def _in_one_line(cls: type[Any], error: ValidationError) -> ConfigurationError:
-    """Say which fields are wrong as our own error, in one line; a value stands in it only where a check puts it."""
-    told = [(".".join(map(str, each["loc"])), each["msg"].removeprefix("Value error, ")) for each in error.errors()]
-    problems = "; ".join(f"{field}: {problem}" if field else problem for field, problem in told)
-    return ConfigurationError(f"{cls.__name__}: {problems}")
-
-
-def _caught_up(reader: "Rationalizer", connection: KafkaConnection) -> "World":
-    """Read to the present end of the log; a right that is missing is named, where the log only says that it is."""
-    try:
-        return reader.catch_up()
-    except UnavailableError as error:
-        if _NOT_ALLOWED in str(error):
-            _require_rights(connection, reader.identity.topic, to_write=False)
-        raise
-
-
-def _require_rights(connection: KafkaConnection, topic: str, *, to_write: bool) -> None:
-    """Make sure that this user may read, or write too, the coordination topic.
-
-    Raises `RightMissing`, `TopicMissing`, `UnavailableError`.
-    """
-    from marshal_dagster.kafka.rights import Right, on_topic
-    from marshal_dagster.kafka.topics import Topics
-
-    with Topics(connection) as topics:
-        topics.require(on_topic(topic, Right.READ, *((Right.WRITE,) if to_write else ())))
-
-
-class CheckedResource(ConfigurableResource):  # type: ignore[type-arg] # it is its own value
-    """A resource that says in one line which field is wrong, one that it does not have among them.
-
-    Making one raises `ConfigurationError`.
-    """
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _told_in_one_line(cls, values: Any, check: ModelWrapValidatorHandler[Self]) -> Self:  # noqa: ANN401 - pydantic's
-        if isinstance(values, Mapping):
-            _refuse_strange(cls, values)
-        try:
-            return check(values)
-        except ValidationError as error:
-            told = _in_one_line(cls, error)
-        raise told  # out here, lest it carry pydantic's error with all that was given
-
-
-class RationalizerResource(CheckedResource):
-    """Reads the coordination log; needs no right to write. For sensors and checks.
-
-    All resources of a process with the same settings share one rationalizer, so each use reads new records only.
-    """
-
-    connection: KafkaConnectionConfig = Field(description="The Kafka cluster that has the coordination topic.")
-    coordination_topic: str = Field(
-        default=DEFAULT_COORDINATION_TOPIC, description="The topic that is the coordination log."
-    )
-    data_connection: KafkaConnectionConfig | None = Field(
-        default=None, description="The cluster that has the data topics; by default that of the coordination topic."
-    )
-
-    _topic_is_allowed = field_validator("coordination_topic")(_check_topic)
-
-    def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
-        """Give what Dagster stores of this resource; refuses secrets in plain text."""
-        connections = {"connection": self.connection, "data_connection": self.data_connection}
-        _check_secrets(type(self).__name__, connections)
-        return super().get_resource_definition()
-
-    def open_data(self) -> "Topics":
-        """Open what asks the cluster of the data topics; who opens it closes it. Raises `ConfigurationError`."""
-        from marshal_dagster.kafka.topics import Topics
-
-        if self.data_connection is not None:
-            return Topics(self.data_connection.to_connection("data_connection"))
-        return Topics(self.connection.to_connection("connection"))
-
-    def rationalizer(self) -> "Rationalizer":
-        """Give this process's rationalizer for these settings, opened now if it is the first use.
-
-        Raises `ConfigurationError`, `TopicMissing` for the coordination topic, `UnavailableError`.
-        """
-        from marshal_dagster.coordination.registry import shared_rationalizer
-
-        return shared_rationalizer(self.connection.to_connection("connection"), self.coordination_topic)
-
-    @contextmanager
-    def world(self) -> "Iterator[World]":
-        """Read to the present end of the log and give the world state, which stays as it is inside the block.
-
-        Raises what `rationalizer` does, `LogChanged`, and `RightMissing` where this user may not read the log.
-        """
-        rationalizer = self.rationalizer()
-        with rationalizer.lock:
-            yield _caught_up(rationalizer, self.connection.to_connection("connection"))
 
 
 class BatchOptions(TypedDict, total=False):
-    """What a claimed batch should take: the fields of `marshal_dagster.delivery.BatchRequest`, by name."""
+    """What a claimed batch should take: the fields of `marshal_dagster.batches.BatchRequest`, by name."""
 
     topic: Required[str]
     partitions: tuple[int, ...] | None
@@ -382,7 +173,7 @@ class ClaimerResource(CheckedResource):
 
     _open: dict[str, Any] = PrivateAttr(default_factory=dict)
 
-    _topic_is_allowed = field_validator("coordination_topic", "coordinator_topic")(_check_topic)
+    _topic_is_allowed = field_validator("coordination_topic", "coordinator_topic")(check_topic)
 
     @field_validator("delivery", "rule_set", mode="before")
     @classmethod
@@ -420,7 +211,7 @@ class ClaimerResource(CheckedResource):
     def get_resource_definition(self) -> Any:  # noqa: ANN401 - Dagster exports no name for it
         """Give what Dagster stores of this resource; refuses secrets in plain text."""
         connections = {"connection": self.connection, "coordination_connection": self.coordination_connection}
-        _check_secrets(type(self).__name__, connections)
+        check_secrets(type(self).__name__, connections)
         return super().get_resource_definition()
 
     @property
@@ -470,7 +261,7 @@ class ClaimerResource(CheckedResource):
 
         Raises `ConfigurationError`, `TopicMissing`, `UnsafeTopic`, `UnavailableError`.
         """
-        from marshal_dagster.telemetry.observing import observed
+        from marshal_dagster.telemetry.observer import observed
 
         if self._open.get("context") is not context:
             self.close()
@@ -530,7 +321,7 @@ class ClaimerResource(CheckedResource):
 
         Who opens it closes it. Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`.
         """
-        from marshal_dagster.coordination.opening import open_rationalizer
+        from marshal_dagster.coordination.checked_log import open_rationalizer
 
         return open_rationalizer(self.coordination(), self.coordination_topic, interval_ms=interval_ms)
 
@@ -539,11 +330,11 @@ class ClaimerResource(CheckedResource):
 
         Raises `RightMissing` naming what is missing, `ConfigurationError`, `TopicMissing`, `UnavailableError`.
         """
-        _require_rights(self.coordination(), self.coordination_topic, to_write=True)
+        require_rights(self.coordination(), self.coordination_topic, to_write=True)
 
     def open_data(self) -> "Topics":
         """Open what asks the cluster of the data topics; who opens it closes it. Raises `ConfigurationError`."""
-        from marshal_dagster.kafka.topics import Topics
+        from marshal_dagster.kafka.admin_client import Topics
 
         return Topics(self.connection.to_connection("connection"))
 
@@ -561,11 +352,11 @@ class ClaimerResource(CheckedResource):
 
         Raises `ConfigurationError`, `TopicMissing`, `UnavailableError`, `LogChanged`.
         """
-        from marshal_dagster.coordination.registry import shared_rationalizer
+        from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
 
         reader = shared_rationalizer(self.coordination(), self.coordination_topic)
         with reader.lock:
-            yield _caught_up(reader, self.coordination())
+            yield read_to_end(reader, self.coordination())
 
     def _revoke_held(self, log: "CoordinationLog", work: "_Revoking") -> None:
         """Append revocations for what the run holds now, and look what became of them."""
@@ -579,7 +370,7 @@ class ClaimerResource(CheckedResource):
             work.problem = "the log no longer begins at offset 0, so it shows no epoch to revoke"
             return
         refused = [ack.error or "no acknowledgement came" for ack in log.append(records) if ack.offset is None]
-        if any(_NOT_ALLOWED in error for error in refused):
+        if any(NOT_AUTHORIZED in error for error in refused):
             self.require_rights()
         work.problem = "; ".join(dict.fromkeys(refused)) or "the log does not show the revocation accepted"
         work.kept, work.awaited, _ = self._held_by(work.run_ids)
@@ -590,13 +381,13 @@ class ClaimerResource(CheckedResource):
         First those that can be revoked, then those where Go consumers share the group. Nothing that others hold of a
         key is in the copy.
         """
-        from marshal_dagster.coordination.registry import shared_rationalizer
+        from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
 
         reader = shared_rationalizer(self.coordination(), self.coordination_topic)
         with reader.lock:
             revocable: dict[Place, Key] = {}
             awaited: dict[Place, Key] = {}
-            for name, place, group, key in _caught_up(reader, self.coordination()).keys():  # noqa: SIM118 - no dict
+            for name, place, group, key in read_to_end(reader, self.coordination()).keys():  # noqa: SIM118 - no dict
                 if name == self.group and (held := _held_of(key, run_ids)) is not None:
                     (awaited if group.is_go and not key.provisional else revocable)[place] = held
             return revocable, awaited, reader.identity.partitions
@@ -638,10 +429,10 @@ class ClaimerResource(CheckedResource):
         self.close()
 
     def _make_delivery(self, context: "RunContext", at_end: Callable[[Callable[[], object]], object]) -> "Delivery":
+        from marshal_dagster.batches import Delivery
         from marshal_dagster.coordination.kafka_log import KafkaLog
         from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
-        from marshal_dagster.delivery import Delivery
-        from marshal_dagster.kafka.topics import Topics
+        from marshal_dagster.kafka.admin_client import Topics
 
         data, coordination = self.connection.to_connection("connection"), self.coordination()
         log = KafkaLog(coordination, self.coordination_topic, self.settings.heartbeat_interval_ms)
@@ -669,9 +460,9 @@ class ClaimerResource(CheckedResource):
         """Give what tells batches what is this member's."""
         if self.member is None:
             return None
-        from marshal_dagster.coordinator.advising import Adviser
-        from marshal_dagster.coordinator.wire import CoordinatorTopics
-        from marshal_dagster.delivery import Advice
+        from marshal_dagster.batches import Advice
+        from marshal_dagster.coordinator.assignment_reader import Adviser
+        from marshal_dagster.coordinator.transport import CoordinatorTopics
 
         topics = CoordinatorTopics(self.coordinator_topic)
         adviser = Adviser(self.coordination(), topics, self.group, self.member, self.member_session_ms)
@@ -684,9 +475,9 @@ class ClaimerResource(CheckedResource):
 
     def _check_coordination_topic(self, coordination: KafkaConnection, topics: "Topics | None") -> None:
         """Refuse one that this user may not write, or with dangerous settings, unless told to accept these."""
-        from marshal_dagster.coordination.admin import Severity, require_safe
-        from marshal_dagster.kafka.rights import Right, on_topic
-        from marshal_dagster.kafka.topics import Topics
+        from marshal_dagster.coordination.topic_settings import Severity, require_safe
+        from marshal_dagster.kafka.acls import Right, on_topic
+        from marshal_dagster.kafka.admin_client import Topics
 
         with nullcontext(topics) if topics else Topics(coordination) as asked:
             asked.require(on_topic(self.coordination_topic, Right.READ, Right.WRITE))
@@ -728,7 +519,7 @@ def _reasons_to_stop(context: "RunContext") -> "list[ReasonToStop]":
 
 
 def _request(options: BatchOptions) -> "BatchRequest":
-    from marshal_dagster.delivery import BatchRequest
+    from marshal_dagster.batches import BatchRequest
 
     require_topic_name("topic", options["topic"])
     return BatchRequest(**options)

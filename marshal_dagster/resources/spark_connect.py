@@ -6,7 +6,7 @@ from dagster import EnvVar, InitResourceContext
 from pydantic import Field, PrivateAttr
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.resources import CheckedResource, secret_in_code
+from marshal_dagster.resources.connection import CheckedResource, secret_in_code
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +51,7 @@ class SparkConnectResource(CheckedResource):
     @property
     def spark_session(self) -> "SparkSession":
         """The run's session on the server, made at the first use."""
-        from marshal_dagster.spark.connect import connect
+        from marshal_dagster.spark.connect_session import connect
 
         if self._session is None:
             url, token = self._address()
@@ -72,7 +72,7 @@ class SparkConnectResource(CheckedResource):
 
     def teardown_after_execution(self, context: InitResourceContext) -> None:  # noqa: ARG002 - Dagster's
         """Leave the server."""
-        from marshal_dagster.spark.connect import disconnect
+        from marshal_dagster.spark.connect_session import disconnect
 
         session, self._session = self._session, None
         if session is not None:

@@ -5,9 +5,25 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
+from dagster import Config
+from pydantic import Field
+
 from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.protocol.world import World
-from marshal_dagster.runs import run_of
+from marshal_dagster.runs.names import run_of
+
+
+class SeenKey(Config):
+    """Where a partition stood when a sensor asked for its reprocessing; to be compared, nothing is decided by it."""
+
+    partition: int = Field(ge=0, description="The partition of the data topic.")
+    generation: int = Field(description="Its generation.")
+    offset: int | None = Field(default=None, description="Its offset, the next one to read.")
+    plan_end: int | None = Field(default=None, description="The end (exclusive) of its open plan.")
+    plan_attempts: int = Field(default=0, description="How often that plan had been tried.")
+    epoch: int | None = Field(default=None, description="The epoch of its owner, gone stale by then.")
+    instance: str | None = Field(default=None, description="The instance id of that owner.")
+
 
 MOST_TOLD: Final = 10
 
@@ -104,3 +120,22 @@ def listed(found: Sequence[Left]) -> str:
     """Name the first ten, and how many more there are."""
     more = f" and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
     return "; ".join(str(one) for one in found[:MOST_TOLD]) + more
+
+
+def barrier(world: World, group: str, topic: str, wall_ms: int) -> str | None:
+    """Say why nobody could claim `topic` for `group` at present; None: nothing stands against it.
+
+    Paused by the larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records.
+    """
+    part = world.partition_of(topic)
+    if not part.certain:
+        return (
+            f"the coordination partition of topic {topic!r} no longer begins at offset 0: it is only observed, and "
+            "nobody can claim from it (see `marshal-dagster recover`)"
+        )
+    state = world.group_of(group, topic)
+    now_ms = max(part.log_time_ms or 0, wall_ms)
+    if state.paused_until_s is not None and state.is_paused(now_ms):
+        left_s = state.paused_until_s - now_ms / 1_000
+        return f"group {group!r} is paused by {state.paused_by!r}, for {left_s:.0f} s more: no runs"
+    return None

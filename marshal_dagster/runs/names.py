@@ -1,12 +1,50 @@
-"""Names that Dagster allows."""
+"""Tags, asset keys and names that jobs, assets and sensors share."""
 
 import hashlib
 import logging
-from typing import Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from dagster import AssetKey
+
+if TYPE_CHECKING:
+    from dagster import AssetExecutionContext, OpExecutionContext
+
+    RunContext = OpExecutionContext | AssetExecutionContext
+
+
+GROUP_TAG: Final = "marshal/group"
+TOPIC_TAG: Final = "marshal/topic"
+OUTCOME_TAG: Final = "marshal/outcome"
+"""Tags on runs: whose batches they work on, and what a run came to that had nothing to do."""
+
+
+def run_of(instance_id: str) -> str:
+    """Give the run id that stands in front of an instance id: all before its last dot, or nothing."""
+    return instance_id.rpartition(".")[0]
+
+
+def topic_asset_key(topic: str) -> AssetKey:
+    """Give the asset key under which Dagster shows a data topic, unless a translator gives it another."""
+    return AssetKey(["kafka", topic])
+
+
+def announcements_key(topic: str) -> AssetKey:
+    """Give the asset key under which runs announce what they are about to commit, and what was dropped is told.
+
+    Not the data topic's own: an observation without a data version would make those start that wait for new messages.
+    """
+    return AssetKey(["kafka", topic, "announcements"])
+
+
+def tag_run(context: "RunContext", tags: Mapping[str, str]) -> None:
+    """Tag the run of an op, where Dagster's storage knows it."""
+    if context.instance.has_run(context.run_id):
+        context.instance.add_run_tags(context.run_id, dict(tags))
+
 
 DEFAULT_INTERVAL_S: Final = 30
 """How often a sensor is evaluated unless its builder is told otherwise, in seconds."""
-
 _LOG: Final = logging.getLogger(__name__)
 _NAMED: Final[dict[str, str]] = {}
 """What each sensor of this process is named after."""

@@ -20,22 +20,14 @@ from dagster import (
     RunsFilter,
 )
 
-from marshal_dagster.protocol.key_ranges import is_done
+from marshal_dagster.protocol.range_set import is_done
 from marshal_dagster.protocol.state import Key, Place
 from marshal_dagster.protocol.world import World
-from marshal_dagster.runs import (
-    DROPPED,
-    FINISHED,
-    GROUP_TAG,
-    Announced,
-    announced_at,
-    announcement_table,
-    announcements_key,
-    processed,
-    rows_in,
-    run_of,
-)
-from marshal_dagster.sensors.left import MOST_TOLD
+from marshal_dagster.runs.abandoned_work import MOST_TOLD
+from marshal_dagster.runs.announcements import DROPPED, Announced, announced_at, announcement_table, rows_in
+from marshal_dagster.runs.names import GROUP_TAG, announcements_key, run_of
+from marshal_dagster.runs.recorded_batches import processed
+from marshal_dagster.runs.status import FINISHED
 
 OBSERVATIONS_A_TICK: Final = 500
 RUNS_A_TICK: Final = 20

@@ -24,14 +24,13 @@ from dagster import (
 )
 
 from marshal_dagster.kafka.topic_names import require_topic_name
-from marshal_dagster.resources import require_group
-from marshal_dagster.runs import topic_asset_key
-from marshal_dagster.sensors.asked import place_of
-from marshal_dagster.sensors.left import MOST_TOLD, Left
-from marshal_dagster.sensors.names import own_name
+from marshal_dagster.resources.claimer import require_group
+from marshal_dagster.runs.abandoned_work import MOST_TOLD, Left
+from marshal_dagster.runs.names import own_name, topic_asset_key
+from marshal_dagster.sensors._run_history import place_of
 
 if TYPE_CHECKING:
-    from marshal_dagster.assets.claimed import MarshalTranslator
+    from marshal_dagster.assets.decorator import MarshalTranslator
 
 MOST_REMEMBERED: Final = 1_000
 _MOST_SHOWN: Final = 100

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.protocol.state import Key, Phase, Range, Ranges
 from marshal_dagster.protocol.world import World
-from marshal_dagster.runs import run_of
+from marshal_dagster.runs.names import run_of
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.topics import OffsetBounds, Topics
+    from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
 
 _NOTHING_KNOWN: Final = Key()
 

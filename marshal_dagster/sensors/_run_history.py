@@ -11,8 +11,9 @@ from typing import Any, Final, NamedTuple
 from dagster import DagsterInstance, DagsterRunStatus, RunRecord, RunsFilter
 
 from marshal_dagster.ops import Outcome
-from marshal_dagster.runs import FINISHED, GROUP_TAG, NOT_LAUNCHED, OUTCOME_TAG, TOPIC_TAG
-from marshal_dagster.sensors.left import Left
+from marshal_dagster.runs.abandoned_work import Left
+from marshal_dagster.runs.names import GROUP_TAG, OUTCOME_TAG, TOPIC_TAG
+from marshal_dagster.runs.status import FINISHED, NOT_LAUNCHED
 
 REASON_TAG: Final = "marshal/reason"
 STALE_CLAIM: Final = "stale claim"

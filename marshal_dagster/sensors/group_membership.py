@@ -22,10 +22,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from marshal_dagster.coordinator.messages import by_topic
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.jobs import AnyJob, claimed_batch_ops
+from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.resources import ClaimerResource, claimer_of
-from marshal_dagster.sensors.names import sensor_name
+from marshal_dagster.resources.claimer import ClaimerResource, claimer_of
+from marshal_dagster.runs.names import sensor_name
 
 if TYPE_CHECKING:
     from marshal_dagster.coordinator.client import CoordinatedMember
@@ -190,7 +190,7 @@ def _lock_of(key: _Key) -> threading.Lock:
 
 def _join(claimer: ClaimerResource, connection: KafkaConnection, name: str, interest: Interest) -> "CoordinatedMember":
     from marshal_dagster.coordinator.client import CoordinatedMember
-    from marshal_dagster.coordinator.wire import CoordinatorTopics
+    from marshal_dagster.coordinator.transport import CoordinatorTopics
 
     member = CoordinatedMember(
         connection,

@@ -16,12 +16,17 @@ from dagster import (
     SensorResult,
 )
 
-from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS
+from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.errors import ConfigurationError, TopicMissing
-from marshal_dagster.jobs import AnyJob, claimed_batch_ops
-from marshal_dagster.resources import RationalizerResource, require_group, resource_of
-from marshal_dagster.runs import FINISHED, GROUP_TAG, MAY_CLAIM, TOPIC_TAG
-from marshal_dagster.sensors.asked import (
+from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
+from marshal_dagster.resources.claimer import require_group, resource_of
+from marshal_dagster.resources.rationalizer import RationalizerResource
+from marshal_dagster.runs.abandoned_work import MOST_TOLD, barrier
+from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, GROUP_TAG, TOPIC_TAG, sensor_name
+from marshal_dagster.runs.status import FINISHED, MAY_CLAIM
+from marshal_dagster.sensors._cursor import Cursor
+from marshal_dagster.sensors._lag_reader import Lag, Positions, Unread, look, positions_of
+from marshal_dagster.sensors._run_history import (
     ASKED_AT_TAG,
     ASKED_TAG,
     FIRST_WAIT_S,
@@ -31,11 +36,6 @@ from marshal_dagster.sensors.asked import (
     may_begin,
     place_of,
 )
-from marshal_dagster.sensors.barrier import barrier
-from marshal_dagster.sensors.cursors import Cursor
-from marshal_dagster.sensors.left import MOST_TOLD
-from marshal_dagster.sensors.names import DEFAULT_INTERVAL_S, sensor_name
-from marshal_dagster.sensors.unread import Lag, Positions, Unread, look, positions_of
 from marshal_dagster.telemetry.metrics import record_lag
 
 LAG: Final = "lag"

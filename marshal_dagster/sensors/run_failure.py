@@ -17,15 +17,15 @@ from dagster import (
 )
 
 from marshal_dagster.errors import ConfigurationError, LogChanged, UnavailableError
-from marshal_dagster.jobs import AnyJob
+from marshal_dagster.jobs.batch import AnyJob
 from marshal_dagster.protocol.leases import stale_after_ms
 from marshal_dagster.protocol.messages import GO_HEARTBEAT_INTERVAL_MS, is_name
 from marshal_dagster.protocol.state import GO_ALLOWANCE_MS, Key, Place
-from marshal_dagster.resources import ClaimerResource, Revocation
-from marshal_dagster.runs import FINISHED, run_of
-from marshal_dagster.sensors.drops import RunDrops, possibly_dropped
-from marshal_dagster.sensors.left import Left, left, listed, range_left
-from marshal_dagster.sensors.names import DEFAULT_INTERVAL_S, sensor_name
+from marshal_dagster.resources.claimer import ClaimerResource, Revocation
+from marshal_dagster.runs.abandoned_work import Left, left, listed, range_left
+from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, run_of, sensor_name
+from marshal_dagster.runs.status import FINISHED
+from marshal_dagster.sensors._dropped_ranges import RunDrops, possibly_dropped
 
 _GO_STALE_S: Final = (stale_after_ms(GO_HEARTBEAT_INTERVAL_MS) + GO_ALLOWANCE_MS) / 1_000
 

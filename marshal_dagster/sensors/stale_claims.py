@@ -21,29 +21,18 @@ from dagster import (
 )
 from pydantic import Field
 
-from marshal_dagster.delivery import DEFAULT_MAX_ATTEMPTS
+from marshal_dagster.batches import DEFAULT_MAX_ATTEMPTS
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.jobs import AnyJob, claimed_batch_ops
-from marshal_dagster.ops import SeenKey
+from marshal_dagster.jobs.batch import AnyJob, claimed_batch_ops
 from marshal_dagster.protocol.messages import DeliveryMode, is_name
 from marshal_dagster.protocol.world import World
-from marshal_dagster.resources import RationalizerResource
-from marshal_dagster.runs import GROUP_TAG, TOPIC_TAG, announced
-from marshal_dagster.sensors.asked import (
-    ASKED_AT_TAG,
-    ASKED_TAG,
-    FIRST_WAIT_S,
-    REASON_TAG,
-    STALE_CLAIM,
-    Asked,
-    asked_before,
-    digest_of,
-    place_of,
-)
-from marshal_dagster.sensors.barrier import barrier
-from marshal_dagster.sensors.cursors import Cursor
-from marshal_dagster.sensors.drops import DropWatch, GroupView
-from marshal_dagster.sensors.given_up import (
+from marshal_dagster.resources.rationalizer import RationalizerResource
+from marshal_dagster.runs.abandoned_work import MOST_TOLD, Left, SeenKey, barrier, listed, partitions_left
+from marshal_dagster.runs.announcements import announced
+from marshal_dagster.runs.names import DEFAULT_INTERVAL_S, GROUP_TAG, TOPIC_TAG, sensor_name
+from marshal_dagster.sensors._cursor import Cursor
+from marshal_dagster.sensors._dropped_ranges import DropWatch, GroupView
+from marshal_dagster.sensors._exhausted_plans import (
     MOST_REMEMBERED,
     AlertHook,
     GivenUp,
@@ -54,11 +43,20 @@ from marshal_dagster.sensors.given_up import (
     given_up_check_key,
     named,
 )
-from marshal_dagster.sensors.left import MOST_TOLD, Left, listed, partitions_left
-from marshal_dagster.sensors.names import DEFAULT_INTERVAL_S, sensor_name
+from marshal_dagster.sensors._run_history import (
+    ASKED_AT_TAG,
+    ASKED_TAG,
+    FIRST_WAIT_S,
+    REASON_TAG,
+    STALE_CLAIM,
+    Asked,
+    asked_before,
+    digest_of,
+    place_of,
+)
 
 if TYPE_CHECKING:
-    from marshal_dagster.assets.claimed import MarshalTranslator
+    from marshal_dagster.assets.decorator import MarshalTranslator
 
 _MOST_REPORTED: Final = 1_000
 _MOST_LOGGED: Final = 1_000

@@ -1,28 +1,21 @@
 """Outputs that take each offset range once per generation, however often it is delivered (PROTOCOL.md 6).
 
-`port` says what a sink is, `files`, `postgres`, `delta` and `kafka` are some, `conformance` is what each must do.
-`commits` holds the files' commit log, which needs no Spark, `postgres_ranges` what the database's tables say,
-`delta_table` is what Spark does for a Delta table; `kafka_notes` is what an output topic's transactions say, and
-`kafka_records` makes records of rows. `headers` is for output topics that are written at least once.
-Imports the standard library, `marshal_dagster.errors`, `marshal_dagster.protocol` and, of `marshal_dagster.kafka`, what
-needs no client; that, pyspark and psycopg only inside functions. A frame and its ranges come in from
-`marshal_dagster.delivery`.
+`sink` says what a sink is, `files.sink`, `database.postgres`, `delta.sink` and `kafka.sink` are some, `conformance` is
+what each must do. `files.commit_log` holds the files' commit log, which needs no Spark, `database.postgres_ranges` what
+the database's tables say, `delta.table` is what Spark does for a Delta table; `kafka.notes` is what an output topic's
+transactions say, and `kafka.records` makes records of rows. `source_headers` is for output topics that are written at
+least once. Imports the standard library, `marshal_dagster.errors`, `marshal_dagster.protocol` and, of
+`marshal_dagster.kafka`, what needs no client; that, pyspark and psycopg only inside functions. A frame and its ranges
+come in from `marshal_dagster.batches`.
 """
 
-from marshal_dagster.protocol.ranges import (
-    StoredPosition,
-    StoredRanges,
-    TakenRanges,
-    Verdict,
-    judge,
-    judge_ranges,
-)
-from marshal_dagster.spark.sinks.delta import DeltaSink
-from marshal_dagster.spark.sinks.delta_table import DELTA, delta_settings
-from marshal_dagster.spark.sinks.files import FileSink
-from marshal_dagster.spark.sinks.headers import with_source_headers
-from marshal_dagster.spark.sinks.kafka import KafkaSink, NewGeneration
-from marshal_dagster.spark.sinks.port import (
+from marshal_dagster.protocol.idempotence import StoredPosition, StoredRanges, TakenRanges, Verdict, judge, judge_ranges
+from marshal_dagster.sinks.database.postgres import PostgresSink
+from marshal_dagster.sinks.delta.sink import DeltaSink
+from marshal_dagster.sinks.delta.table import DELTA, delta_settings
+from marshal_dagster.sinks.files.sink import FileSink
+from marshal_dagster.sinks.kafka.sink import KafkaSink, NewGeneration
+from marshal_dagster.sinks.sink import (
     BeforeCommit,
     Intervals,
     OffsetsRead,
@@ -32,7 +25,7 @@ from marshal_dagster.spark.sinks.port import (
     refuse_foreign_rows,
     then_checked,
 )
-from marshal_dagster.spark.sinks.postgres import PostgresSink
+from marshal_dagster.sinks.source_headers import with_source_headers
 
 __all__ = [
     "DELTA",

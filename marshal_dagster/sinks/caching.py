@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from marshal_dagster.spark.sinks.port import PARTITION_COLUMN
+from marshal_dagster.sinks.sink import PARTITION_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

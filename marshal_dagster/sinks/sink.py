@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition, StoredRanges, Verdict, judge_ranges
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import StoredPosition, StoredRanges, Verdict, judge_ranges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

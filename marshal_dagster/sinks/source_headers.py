@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN, check_ranges, quoted
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, check_ranges, quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

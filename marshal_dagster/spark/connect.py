@@ -1,46 +1,29 @@
-"""Spark Connect: a session on a server that is warm already, and what works differently there.
+"""Spark Connect: what works differently in a session on a server.
 
 Such a session has no `sparkContext`: its jobs are marked and cancelled as operations, by tag, and settings are asked
 of the server. A process has sessions of one kind, on servers or its own.
 """
 
 import logging
-import os
 import re
-import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
-from urllib.parse import quote
-
-from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
-from marshal_dagster.spark.telling import first_line
-from marshal_dagster.spark.waiting import within
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
+
 CONNECT_RETRIES: Final = 3
 """How often a call is repeated that the server does not answer: given up after a second. Spark's own is 10 minutes."""
-
 ENDED: Final = "the Spark Connect server has ended, or knows this session no more"
 """What is said of a session whose server has died."""
-
-_CONNECT_WITHIN_S: Final = 5.0
-_ANSWERS_WITHIN_S: Final = 60.0
-_IF_IT_HANGS: Final = (
-    "a server that hangs must be ended: by SparkConnectResource().stop_server() where it is this machine's own, else "
-    "where it was started"
-)
-_CONNECT_MODE: Final = "SPARK_CONNECT_MODE_ENABLED"
 _REDACTION: Final = "spark.sql.redaction.string.regex"
 # What a server shows of a statement is its plan as text: each option's key and value, with a string's quotes escaped.
 _PRIVATE_NAMES: Final = r"kafka\.(?:sasl\.jaas\.config|ssl\.keystore\.key|ssl\.[a-z.]*password)"
 _PRIVATE_OPTIONS: Final = rf'(?s){_PRIVATE_NAMES}"\s+value:\s*"(?:[^"\\]|\\.)*'
-_MISSING_EXTRA: Final = "Spark Connect's client is not installed: pip install 'marshal-dagster[connect]'"
-
 _logger = logging.getLogger(__name__)
 _lock = threading.Lock()
 _at_work: dict[str, dict[int, tuple[tuple[Any, ...], int]]] = {}
@@ -50,69 +33,6 @@ _at_work: dict[str, dict[int, tuple[tuple[Any, ...], int]]] = {}
 def is_connect(spark: "SparkSession") -> bool:
     """Say whether the session is one on a Connect server."""
     return type(spark).__module__.startswith("pyspark.sql.connect.")
-
-
-def connect(url: str, *, token: str | None = None) -> "SparkSession":
-    """Give a new session on the server at `url` (`sc://host:port`); `token` is what the server asks for, if it does.
-
-    Raises `ConfigurationError`: the URL is none, the client's packages are missing, or the session cannot be used
-    (`check_session`); `UnavailableError`: no one listens there, or gives no session within a minute.
-    """
-    from marshal_dagster.spark.session import check_session
-
-    target = _target(url)
-    try:
-        with socket.create_connection(target, _CONNECT_WITHIN_S):
-            pass
-    except OSError as error:
-        raise UnavailableError(
-            f"no Spark Connect server answers at {target[0]}:{target[1]} ({error.strerror or error}): start it, or "
-            "correct the URL"
-        ) from error
-    from pyspark.sql import SparkSession
-
-    whole = url if token is None else f"{url.rstrip('/')}{'' if ';' in url else '/'};token={quote(token, safe='')}"
-    session: SparkSession = SparkSession.builder.remote(whole).create()
-    give_up_early(session)
-    try:
-        within(_ANSWERS_WITHIN_S, lambda: check_session(session))
-    except MarshalError:
-        disconnect(session)
-        raise
-    except TimeoutError as error:
-        threading.Thread(target=disconnect, args=(session,), name="leave a server", daemon=True).start()
-        raise UnavailableError(
-            f"the Spark Connect server at {target[0]}:{target[1]} took the connection and gave no session within "
-            f"{_ANSWERS_WITHIN_S:g} s: {_IF_IT_HANGS}"
-        ) from error
-    except Exception as error:
-        disconnect(session)
-        raise UnavailableError(
-            f"the Spark Connect server at {target[0]}:{target[1]} gives no session ({first_line(error)}): "
-            "with a token it speaks TLS, but on localhost; see that URL and token are what it asks for; "
-            f"{_IF_IT_HANGS}"
-        ) from error
-    return session
-
-
-def disconnect(spark: "SparkSession") -> None:
-    """Leave the server, and let this process have a session of its own again."""
-    spark.stop()
-    os.environ.pop(_CONNECT_MODE, None)
-
-
-def _target(url: str) -> tuple[str, int]:
-    """Give host and port of a server's URL."""
-    try:
-        from pyspark.sql.connect.client import DefaultChannelBuilder
-    except ImportError as error:
-        raise ConfigurationError(f"{_MISSING_EXTRA} ({error})") from error
-    try:
-        builder = DefaultChannelBuilder(url)
-        host, _, port = builder.endpoint.rpartition(":")
-        return host.strip("[]"), int(port)
-    except Exception as error:
-        raise ConfigurationError(f"url: {url.partition(';')[0]!r} is no server's; give sc://host:port") from error
 
 
 def give_up_early(spark: "SparkSession") -> None:

@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from marshal_dagster import processes
+from marshal_dagster._internal import processes
 from marshal_dagster._internal.file_lock import locked
+from marshal_dagster._internal.java import find_java, java_environment
 from marshal_dagster._internal.java_properties import render_properties
+from marshal_dagster._internal.ports import free_port
+from marshal_dagster._internal.processes import ProcessMark
 from marshal_dagster._internal.user_folders import cache_folder
 from marshal_dagster.errors import UnavailableError
-from marshal_dagster.java import find_java, java_environment
-from marshal_dagster.ports import free_port
-from marshal_dagster.processes import ProcessMark
-from marshal_dagster.spark.launching import spark_home, write_private
+from marshal_dagster.spark.process_files import spark_home, write_private
 from marshal_dagster.spark.session import SINGLE_EXECUTION, is_local, spark_settings, with_connector
 
 DEFAULT_FOLDER_NAME: Final = "spark-connect"

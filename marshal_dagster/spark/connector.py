@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from marshal_dagster._internal.jars import DOWNLOAD_TIMEOUT_S, JarSet, Report
+from marshal_dagster._internal.java import find_java
 from marshal_dagster._internal.user_folders import cache_folder
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.java import find_java
 
 CONNECTOR: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0"
 """Maven coordinates of the connector. Its version need not equal Spark's own within 4.0."""

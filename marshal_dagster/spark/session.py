@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakSet
 
+from marshal_dagster._internal.java import find_java
 from marshal_dagster._internal.user_folders import cache_folder
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.java import find_java
 from marshal_dagster.spark import connect
 from marshal_dagster.spark.connector import CONNECTOR, EXCLUDES, connector_jars, fetch_connector
-from marshal_dagster.spark.telling import first_line
+from marshal_dagster.spark.error_text import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
@@ -20,15 +20,15 @@ from marshal_dagster.protocol.messages import (
     RevokingRange,
     type_name,
 )
-from marshal_dagster.telemetry.lines import LOGGER, Lines
+from marshal_dagster.telemetry.log_lines import LOGGER, Lines
 from marshal_dagster.telemetry.metrics import Metrics, flush, metrics
 
 if TYPE_CHECKING:
-    from marshal_dagster.coordination.base_claimer import BaseClaimer
+    from marshal_dagster.batches import ClaimedBatch
+    from marshal_dagster.coordination.appender import Sent
+    from marshal_dagster.coordination.claims import Held
+    from marshal_dagster.coordination.observer import ObservedClaimer
     from marshal_dagster.coordination.rationalizer import Outcome
-    from marshal_dagster.coordination.sending import Sent
-    from marshal_dagster.coordination.tenure import Held
-    from marshal_dagster.delivery import ClaimedBatch
 
 _UNACKNOWLEDGED: Final = "unacknowledged"
 _REFUSED: Final = "refused"
@@ -107,7 +107,7 @@ def observed(group: str) -> "Iterator[Telemetry]":
 
 
 class Telemetry:
-    """Observes the batches of one op (`marshal_dagster.delivery.BatchObserver`)."""
+    """Observes the batches of one op (`marshal_dagster.batches.BatchObserver`)."""
 
     def __init__(self, group: str) -> None:
         """Observe batches of `group`; metrics are on if they are now."""
@@ -115,7 +115,7 @@ class Telemetry:
         self._group = group
         self._metrics = metrics()
 
-    def sent(self, claimer: "BaseClaimer[Any]", sent: "Sent") -> None:
+    def sent(self, claimer: "ObservedClaimer", sent: "Sent") -> None:
         """Count and tell what own records came to."""
         tells_all = LOGGER.isEnabledFor(logging.INFO)
         if (
@@ -136,7 +136,7 @@ class Telemetry:
         if self._metrics is not None:
             _count(self._metrics, _whose(claimer), records, left_s)
 
-    def lost(self, claimer: "BaseClaimer[Any]", claim: "Held", why: str) -> None:
+    def lost(self, claimer: "ObservedClaimer", claim: "Held", why: str) -> None:
         """Count and tell a lost claim."""
         if claim.is_over:
             return
@@ -152,7 +152,7 @@ class Telemetry:
             _count_batch(self._metrics, {"group": self._group, "topic": batch.request.topic}, batch)
         self.lines.flush()
 
-    def _tell(self, claimer: "BaseClaimer[Any]", record: _Record, left_s: float | None) -> None:
+    def _tell(self, claimer: "ObservedClaimer", record: _Record, left_s: float | None) -> None:
         level = _level(record)
         if level is None or not LOGGER.isEnabledFor(level):
             return
@@ -237,7 +237,7 @@ def _record(message: Message, log_offset: int | None, outcome: "Outcome | None",
 
 
 def _least_left_s(
-    claimer: "BaseClaimer[Any]", claims: "Mapping[int, Held]", records: list[_Record]
+    claimer: "ObservedClaimer", claims: "Mapping[int, Held]", records: list[_Record]
 ) -> dict[Event, float]:
     """Give the seconds that are left of the shortest lease, of those that heartbeats and commits were sent for."""
     now_ms = claimer.clock.lease_ms()
@@ -250,7 +250,7 @@ def _least_left_s(
     return left_s
 
 
-def _whose(claimer: "BaseClaimer[Any]") -> dict[str, str]:
+def _whose(claimer: "ObservedClaimer") -> dict[str, str]:
     return {"group": claimer.member.group, "topic": claimer.topic}
 
 
@@ -266,7 +266,7 @@ def _level(record: _Record) -> int | None:
 
 
 def _fields(
-    claimer: "BaseClaimer[Any]", event: Event, outcome: str, partition: int | None, epoch: int | None
+    claimer: "ObservedClaimer", event: Event, outcome: str, partition: int | None, epoch: int | None
 ) -> dict[str, object]:
     return {
         "event": event.value,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Final
 
-from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.messages import coordination_partition
 from tests.coordinator_faults.journal import Did, Line
 from tests.simulator.checkers import LogJudge, Violation
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.coordinator.transport import CoordinatorTopics
+from tests.coordinator_faults.checkers import Ownership, Place, Verdict, gap_ms, judge, needless_stops
 from tests.coordinator_faults.journal import LINES, Did, Line
-from tests.coordinator_faults.judging import Ownership, Place, Verdict, gap_ms, judge, needless_stops
 from tests.coordinator_faults.scenario import LINKED, OF_LINKS, Ending, Fault, FaultKind, Scenario
 from tests.coordinator_faults.worker import GROUP, Orders, Role
 from tests.fault_harness.cluster import DATA_SETTINGS, LOG_SETTINGS, FaultyKafka

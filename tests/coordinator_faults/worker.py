@@ -24,7 +24,7 @@ from marshal_dagster.coordinator.assignment import Place, sticky_assignment
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.group import Rules
 from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
-from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.election import elector
 from marshal_dagster.election.rules import Timing
 from marshal_dagster.errors import MarshalError

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from marshal_dagster.coordination.operator import LONGEST_SETTING_S, TRIES, Operator
+from marshal_dagster.admin.operator import LONGEST_SETTING_S, TRIES, Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, GroupPaused, NotCertain, PositionNotSet, UnavailableError
 from marshal_dagster.protocol.messages import (
@@ -520,7 +520,7 @@ def test_a_key_without_offset_is_named(site: Site) -> None:
 
 def test_other_features_stay(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the one feature is taken out."""
-    monkeypatch.setattr("marshal_dagster.coordination.agreement.KNOWN_FEATURES", {"ranges", "others"})
+    monkeypatch.setattr("marshal_dagster.coordination.group_settings.KNOWN_FEATURES", {"ranges", "others"})
     site.begin(0, settings=Settings(HI_MS, features=("ranges", "others")))
     operator_on(site).switch_ranges_off(wait_ms=0)
     assert site.world().group_of(GROUP, TOPIC).settings == Settings(HI_MS, features=("others",))

@@ -2,8 +2,7 @@
 
 import pytest
 
-from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.operations.targets import (
+from marshal_dagster.admin.position_spec import (
     Back,
     Earliest,
     FirstAt,
@@ -17,7 +16,8 @@ from marshal_dagster.operations.targets import (
     partitions_of,
     resolve,
 )
-from marshal_dagster.protocol.positions import Extent
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.protocol.batch_planning import Extent
 
 EXTENT = Extent(20, 100)
 HERE = Standing(50, EXTENT)

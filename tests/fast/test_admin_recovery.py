@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from marshal_dagster.admin.recovery import Confirmed, Recovery, Said, Whose
 from marshal_dagster.coordination.claimer import Claimer, Member
 from marshal_dagster.coordination.log import Bounds, LogIdentity, PositionLost
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.recovery import Confirmed, Recovery, Said, Whose
 from marshal_dagster.coordination.snapshots import Head, Snapshots
 from marshal_dagster.errors import LogChanged, NotRecovered, TimestampTypeError, TopicMissing, UnavailableError
 from marshal_dagster.protocol.messages import (
@@ -24,9 +24,9 @@ from marshal_dagster.protocol.messages import (
     ReleasingPartition,
     RuleSet,
     Settings,
+    coordination_partition,
     render,
 )
-from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.snapshots import Record
 from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.testing import ManualClock, MemorySnapshotTopic

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from marshal_dagster.admin.reprocess import Reprocessing
+from marshal_dagster.admin.reset_positions import Repositioning
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.operations.positions import Repositioning
-from marshal_dagster.operations.reprocessing import Reprocessing
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.testing import ManualClock
-from tests.delivering import GROUP, TOPIC, Scene
-from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.batch_fixtures import GROUP, TOPIC, Scene
+from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.kafka.admin_client import Topics
 
 EFFECTIVELY_ONCE, AT_LEAST_ONCE = DeliveryMode.EFFECTIVELY_ONCE, DeliveryMode.AT_LEAST_ONCE
 AGAIN = range(10, 20)

@@ -2,8 +2,8 @@
 
 import pytest
 
+from marshal_dagster.admin.times import duration_s, instant_ms
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.operations.times import duration_s, instant_ms
 
 
 @pytest.mark.parametrize(

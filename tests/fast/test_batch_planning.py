@@ -3,7 +3,14 @@
 import pytest
 
 from marshal_dagster.errors import DataLoss, DataTopicChanged, StartUnknown
-from marshal_dagster.protocol.positions import Extent, Position, StartPolicy, check_incarnation, first_offset, position
+from marshal_dagster.protocol.batch_planning import (
+    Extent,
+    Position,
+    StartPolicy,
+    check_incarnation,
+    first_offset,
+    position,
+)
 from marshal_dagster.protocol.state import Key
 
 TOPIC_ID, OTHER_TOPIC_ID = "T" * 22, "U" * 22

@@ -5,9 +5,9 @@ from itertools import product
 
 import pytest
 
-from marshal_dagster.delivery.batch import BATCH_TRANSITIONS, BatchEvent, BatchState
+from marshal_dagster.batches.batch import BATCH_TRANSITIONS, BatchEvent, BatchState
 from marshal_dagster.errors import ConfigurationError
-from tests.delivering import Scene
+from tests.batch_fixtures import Scene
 
 LEGAL = {
     BatchState.PREPARED: {BatchEvent.ENTER},

@@ -9,8 +9,8 @@ from typing import cast
 
 import pytest
 
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery, IdleReason
 from marshal_dagster.coordination.heartbeats import Heartbeats
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason
 from marshal_dagster.errors import (
     BatchAborted,
     ClaimLost,
@@ -28,13 +28,13 @@ from marshal_dagster.protocol.messages import (
     RevokingClaim,
     RuleSet,
     Settings,
+    coordination_partition,
 )
-from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Owner
+from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Scene
 from tests.conditions import wait_until
-from tests.delivering import GROUP, HI_MS, TOPIC, Scene
 from tests.faulty_log import Fault, FaultyLog, of_type
-from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
 
 ALL_MODES = list(DeliveryMode)
 AT_LEAST_ONCE = DeliveryMode.AT_LEAST_ONCE

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from marshal_dagster.delivery import batch as batch_module
+from marshal_dagster.batches import batch as batch_module
 from marshal_dagster.errors import BatchAborted, ClaimLost, MarshalError, PlanRejected, SinkRefused, UnavailableError
+from marshal_dagster.protocol.idempotence import TakenRanges
 from marshal_dagster.protocol.messages import ClaimingMessages, DataTopic, DeliveryMode, Heartbeat
-from marshal_dagster.protocol.ranges import TakenRanges
-from marshal_dagster.spark import jobs, reading
-from tests.delivering import GROUP, HI_MS, TOPIC, Place, Scene
+from marshal_dagster.spark import job_control, reader
+from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Place, Scene
 from tests.faulty_log import Fault, FaultyLog, Interrupted, of_type
-from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from marshal_dagster.delivery import ClaimedBatch
+    from marshal_dagster.batches import ClaimedBatch
 
 ALL_MODES = list(DeliveryMode)
 AT_LEAST_ONCE = DeliveryMode.AT_LEAST_ONCE
@@ -337,10 +337,10 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Let batches read without a session; a test says where that fails."""
     monkeypatch.setattr(batch_module, "check_session", lambda _: None)
     monkeypatch.setattr(batch_module, "check_single_execution", lambda _: None)
-    monkeypatch.setattr(jobs, "batch_jobs", lambda *_: nullcontext())
-    monkeypatch.setattr(jobs, "interruptible_calls", lambda _: nullcontext())
-    monkeypatch.setattr(jobs, "cancel", lambda *_: None)
-    monkeypatch.setattr(reading, "read_ranges", lambda *_, **__: [])
+    monkeypatch.setattr(job_control, "batch_jobs", lambda *_: nullcontext())
+    monkeypatch.setattr(job_control, "interruptible_calls", lambda _: nullcontext())
+    monkeypatch.setattr(job_control, "cancel", lambda *_: None)
+    monkeypatch.setattr(reader, "read_ranges", lambda *_, **__: [])
     return monkeypatch
 
 
@@ -355,7 +355,7 @@ def test_at_most_once_that_could_not_be_read_is_dropped(
     scene: Scene, no_spark: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, step: str, is_caught: bool
 ) -> None:
     """Committed, and then the frame could not be made: nothing was processed, and nothing will be."""
-    no_spark.setattr(jobs if step == "batch_jobs" else reading, step, lambda *_, **__: 1 / 0)
+    no_spark.setattr(job_control if step == "batch_jobs" else reader, step, lambda *_, **__: 1 / 0)
     batch = scene.batch(scene.delivery(AT_MOST_ONCE))
     with suppress(ZeroDivisionError), batch:
         try:
@@ -372,7 +372,7 @@ def test_at_most_once_that_could_not_be_read_is_dropped(
 def test_a_batch_is_read_as_of_the_incarnation_it_claimed(scene: Scene, no_spark: pytest.MonkeyPatch) -> None:
     """What Spark has fetched of a topic that was made anew since must not be given for the new one's."""
     asked: list[object] = []
-    no_spark.setattr(reading, "read_ranges", lambda *_, topic_id, **__: asked.append(topic_id))
+    no_spark.setattr(reader, "read_ranges", lambda *_, topic_id, **__: asked.append(topic_id))
     with scene.batch(scene.delivery(AT_LEAST_ONCE)) as batch:
         read(batch)
     assert asked == [batch.ranges[0].data_topic_id]
@@ -380,7 +380,7 @@ def test_a_batch_is_read_as_of_the_incarnation_it_claimed(scene: Scene, no_spark
 
 def test_at_least_once_that_could_not_be_read_commits_nothing(scene: Scene, no_spark: pytest.MonkeyPatch) -> None:
     """A block that caught the reader's error has read nothing."""
-    no_spark.setattr(reading, "read_ranges", lambda *_, **__: 1 / 0)
+    no_spark.setattr(reader, "read_ranges", lambda *_, **__: 1 / 0)
     batch = scene.batch(scene.delivery(AT_LEAST_ONCE))
     with pytest.raises(BatchAborted, match="nothing was read"), batch, suppress(ZeroDivisionError):
         read(batch)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from marshal_dagster.delivery import Delivery, IdleReason, RangeOptions
+from marshal_dagster.batches import Delivery, IdleReason, RangeOptions
 from marshal_dagster.errors import ClaimLost, ConfigurationError, DataLoss, DataTopicChanged
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
@@ -19,11 +19,11 @@ from marshal_dagster.protocol.messages import (
 )
 from marshal_dagster.protocol.state import RANGES, Phase
 from marshal_dagster.testing import ManualClock
-from tests.delivering import GROUP, HI_MS, TOPIC, Place, Scene
-from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Place, Scene
+from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
 
 if TYPE_CHECKING:
-    from marshal_dagster.delivery import ClaimedBatch
+    from marshal_dagster.batches import ClaimedBatch
 
 ALL_MODES = list(DeliveryMode)
 AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode

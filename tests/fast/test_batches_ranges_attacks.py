@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.coordination import base_claimer, claimer, range_claimer, sending, tenure
-from marshal_dagster.coordination.log import CoordinationLog
-from marshal_dagster.delivery import (
+from marshal_dagster.batches import (
     ClaimedBatch,
     Idle,
     IdleReason,
@@ -17,16 +15,18 @@ from marshal_dagster.delivery import (
     batch,
     claim_guard,
     early_commit,
-    ranged,
-    whole,
+    partition_source,
+    range_source,
 )
+from marshal_dagster.coordination import appender, base_claimer, claimer, claims, range_claimer
+from marshal_dagster.coordination.log import CoordinationLog
 from marshal_dagster.errors import ClaimLost, DataTopicChanged
 from marshal_dagster.protocol.messages import ClaimingMessages, ClaimingPartition, DeliveryMode, RevokingRange
 from marshal_dagster.testing import ManualClock
-from tests.delivering import HI_MS, Place, Scene
+from tests.batch_fixtures import HI_MS, Place, Scene
 from tests.faulty_log import Interrupted
-from tests.real.killing import Side
-from tests.watched_lines import watched
+from tests.line_interrupts import watched
+from tests.real.kill_points import Side
 
 AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
 ALL_MODES = list(DeliveryMode)
@@ -73,7 +73,18 @@ def after_looks(scene: Scene, count: int, act: Callable[[], object]) -> None:
 
 # Interrupts
 
-CODE = (base_claimer, batch, claim_guard, claimer, early_commit, range_claimer, ranged, sending, tenure, whole)
+CODE = (
+    base_claimer,
+    batch,
+    claim_guard,
+    claimer,
+    early_commit,
+    range_claimer,
+    range_source,
+    appender,
+    claims,
+    partition_source,
+)
 UNINTERRUPTED = ("with ", "try:", "pass\n", "return self\n")
 """Before these lines no signal is handled, while a trace is: they call nothing and jump nowhere."""
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from marshal_dagster.delivery import Advice, BatchRequest, IdleReason
+from marshal_dagster.batches import Advice, BatchRequest, IdleReason
 from marshal_dagster.errors import ClaimLost, ConfigurationError, DataLoss, DataTopicChanged, StartUnknown, TopicMissing
+from marshal_dagster.protocol.batch_planning import StartPolicy
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -18,10 +19,9 @@ from marshal_dagster.protocol.messages import (
     ReleasingPartition,
     Settings,
 )
-from marshal_dagster.protocol.positions import StartPolicy
 from marshal_dagster.testing import ManualClock
-from tests.delivering import GROUP, HI_MS, TOPIC, Scene
-from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Scene
+from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
 
 ALL_MODES = list(DeliveryMode)
 STRICT_MODES = [DeliveryMode.AT_MOST_ONCE, DeliveryMode.EFFECTIVELY_ONCE]

@@ -20,7 +20,7 @@ from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import ClaimingPartition, Settings, parse
-from marshal_dagster.spark import reading
+from marshal_dagster.spark import reader
 from marshal_dagster.testing import MemoryBroker, MemoryLog
 
 CONNECTION = KafkaConnection(bootstrap_servers="127.0.0.1:1")
@@ -234,7 +234,7 @@ def essential(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def test_the_tuned_connector_is_tuned_as_the_library_does_it() -> None:
     """The bare connector that is said to be tuned as ours has the same options for its consumer."""
-    assert batch.OUR_CONSUMER == reading._CONSUMER_DEFAULTS
+    assert batch.OUR_CONSUMER == reader._CONSUMER_DEFAULTS
 
 
 def test_the_bare_records_are_those_of_a_claim() -> None:

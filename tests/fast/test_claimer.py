@@ -25,9 +25,9 @@ from marshal_dagster.protocol.messages import (
     RevokingClaim,
     RuleSet,
     Settings,
+    coordination_partition,
     render,
 )
-from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Owner
 from marshal_dagster.testing import MemoryLog
 from tests.faulty_log import Fault, FaultyLog, Interrupted, of_type

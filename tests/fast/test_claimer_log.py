@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
+from marshal_dagster.admin.operator import Operator
 from marshal_dagster.coordination.claimer import Claimer, Member
 from marshal_dagster.coordination.log import Ack, Append, Chunk, PositionLost
-from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import LOOK_AGAIN_MS, Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import (

@@ -1,4 +1,4 @@
-"""Members of a group in any order of steps; what must hold after each stands in `tests/claimer_machine.py`."""
+"""Members of a group in any order of steps; what must hold after each stands in `tests/claimer_statemachine.py`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,12 +8,12 @@ from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from marshal_dagster.coordination.claimer import Claimer
+from marshal_dagster.coordination.claims import Tenure
 from marshal_dagster.coordination.group_reader import GroupReader
-from marshal_dagster.coordination.tenure import Tenure
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol.leases import Lease
-from tests.claimer_machine import ClaimerMachine
-from tests.member_machine import run_until_seen
+from tests.claimer_statemachine import ClaimerMachine
+from tests.member_statemachine import run_until_seen
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None)
 UNTIL_FOUND = settings(

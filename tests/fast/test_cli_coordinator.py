@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.cli import assigned, coordinating
-from marshal_dagster.cli.survey import Assignee
-from marshal_dagster.coordinator.looking import GroupView, Share
+from marshal_dagster.cli import assignments, coordinator
+from marshal_dagster.cli.world_view import Assignee
+from marshal_dagster.coordinator.group_view import GroupView, Share
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.cli import call
 
@@ -42,7 +42,7 @@ class StandIn:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> type[StandIn]:
     """A coordinator that is well and ends at once."""
-    monkeypatch.setattr(coordinating, "Coordinator", StandIn)
+    monkeypatch.setattr(coordinator, "Coordinator", StandIn)
     StandIn.health_is, StandIn.work = {"healthy": True}, lambda: None
     return StandIn
 
@@ -90,6 +90,6 @@ def test_what_a_silent_coordinator_has_assigned_is_not_shown(monkeypatch: pytest
         "silent long": GroupView("silent long", 1, old, now_ms - 60_001),
         "never heard": GroupView("never heard", 1, old, None),
     }
-    monkeypatch.setattr(assigned, "read_groups", lambda *_: views)
-    found = assigned.Assignments(KafkaConnection(bootstrap_servers="127.0.0.1:1")).of(views)
+    monkeypatch.setattr(assignments, "read_groups", lambda *_: views)
+    found = assignments.Assignments(KafkaConnection(bootstrap_servers="127.0.0.1:1")).of(views)
     assert found == {"led": {("orders", 0): Assignee("east", 7)}, "led long": {("orders", 1): Assignee("west")}}

@@ -5,16 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.cli.checks import machine
-from marshal_dagster.cli.checks.finding import Finding, State
-from marshal_dagster.cli.checks.log import check_world, read_log
-from marshal_dagster.cli.checks.machine import check_machine
-from marshal_dagster.cli.checks.snapshots import Retention, check_snapshots
-from marshal_dagster.coordination.keeping import renew_snapshots
+from marshal_dagster.cli.doctor_checks import machine
+from marshal_dagster.cli.doctor_checks.coordination_log import check_world, read_log
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.machine import check_machine
+from marshal_dagster.cli.doctor_checks.snapshots import Retention, check_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshot_writer import renew_snapshots
 from marshal_dagster.coordination.snapshots import Snapshots
-from marshal_dagster.protocol.messages import ClaimingPartition, ReleaseGroup, render
-from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.messages import ClaimingPartition, ReleaseGroup, coordination_partition, render
 from marshal_dagster.spark.connector import CONNECTOR
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog, MemorySnapshotTopic
 from tests.cli import call

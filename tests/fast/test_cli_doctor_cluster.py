@@ -9,16 +9,16 @@ import pytest
 from confluent_kafka import Uuid
 from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # its hints do not export what it offers
 
-from marshal_dagster.cli.checks import brokers, rights
-from marshal_dagster.cli.checks.finding import Finding, State
 from marshal_dagster.cli.doctor import Asked, Deployment
+from marshal_dagster.cli.doctor_checks import acls, brokers
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
 from marshal_dagster.errors import RightMissing
+from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.clients import ClientLog
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.inspection import FROM_4, Broker, Inspection, Replicas, Standing
-from marshal_dagster.kafka.rights import Right
 
-ASKER = rights.Asker("broker:9092", "dora")
+ASKER = acls.Asker("broker:9092", "dora")
 READER = frozenset({Right.DESCRIBE, Right.DESCRIBE_CONFIGS, Right.READ})
 MEMBER = READER | {Right.WRITE}
 
@@ -35,7 +35,7 @@ def is_complete(finding: Finding) -> bool:
 
 def test_a_reader_is_told_what_it_can_do() -> None:
     """Without WRITE nothing is wrong: the rights are named, and what they are good for."""
-    finding = rights.of_coordination_topic(standing(READER), ASKER)
+    finding = acls.of_coordination_topic(standing(READER), ASKER)
     assert (finding.state, finding.mend) == (State.OK, "")
     assert finding.found.startswith("on __marshal: Describe, DescribeConfigs, Read: it can look")
     assert "not claim" in finding.found
@@ -43,14 +43,14 @@ def test_a_reader_is_told_what_it_can_do() -> None:
 
 def test_a_member_is_told_that_it_is_one() -> None:
     """With WRITE the principal can claim, and has power over every group in the log."""
-    finding = rights.of_coordination_topic(standing(MEMBER), ASKER)
+    finding = acls.of_coordination_topic(standing(MEMBER), ASKER)
     assert finding.state is State.OK
     assert "Write: it can claim, and pause and reposition every group" in finding.found
 
 
 def test_without_read_the_log_is_out_of_reach() -> None:
     """A principal that may not read the log is told so, with the command that grants it."""
-    finding = rights.of_coordination_topic(standing(frozenset({Right.DESCRIBE, Right.WRITE})), ASKER)
+    finding = acls.of_coordination_topic(standing(frozenset({Right.DESCRIBE, Right.WRITE})), ASKER)
     assert (finding.state, is_complete(finding)) == (State.PROBLEM, True)
     assert finding.mend == (
         "kafka-acls --bootstrap-server broker:9092 --add --allow-principal User:dora --operation Read --topic __marshal"
@@ -70,33 +70,33 @@ def test_without_read_the_log_is_out_of_reach() -> None:
 )
 def test_a_member_should_write_snapshots(held: frozenset[Right], missing: list[str], *, is_member: bool) -> None:
     """All should read snapshots, members write them; what is missing is a warning with the command."""
-    finding = rights.of_snapshot_topic(standing(held), ASKER, is_member=is_member)
+    finding = acls.of_snapshot_topic(standing(held), ASKER, is_member=is_member)
     assert (finding.state is State.WARNING, is_complete(finding)) == (bool(missing), bool(missing))
     assert [right for right in ("Read", "Write") if f"--operation {right}" in finding.mend] == missing
 
 
 def test_a_data_topic_that_cannot_be_read_is_told() -> None:
     """A batch of it would be claimed and then fail; who may not claim needs no right to read it."""
-    finding = rights.of_data_topic(standing(frozenset({Right.DESCRIBE})), ASKER, is_member=True)
+    finding = acls.of_data_topic(standing(frozenset({Right.DESCRIBE})), ASKER, is_member=True)
     assert finding is not None
     assert is_complete(finding)
-    assert rights.of_data_topic(standing(READER), ASKER, is_member=True) is None
-    assert rights.of_data_topic(standing(frozenset({Right.DESCRIBE})), ASKER, is_member=False) is None
+    assert acls.of_data_topic(standing(READER), ASKER, is_member=True) is None
+    assert acls.of_data_topic(standing(frozenset({Right.DESCRIBE})), ASKER, is_member=False) is None
 
 
 def test_a_topic_that_may_not_be_seen_is_told() -> None:
     """Without DESCRIBE on the coordination topic nothing works; on another one less is known."""
-    needed = rights.missing_describe("__marshal", ASKER, is_needed=True)
+    needed = acls.missing_describe("__marshal", ASKER, is_needed=True)
     assert (needed.state, "--operation Describe" in needed.mend) == (State.PROBLEM, True)
-    other = rights.missing_describe("orders", ASKER, is_needed=False)
+    other = acls.missing_describe("orders", ASKER, is_needed=False)
     assert (other.state, is_complete(other)) == (State.WARNING, True)
 
 
 def test_rights_that_brokers_do_not_tell_are_not_checked() -> None:
     """Old brokers do not say which rights one has; that is no reason to call them missing."""
-    assert rights.of_coordination_topic(standing(None), ASKER).state is State.NOT_CHECKED
-    assert rights.of_snapshot_topic(standing(None), ASKER, is_member=True).state is State.NOT_CHECKED
-    assert rights.of_data_topic(standing(None), ASKER, is_member=True) is None
+    assert acls.of_coordination_topic(standing(None), ASKER).state is State.NOT_CHECKED
+    assert acls.of_snapshot_topic(standing(None), ASKER, is_member=True).state is State.NOT_CHECKED
+    assert acls.of_data_topic(standing(None), ASKER, is_member=True) is None
 
 
 def test_the_brokers_versions_are_told() -> None:
@@ -222,8 +222,8 @@ def log() -> ClientLog:
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch, log: ClientLog) -> Iterator[Inspection]:
     """Questions to the made-up cluster."""
-    monkeypatch.setattr("marshal_dagster.kafka.topics.admin", lambda *_, **__: (Cluster(), log))
-    monkeypatch.setattr("marshal_dagster.kafka.topics.reach", lambda *_, **__: None)
+    monkeypatch.setattr("marshal_dagster.kafka.admin_client.admin", lambda *_, **__: (Cluster(), log))
+    monkeypatch.setattr("marshal_dagster.kafka.admin_client.reach", lambda *_, **__: None)
     with Inspection(KafkaConnection(bootstrap_servers="broker:9092")) as inspection:
         yield inspection
 

@@ -5,7 +5,8 @@ from typing import cast
 
 import pytest
 
-from marshal_dagster.cli.checks.data import (
+from marshal_dagster.cli.doctor_checks.acls import Asker
+from marshal_dagster.cli.doctor_checks.data_topics import (
     RETIRED_MS,
     DataTopic,
     Position,
@@ -16,15 +17,13 @@ from marshal_dagster.cli.checks.data import (
     positions,
     retired,
 )
-from marshal_dagster.cli.checks.finding import Finding, State
-from marshal_dagster.cli.checks.rights import Asker
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
 from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.kafka.acls import Right
+from marshal_dagster.kafka.admin_client import OffsetBounds
 from marshal_dagster.kafka.inspection import Inspection, Replicas, Standing
-from marshal_dagster.kafka.rights import Right
-from marshal_dagster.kafka.topics import OffsetBounds
-from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, render
+from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, coordination_partition, render
 from marshal_dagster.protocol.messages import DataTopic as DataTopicRecord
-from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.state import Owner, Phase, Range
 from marshal_dagster.protocol.world import World
 

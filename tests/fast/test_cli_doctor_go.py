@@ -5,17 +5,17 @@ from typing import Any, Self
 import pytest
 
 from marshal_dagster.cli import topic as topic_command
-from marshal_dagster.cli.checks.finding import Finding, State
-from marshal_dagster.cli.checks.go_consumers import check_go_consumers
-from marshal_dagster.cli.checks.senders import check_senders, newest
-from marshal_dagster.cli.checks.settings import check_topic_settings
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.go_consumers import check_go_consumers
+from marshal_dagster.cli.doctor_checks.senders import check_senders, newest
+from marshal_dagster.cli.doctor_checks.topic_settings import check_topic_settings
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.inspection import FROM_4, Broker
 from marshal_dagster.protocol.messages import WITHOUT_SETTINGS, Heartbeat, render
 from marshal_dagster.testing import MemoryLog
+from tests.admin_fixtures import act, give_settings, go_left, go_owner, site_now
 from tests.fast.test_coordination_topic import NAME, Cluster, safe
 from tests.members import SETTINGS, Site, about, settings_record
-from tests.operating import act, give_settings, go_left, go_owner, site_now
 
 OLD = Broker("3.9-IV0")
 NEW = Broker(FROM_4)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from marshal_dagster.cli.checks.finding import Finding, State
-from marshal_dagster.cli.checks.senders import NEWEST, RECENT_MS, check_senders, newest
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.senders import NEWEST, RECENT_MS, check_senders, newest
 from marshal_dagster.coordination.log import Chunk, PositionLost
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.protocol.messages import (
@@ -21,9 +21,9 @@ from marshal_dagster.protocol.messages import (
     ReleasingPartition,
     RuleSet,
     Settings,
+    coordination_partition,
     render,
 )
-from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.testing import ManualClock, MemoryBroker, MemoryLog
 
 PARTITIONS = 4

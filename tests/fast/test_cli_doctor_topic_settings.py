@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from marshal_dagster.cli.checks.finding import Finding, State
-from marshal_dagster.cli.checks.settings import check_snapshot_topic
-from marshal_dagster.coordination.admin import SNAPSHOT_SETTINGS
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.topic_settings import check_snapshot_topic
+from marshal_dagster.coordination.topic_settings import SNAPSHOT_SETTINGS
 from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.kafka.admin_client import Topics
 
 
 class Cluster:

@@ -17,9 +17,9 @@ from typer.main import get_command
 from marshal_dagster import errors
 from marshal_dagster.cli import output, topic
 from marshal_dagster.cli import replay as replay_command
-from marshal_dagster.cli.exits import ExitCode, code_of
+from marshal_dagster.cli.exit_codes import ExitCode, code_of
 from marshal_dagster.cli.main import app, run
-from marshal_dagster.coordination import admin
+from marshal_dagster.coordination import topic_settings
 from marshal_dagster.devkafka import PortInUse
 from marshal_dagster.protocol.replay import MalformedLog
 from tests.cli import COMMAND, REPOSITORY, call, environ, start, stored
@@ -385,9 +385,9 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_command_that_mends_names_the_cluster() -> None:
     """A tool of Kafka's is told which servers to ask; other advice stays as it is."""
-    problem = admin.Problem("retention.ms", "1", "-1", "why", "kafka-configs --alter")
+    problem = topic_settings.Problem("retention.ms", "1", "-1", "why", "kafka-configs --alter")
     assert topic.with_servers(problem, "a:1,b:2").mend == "kafka-configs --bootstrap-server a:1,b:2 --alter"
-    other = admin.Problem("replicas", "1", "3", "why", "more brokers")
+    other = topic_settings.Problem("replicas", "1", "3", "why", "more brokers")
     assert topic.with_servers(other, "a:1") == other
 
 

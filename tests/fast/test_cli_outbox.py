@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.cli import harvest, outbox
+from marshal_dagster.cli import outbox, outbox_harvest
 from marshal_dagster.election.rules import Term, Timing
 from marshal_dagster.errors import MarshalError, TopicMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.outbox.backoff import Limits
 from marshal_dagster.outbox.harvest import Counts
 from marshal_dagster.outbox.harvester import OutboxTopics
-from marshal_dagster.outbox.holds import Limits
-from marshal_dagster.outbox.looking import OutboxStatus, ParkedRow
 from marshal_dagster.outbox.options import HarvesterOptions
-from marshal_dagster.outbox.tables import OutboxTables, Standing
+from marshal_dagster.outbox.schema import OutboxTables, Standing
+from marshal_dagster.outbox.status import OutboxStatus, ParkedRow
 from tests.cli import Answer, call
 
 SECRET = "canary-0c4e"
@@ -310,7 +310,7 @@ def worker(box: Box, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A harvester that ends at once, unless a test says otherwise."""
     del box
     worker = Worker(work=lambda: None)
-    monkeypatch.setattr(harvest, "Harvester", worker.made)
+    monkeypatch.setattr(outbox_harvest, "Harvester", worker.made)
     return worker
 
 
@@ -340,7 +340,7 @@ def test_changes_of_role_are_lines_of_json(
 ) -> None:
     """It starts, stands by, leads, stands by again, and ends."""
     looked = threading.Event()
-    look = harvest._Teller.look
+    look = outbox_harvest._Teller.look
 
     def note(teller: Any) -> None:  # noqa: ANN401 - private
         look(teller)
@@ -354,7 +354,7 @@ def test_changes_of_role_are_lines_of_json(
         looked.clear()
         assert looked.wait(10)
 
-    monkeypatch.setattr(harvest._Teller, "look", note)
+    monkeypatch.setattr(outbox_harvest._Teller, "look", note)
     worker.work = work
     answer = act(capsys, "harvest", "--json", *BROKERS)
     assert (answer.code, answer.err) == (0, "")
@@ -385,7 +385,7 @@ def test_what_the_harvester_warns_of_is_told_each_time(worker: Worker, capsys: p
     """On stderr; a service runs for long, and the same can be the case again."""
 
     def work() -> None:
-        for part in harvest._WARNS * 2:
+        for part in outbox_harvest._WARNS * 2:
             logging.getLogger(f"marshal_dagster.{part}").warning("away")
 
     worker.work = work

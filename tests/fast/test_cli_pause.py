@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from marshal_dagster.cli import pause
-from marshal_dagster.cli.connecting import person
+from marshal_dagster.cli.connections import person
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.testing import ManualClock
 from tests.cli import Answer, call

@@ -6,18 +6,18 @@ from typing import Any, cast
 
 import pytest
 
-from marshal_dagster.cli import opening, position_get, settings
-from marshal_dagster.cli.connecting import WRITING
-from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.reset_positions import Repositioning
+from marshal_dagster.cli import position_context, position_get, settings
+from marshal_dagster.cli.connections import WRITING
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import UnavailableError
+from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.rights import Right
-from marshal_dagster.operations.positions import Repositioning
 from marshal_dagster.protocol.leases import delivery_timeout_ms
 from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, DeliveryMode, RuleSet, Settings
+from tests.admin_fixtures import END, START, WRITTEN, FakeTopics, act, at_work_on, give_settings, site_now
 from tests.members import GROUP, HI_MS, OTHER_TOPIC_ID, RANGES, TOPIC, Site, about
-from tests.operating import END, START, WRITTEN, FakeTopics, act, at_work_on, give_settings, site_now
 
 ELSEWHERE = "orders-10"
 SET = ("position", "set", GROUP, TOPIC)
@@ -34,8 +34,8 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     """A group that stands at 50 in two of the three partitions, and waits as long as its clock is told to."""
     site = site_now()
     site.owner_of(0, 1, at=50).release()
-    at_work_on(site, monkeypatch, position_get, opening, settings, topics=topics)
-    monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
+    at_work_on(site, monkeypatch, position_get, position_context, settings, topics=topics)
+    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=site.clock))
     return site
 
 
@@ -218,8 +218,8 @@ def test_what_ends_and_who_is_at_work_stand_in_the_table(site: Site, capsys: pyt
 def test_ranges_ahead_are_warned_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What is planned or done ahead of the offset will be done again, or never."""
     site = site_now()
-    at_work_on(site, monkeypatch, opening, topics=FakeTopics())
-    monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
+    at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
+    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=site.clock))
     site.begin(0, at=50)
     site.holder_of({0: (60, 70)}, settings=RANGES, plans=True).release()
     answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
@@ -300,7 +300,7 @@ def test_that_the_group_stays_paused_is_told(
             breaking.is_down = True
 
     breaking.before_append = breaks_down
-    monkeypatch.setattr(opening, "open_reader", lambda *_, **__: Rationalizer(logs.pop(), clock=site.clock))
+    monkeypatch.setattr(position_context, "open_reader", lambda *_, **__: Rationalizer(logs.pop(), clock=site.clock))
     answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
     assert answer.code == 3
     assert "stays paused for 3600 s or a little longer, resume it" in answer.err
@@ -375,7 +375,7 @@ def test_the_log_is_written_as_the_groups_members_do(
         assert (connection.bootstrap_servers, topic, rights) == ("somewhere:1", "__marshal", WRITING)
         return Rationalizer(site.log(), clock=site.clock)
 
-    monkeypatch.setattr(opening, "open_reader", open_reader)
+    monkeypatch.setattr(position_context, "open_reader", open_reader)
     assert act(capsys, *SET, "--offsets", "0=30", "--yes").code == 0
     assert asked[-1] == site.world().group_of(GROUP, TOPIC).settings.heartbeat_interval_ms == HI_MS
 
@@ -386,8 +386,8 @@ def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
     """Its new settings can ask for records that wait less than those of the log as it was opened."""
     site, asked = site_now(), list[int]()
     give_settings(site, Settings(60_000))
-    monkeypatch.setattr(opening, "Topics", lambda *_, **__: FakeTopics())
-    monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
+    monkeypatch.setattr(position_context, "Topics", lambda *_, **__: FakeTopics())
+    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=site.clock))
 
     def open_reader(*_: object, interval_ms: int, rights: object) -> Rationalizer:
         assert rights == WRITING
@@ -402,7 +402,7 @@ def test_a_group_whose_settings_change_meanwhile_is_set_all_the_same(
             site.pause(-60)
         return rationalizer
 
-    monkeypatch.setattr(opening, "open_reader", open_reader)
+    monkeypatch.setattr(position_context, "open_reader", open_reader)
     answer = act(capsys, *SET, "--offsets", "0=30", "--yes")
     assert answer.code == 0, answer.err
     assert asked[-1] == HI_MS
@@ -435,7 +435,7 @@ def test_what_a_group_is_like_is_warned_of(
 ) -> None:
     """Go consumers that still run, and outputs that have what will be read again."""
     site = site_now()
-    at_work_on(site, monkeypatch, opening, topics=FakeTopics())
+    at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
     site.owner_of(0, at=50, settings=settings).release()
     is_go = settings.rule_set is RuleSet.GO
     says = ("--go-consumers-stopped", GROUP) if is_go else ()

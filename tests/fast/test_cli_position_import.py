@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.cli import opening
-from marshal_dagster.operations.positions import Repositioning
+from marshal_dagster.admin.reset_positions import Repositioning
+from marshal_dagster.cli import position_context
 from marshal_dagster.protocol.messages import render
+from tests.admin_fixtures import END, START, FakeTopics, act, at_work_on, give_settings, site_now
 from tests.checkpoints import write_batch
 from tests.members import GROUP, SETTINGS, TOPIC, Site, settings_record
-from tests.operating import END, START, FakeTopics, act, at_work_on, give_settings, site_now
 
 ADOPT = ("adopt", GROUP, TOPIC)
 LOADER = ("--consumer-group", "loader")
@@ -28,8 +28,8 @@ def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     """A coordination topic on which the group has settings, and nothing else."""
     site = site_now()
     give_settings(site)
-    at_work_on(site, monkeypatch, opening, topics=topics)
-    monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
+    at_work_on(site, monkeypatch, position_context, topics=topics)
+    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=site.clock))
     return site
 
 
@@ -92,7 +92,7 @@ def test_a_partition_without_messages_needs_no_word(
 ) -> None:
     """Its start is its end."""
     topics.committed = {0: 100, 1: 100}
-    monkeypatch.setattr("tests.operating.START", END)
+    monkeypatch.setattr("tests.admin_fixtures.START", END)
     assert (act(capsys, *ADOPT, *LOADER, "--yes").code, standing(site)) == (0, [100, 100, 100])
 
 

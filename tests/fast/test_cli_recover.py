@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 
+from marshal_dagster.admin.recovery import Confirmed, Observed, Said, Whose
 from marshal_dagster.cli.recover import (
     Proposal,
     _require_unknown,
@@ -15,9 +16,8 @@ from marshal_dagster.cli.recover import (
     settings_of,
     warn_of_ranges,
 )
-from marshal_dagster.coordination.recovery import Confirmed, Observed, Said, Whose
 from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing
-from marshal_dagster.kafka.topics import OffsetBounds, TopicDescription, Topics
+from marshal_dagster.kafka.admin_client import OffsetBounds, TopicDescription, Topics
 from marshal_dagster.protocol.messages import (
     WITHOUT_SETTINGS,
     ClaimingPartition,

@@ -11,7 +11,7 @@ from marshal_dagster.cli import replay
 from marshal_dagster.protocol.replay import StoredRecord, render_record
 from tests.cli import COMMAND, REPOSITORY, call, environ, start, stored
 from tests.log_generator import generate
-from tests.plain_reader import PlainReader, records_of
+from tests.reference_reader import PlainReader, records_of
 
 VECTOR = REPOSITORY / "tests" / "vectors" / "marshal-log.jsonl"
 CLAIM = "ClaimingPartition/1/1/{instance}/c/g/ev/0"

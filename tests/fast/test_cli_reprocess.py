@@ -6,15 +6,15 @@ from functools import partial
 
 import pytest
 
-from marshal_dagster.cli import opening
-from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.reset_positions import Repositioning
+from marshal_dagster.cli import position_context
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import UnavailableError
-from marshal_dagster.operations.positions import Repositioning
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.testing import ManualClock
+from tests.admin_fixtures import FakeTopics, act, at_work_on, site_now
 from tests.members import GROUP, HI_MS, RANGES, SETTINGS, TOPIC, TOPIC_ID, Site
-from tests.operating import FakeTopics, act, at_work_on, site_now
 
 STOOD, STEP = 80, 15
 AGAIN = ("reprocess", GROUP, TOPIC, "--partition", "0", "--from", "30", "--to", "50")
@@ -69,7 +69,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     """A group that stands at 80."""
     site = site_now()
     site.owner_of(0, at=STOOD).release()
-    at_work_on(site, monkeypatch, opening, topics=FakeTopics())
+    at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
     return site
 
 
@@ -77,7 +77,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
 def members(site: Site, monkeypatch: pytest.MonkeyPatch) -> Members:
     """Its members."""
     members = Members(site, site.clock)
-    monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=members))
+    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=members))
     return members
 
 
@@ -264,7 +264,7 @@ def test_groups_in_which_it_could_not_be_kept_are_refused(
     """More than the range would be done again, or the position would not hold."""
     site = site_now()
     site.owner_of(0, at=STOOD, settings=settings).release()
-    at_work_on(site, monkeypatch, opening, topics=FakeTopics())
+    at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
     before = site.values()
     answer = act(capsys, *AGAIN, "--yes")
     assert (answer.code, says in answer.error, site.values()) == (2, True, before)
@@ -321,7 +321,7 @@ def test_an_open_plan_and_effectively_once_are_told_of(
     owner = site.owner_of(0, at=STOOD, settings=Settings(HI_MS, delivery=DeliveryMode.EFFECTIVELY_ONCE))
     owner.plan({0: 90})
     owner.release()
-    at_work_on(site, monkeypatch, opening, topics=FakeTopics())
+    at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
     answer = act(capsys, *AGAIN, "--dry-run")
     assert "delivers effectively once" in answer.error
     assert "the plan up to 90 ends" in answer.out

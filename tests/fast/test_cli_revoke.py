@@ -4,15 +4,15 @@ from functools import partial
 
 import pytest
 
+from marshal_dagster.admin.revoke import Revoking
 from marshal_dagster.cli import revoke
-from marshal_dagster.cli.connecting import WRITING
+from marshal_dagster.cli.connections import WRITING
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ClaimLost
+from marshal_dagster.kafka.acls import Right
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.rights import Right
-from marshal_dagster.operations.revoking import Revoking
+from tests.admin_fixtures import act, at_work_on, site_now
 from tests.members import GROUP, HI_MS, TOPIC, Site
-from tests.operating import act, at_work_on, site_now
 
 REVOKE = ("revoke", GROUP, TOPIC, "--instance")
 

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from marshal_dagster.cli import serving
-from marshal_dagster.cli.serving import attend
+from marshal_dagster.cli import service
+from marshal_dagster.cli.service import attend
 from marshal_dagster.errors import UnavailableError
 
 
@@ -33,7 +33,7 @@ def test_work_that_ends_by_itself_is_not_stopped() -> None:
 
 def test_work_that_does_not_end_holds_up_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told, and left as it is."""
-    monkeypatch.setattr(serving, "_END_WITHIN_S", 0.2)
+    monkeypatch.setattr(service, "_END_WITHIN_S", 0.2)
     hung = threading.Event()
     signalled()
     began_s = time.monotonic()

@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 
+from marshal_dagster.admin.group_settings import Agreed
+from marshal_dagster.admin.operator import Operator
 from marshal_dagster.cli import settings as settings_command
-from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.errors import UnavailableError
-from marshal_dagster.operations.agreed import Agreed
 from marshal_dagster.protocol.messages import DeliveryMode, Settings, render
+from tests.admin_fixtures import act, at_work_on, site_now
 from tests.members import GROUP, HI_MS, RANGES, SETTINGS, Site, settings_record
-from tests.operating import act, at_work_on, site_now
 
 SHOW = ("settings", "show", GROUP)
 SET = ("settings", "set", GROUP)

@@ -6,13 +6,13 @@ from typing import cast
 
 import pytest
 
-from marshal_dagster.cli.connecting import connection_of, data_connection_of
+from marshal_dagster.cli.connections import connection_of, data_connection_of
 from marshal_dagster.cli.options import ConnectionOptions
 from marshal_dagster.cli.status import look_at_data
-from marshal_dagster.cli.survey import DataTopicNow, NoLag
+from marshal_dagster.cli.world_view import DataTopicNow, NoLag
 from marshal_dagster.errors import ConfigurationError, LogChanged, RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.kafka.admin_client import OffsetBounds, TopicDescription, Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import OffsetBounds, TopicDescription, Topics
 
 TOPIC_ID = "A" * 22
 HERE = KafkaConnection(bootstrap_servers="here:1")

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from marshal_dagster.cli import output
-from marshal_dagster.cli.survey import settings_text
 from marshal_dagster.cli.tail import Reader, Seen, line, shown
+from marshal_dagster.cli.world_view import settings_text
 from marshal_dagster.errors import LogChanged, TopicMissing
 from marshal_dagster.protocol.messages import Invalid, Settings
 from marshal_dagster.protocol.replay import StoredRecord, parse_lines, render_record

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.cli import output, survey, top
+from marshal_dagster.cli import output, top, world_view
 from marshal_dagster.cli.rates import WINDOW_S, Rates
 from marshal_dagster.cli.top import Looked, Looker
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import LogChanged, UnavailableError
+from tests.admin_fixtures import END, NOBODYS, FakeTopics, act, at_work_on, site_now
 from tests.cli import REPOSITORY, environ
 from tests.faulty_log import FaultyLog
 from tests.members import GROUP, HI_MS, RANGES, TOPIC, TOPIC_ID, Site
-from tests.operating import END, NOBODYS, FakeTopics, act, at_work_on, site_now
 
 TOPICS = FakeTopics(partitions=tuple(range(5)))
 
@@ -32,7 +32,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Site:
     return site
 
 
-def looker(site: Site, log: FaultyLog | None = None, wanted: survey.Wanted = survey.EVERYTHING) -> Looker:
+def looker(site: Site, log: FaultyLog | None = None, wanted: world_view.Wanted = world_view.EVERYTHING) -> Looker:
     """Give who looks at it."""
     rationalizer = Rationalizer(log or site.log(), clock=site.clock)
     return Looker(rationalizer, TOPICS, wanted, site.clock, Rates(), NOBODYS)  # type: ignore[arg-type]
@@ -135,7 +135,8 @@ def test_a_log_without_groups_is_watched(site: Site) -> None:
     """Until there are some."""
     assert shown(looker(site).look()).splitlines()[1] == "No group is named in it."
     assert (
-        shown(looker(site, wanted=survey.Wanted("other")).look()).splitlines()[1] == "No group 'other' is named in it."
+        shown(looker(site, wanted=world_view.Wanted("other")).look()).splitlines()[1]
+        == "No group 'other' is named in it."
     )
 
 
@@ -241,7 +242,7 @@ from marshal_dagster.cli import top
 from marshal_dagster.cli.main import run
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from tests.members import HI_MS
-from tests.operating import FakeTopics, site_now
+from tests.admin_fixtures import FakeTopics, site_now
 
 site = site_now()
 site.owner_of(0)

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from marshal_dagster.cli import output, view
-from marshal_dagster.cli.survey import (
+from marshal_dagster.cli import output, tables
+from marshal_dagster.cli.world_view import (
     Assignee,
     DataTopicNow,
     Lag,
@@ -27,9 +27,9 @@ from marshal_dagster.protocol.messages import (
     Message,
     ReleaseGroup,
     Settings,
+    coordination_partition,
     render,
 )
-from marshal_dagster.protocol.placement import coordination_partition
 from marshal_dagster.protocol.replay import summary
 from marshal_dagster.protocol.world import World
 
@@ -75,7 +75,7 @@ def settings(interval_ms: int) -> Message:
 
 def text(looked: Survey) -> str:
     """Give what a person is shown."""
-    return "\n".join(str(part) for part in view.survey(looked))
+    return "\n".join(str(part) for part in tables.survey(looked))
 
 
 @pytest.fixture

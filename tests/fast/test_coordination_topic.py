@@ -6,7 +6,7 @@ from typing import cast
 
 import pytest
 
-from marshal_dagster.coordination.admin import (
+from marshal_dagster.coordination.topic_settings import (
     BATCH_BYTES,
     Problem,
     Severity,
@@ -18,7 +18,7 @@ from marshal_dagster.coordination.admin import (
     settings_for,
 )
 from marshal_dagster.errors import ConfigurationError, RightMissing, TopicMissing, UnsafeTopic
-from marshal_dagster.kafka.topics import TopicDescription, Topics
+from marshal_dagster.kafka.admin_client import TopicDescription, Topics
 
 NAME, TOPIC_ID = "__marshal", "B" * 22
 

@@ -17,7 +17,7 @@ from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.group import GroupCoordinator, Happening, Rules
 from marshal_dagster.coordinator.member import MemberState
 from marshal_dagster.coordinator.messages import CoordinatorMessage, MemberMessage, render
-from marshal_dagster.coordinator.wire import CoordinatorTopics, ReceivedRecord
+from marshal_dagster.coordinator.transport import CoordinatorTopics, ReceivedRecord
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import wait_until

@@ -2,9 +2,9 @@
 
 import pytest
 
-from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.messages import coordination_partition
+from tests.coordinator_faults.checkers import Ownership, Record, gap_ms, judge, needless_stops
 from tests.coordinator_faults.journal import Did, Line
-from tests.coordinator_faults.judging import Ownership, Record, gap_ms, judge, needless_stops
 from tests.coordinator_faults.scenario import KINDS, scenario
 
 GROUP, TOPIC = "fleet", "orders"

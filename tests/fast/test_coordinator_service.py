@@ -20,11 +20,11 @@ from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
-from marshal_dagster.coordinator import background, service, wire
+from marshal_dagster._internal.health_server import FAILING_AFTER_S, IDLE_AFTER_S, HealthServer
+from marshal_dagster.coordinator import background, service, transport
 from marshal_dagster.coordinator.assignment import AssignmentInput, sticky_assignment
 from marshal_dagster.coordinator.background import GroupWeigher
 from marshal_dagster.coordinator.group import Event, Happening
-from marshal_dagster.coordinator.measuring import GroupMetrics
 from marshal_dagster.coordinator.member import Membership
 from marshal_dagster.coordinator.messages import (
     CoordinatorMessage,
@@ -36,11 +36,11 @@ from marshal_dagster.coordinator.messages import (
     StartFetcher,
     render,
 )
+from marshal_dagster.coordinator.metrics import GroupMetrics
 from marshal_dagster.coordinator.service import Coordinator, CoordinatorOptions
-from marshal_dagster.coordinator.wire import CoordinatorTopics, ReceivedRecord, keep_newest, partition_of
+from marshal_dagster.coordinator.transport import CoordinatorTopics, ReceivedRecord, keep_newest, partition_of
 from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
-from marshal_dagster.health import FAILING_AFTER_S, IDLE_AFTER_S, HealthServer
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.telemetry import metrics
@@ -566,7 +566,7 @@ def test_refusals_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """The topic keeps one record a key, and those who were refused come under ever new names."""
     producer = Producer()
     monkeypatch.setattr(clients, "producer", lambda *_, **__: (producer, None))
-    writer = wire.Writer(KafkaConnection(bootstrap_servers="127.0.0.1:1"), CoordinatorTopics(), 1)
+    writer = transport.Writer(KafkaConnection(bootstrap_servers="127.0.0.1:1"), CoordinatorTopics(), 1)
     for name in "ab":
         writer.send_to_member(Registered(group="etl", member=name, epoch=1, tenure="t", error="bad_pattern"))
     assert len(set(producer.keys)) == 1
@@ -576,7 +576,7 @@ def test_what_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch, caplog:
     """Once in a while: too large, refused at once, or not delivered."""
     producer = Producer()
     monkeypatch.setattr(clients, "producer", lambda *_, **__: (producer, None))
-    writer = wire.Writer(KafkaConnection(bootstrap_servers="127.0.0.1:1"), CoordinatorTopics(), 1)
+    writer = transport.Writer(KafkaConnection(bootstrap_servers="127.0.0.1:1"), CoordinatorTopics(), 1)
     places = {"t" * 200: list(range(150_000))}
     large = StartFetcher(group="etl", member="a", tenure="a", epoch=1, generation=1, places=places)
 

@@ -12,9 +12,9 @@ from itertools import count
 
 import pytest
 
+from marshal_dagster.admin.operator import Operator
 from marshal_dagster.coordination.claimer import Claimer
 from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, PositionLost
-from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.errors import MarshalError, UnavailableError

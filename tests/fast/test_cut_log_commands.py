@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.cli import opening, revoke
-from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.position_spec import Offsets
+from marshal_dagster.admin.reprocess import Reprocessing
+from marshal_dagster.admin.reset_positions import Repositioning
+from marshal_dagster.admin.revoke import Revoking
+from marshal_dagster.cli import position_context, revoke
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import LogChanged, MarshalError, NotCertain, PositionNotSet
-from marshal_dagster.operations.positions import Repositioning
-from marshal_dagster.operations.reprocessing import Reprocessing
-from marshal_dagster.operations.revoking import Revoking
-from marshal_dagster.operations.targets import Offsets
 from marshal_dagster.protocol.messages import Heartbeat
+from tests.admin_fixtures import FakeTopics, act, at_work_on, site_now
 from tests.faulty_log import Fault, FaultyLog, of_type
 from tests.members import GROUP, OTHER_TOPIC_ID, TOPIC, TOPIC_ID, Site, about
-from tests.operating import FakeTopics, act, at_work_on, site_now
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ def test_position_set_does_not_say_that_it_set_what_it_did_not(
 ) -> None:
     """Keys that are only observed have generation 0: that is no new generation."""
     site = site_now()
-    at_work_on(site, monkeypatch, opening, topics=FakeTopics())
-    monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
+    at_work_on(site, monkeypatch, position_context, topics=FakeTopics())
+    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=site.clock))
     site.owner_of(0, at=40).release()
     assert act(capsys, "position", "set", GROUP, TOPIC, "--offsets", "0=50", "--yes").code == 0
     owner = site.owner_of(0, at=50)
@@ -116,7 +116,7 @@ def test_position_set_does_not_say_that_it_set_what_it_did_not(
         site.say(about(Heartbeat, owner.member.instance, 0, offset=50))
         return True
 
-    monkeypatch.setattr("marshal_dagster.cli.moving.typer.confirm", agree)
+    monkeypatch.setattr("marshal_dagster.cli.position.typer.confirm", agree)
     answer = act(capsys, "position", "set", GROUP, TOPIC, "--offsets", "0=30")
 
     assert answer.code != 0

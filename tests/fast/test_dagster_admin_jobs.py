@@ -11,15 +11,14 @@ from typing import Any, cast
 import dagster as dg
 import pytest
 
-from marshal_dagster import operator_jobs
+from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.revoke import HeldClaim, Revoking
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.log import Append
-from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.operations.revoking import HeldClaim, Revoking
-from marshal_dagster.operator_jobs import (
+from marshal_dagster.jobs import admin
+from marshal_dagster.jobs.admin import (
     AdoptConfig,
     PauseConfig,
     ReprocessRangeConfig,
@@ -35,12 +34,14 @@ from marshal_dagster.operator_jobs import (
     build_set_position_job,
     build_settings_job,
 )
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.protocol.messages import ClaimingPartition
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
-from marshal_dagster.runs import GROUP_TAG
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.runs.names import GROUP_TAG
+from tests.admin_fixtures import END, GO_TYPES, START, FakeTopics, go_left, go_owner, site_now, types
 from tests.checkpoints import write_batch
 from tests.members import GROUP, HI_MS, SETTINGS, TOPIC, Site, about
-from tests.operating import END, GO_TYPES, START, FakeTopics, go_left, go_owner, site_now, types
 
 HOUR_S = 3_600
 JOBS = {
@@ -401,7 +402,7 @@ def test_a_range_is_done_again_from_the_launchpad(stand: Stand, monkeypatch: pyt
                 owner.commit({0: 45})
                 owner.release()
 
-    monkeypatch.setattr(operator_jobs, "SystemClock", Working)
+    monkeypatch.setattr(admin, "SystemClock", Working)
     (row,) = shown(stand.run("reprocess_range", **again))
     assert (row["partition"], row["start"], row["end"]) == (0, 30, 40)
     assert (row["before"], row["reached"], row["after"]) == (50, 45, 50)

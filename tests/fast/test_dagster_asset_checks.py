@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marshal_dagster.admin.operator import Operator
 from marshal_dagster.assets.checks import (
     MOST_LAST,
     ClaimCheck,
@@ -22,13 +23,12 @@ from marshal_dagster.assets.checks import (
     recorded_ranges,
     rewinds,
 )
-from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.batches import ClaimedBatch, RangeOptions
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.delivery import ClaimedBatch, RangeOptions
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.ops.tables import ranges_table
+from marshal_dagster.ops.metadata import ranges_table
 from marshal_dagster.protocol.messages import ClaimingPartition
-from tests.delivering import GROUP, HI_MS, TOPIC, Scene
+from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Scene
 from tests.fast.test_dagster_assets import Shop, own_instance, shop
 from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
 

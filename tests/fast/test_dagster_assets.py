@@ -10,21 +10,22 @@ import pytest
 from dagster._core.definitions.observe import observe
 
 from marshal_dagster.assets.checks import recorded_ranges
-from marshal_dagster.assets.claimed import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
-from marshal_dagster.assets.standing import MOST_SHOWN, PartitionStanding, Standing
+from marshal_dagster.assets.decorator import ClaimedAsset, MarshalTranslator, kafka_partitions, marshal_asset
+from marshal_dagster.assets.progress import MOST_SHOWN, PartitionStanding, Standing
 from marshal_dagster.assets.topics import build_topic_asset, build_topic_sensor
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
+from marshal_dagster.jobs.batch import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
 from marshal_dagster.ops import ClaimedBatchConfig
 from marshal_dagster.protocol.state import Key, Phase, Range
 from marshal_dagster.protocol.world import World
-from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
-from marshal_dagster.runs import OUTCOME_TAG
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.rationalizer import RationalizerResource
+from marshal_dagster.runs.names import OUTCOME_TAG
 from marshal_dagster.sensors import build_given_up_check, build_lag_sensor, build_stale_claim_sensor
-from tests.delivering import GROUP, TOPIC
+from tests.batch_fixtures import GROUP, TOPIC
 from tests.fast.test_dagster_ops import AT_LEAST_ONCE, Stand, instance, stand
-from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
 
 __all__ = ["instance", "stand"]
 

@@ -10,7 +10,7 @@ import yaml  # type: ignore[import-untyped]
 from dagster.components.testing import create_defs_folder_sandbox
 
 from marshal_dagster.component import ClaimedTopicComponent, ConnectionModel, _ClaimedTopicScaffolder
-from marshal_dagster.resources import ClaimerResource
+from marshal_dagster.resources.claimer import ClaimerResource
 
 pytestmark = [  # of Dagster's own loader
     pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecatedSince20"),

@@ -9,16 +9,17 @@ from typing import Any
 import dagster as dg
 import pytest
 
-from marshal_dagster import ClaimerResource, ConfigurationError, KafkaConnectionConfig, UnavailableError, membership
-from marshal_dagster.coordinator import advising
-from marshal_dagster.coordinator.advising import Adviser, assigned_partitions
-from marshal_dagster.coordinator.looking import GroupView, Share
+from marshal_dagster import ClaimerResource, ConfigurationError, KafkaConnectionConfig, UnavailableError
+from marshal_dagster.coordinator import assignment_reader
+from marshal_dagster.coordinator.assignment_reader import Adviser, assigned_partitions
+from marshal_dagster.coordinator.group_view import GroupView, Share
 from marshal_dagster.coordinator.member import MemberState
-from marshal_dagster.coordinator.wire import CoordinatorTopics
-from marshal_dagster.jobs import build_claimed_batch_job
+from marshal_dagster.coordinator.transport import CoordinatorTopics
+from marshal_dagster.jobs.batch import build_claimed_batch_job
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.membership import build_group_member_sensor, kept_member, leave_all
 from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.sensors import group_membership
+from marshal_dagster.sensors.group_membership import build_group_member_sensor, kept_member, leave_all
 from tests.conditions import wait_until
 
 CONNECTION = KafkaConnection(bootstrap_servers="127.0.0.1:1")
@@ -48,9 +49,9 @@ class Joined:
     """The memberships that were begun."""
 
     members: list[Member] = field(default_factory=list)
-    interests: list[membership.Interest] = field(default_factory=list)
+    interests: list[group_membership.Interest] = field(default_factory=list)
 
-    def join(self, _: object, __: object, ___: str, interest: membership.Interest) -> Any:  # noqa: ANN401 - its stand-in
+    def join(self, _: object, __: object, ___: str, interest: group_membership.Interest) -> Any:  # noqa: ANN401 - its stand-in
         """Begin one."""
         self.interests.append(interest)
         self.members.append(Member())
@@ -61,7 +62,7 @@ class Joined:
 def joined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Joined]:
     """Memberships that need no Kafka."""
     made = Joined()
-    monkeypatch.setattr(membership, "_join", made.join)
+    monkeypatch.setattr(group_membership, "_join", made.join)
     yield made
     leave_all()
 
@@ -93,7 +94,7 @@ def test_the_sensor_keeps_one_membership_and_asks_for_runs_of_what_is_new(joined
     """A run is asked for when partitions come, none when they go or stay."""
     sensor = build_group_member_sensor(job, capacity=2)
     first = tick(sensor)
-    assert joined.interests == [membership.Interest(("parcels",), None, 2)]
+    assert joined.interests == [group_membership.Interest(("parcels",), None, 2)]
     joined.members[0].places = frozenset({("parcels", 0), ("parcels", 1)})
     gained = tick(sensor, first.cursor)
     joined.members[0].places = frozenset({("parcels", 1)})
@@ -109,7 +110,7 @@ def test_the_sensor_keeps_one_membership_and_asks_for_runs_of_what_is_new(joined
 
 def test_a_group_whose_brokers_are_slow_keeps_no_other_waiting(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tick that waits for a broker holds up only the ticks of its own membership."""
-    interest = membership.Interest(("parcels",), None, 1)
+    interest = group_membership.Interest(("parcels",), None, 1)
     waits, may_go_on = threading.Event(), threading.Event()
 
     def join(of: ClaimerResource, *rest: Any) -> Any:  # noqa: ANN401 - its stand-in
@@ -118,7 +119,7 @@ def test_a_group_whose_brokers_are_slow_keeps_no_other_waiting(joined: Joined, m
             assert may_go_on.wait(60)
         return joined.join(of, *rest)
 
-    monkeypatch.setattr(membership, "_join", join)
+    monkeypatch.setattr(group_membership, "_join", join)
     slow = threading.Thread(target=kept_member, args=(claimer(group="slow"), interest, 60.0))
     other = threading.Thread(target=kept_member, args=(claimer(), interest, 60.0))
     slow.start()
@@ -141,7 +142,7 @@ def test_schedules_alone_may_start_runs(joined: Joined) -> None:
 
 def test_a_member_whose_sensor_is_off_leaves(joined: Joined) -> None:
     """Ticks that stay away end the membership, and one that comes later begins another."""
-    interest = membership.Interest(("parcels",), None, 1)
+    interest = group_membership.Interest(("parcels",), None, 1)
     kept_member(claimer(), interest, 1)
     kept_member(claimer(), interest, 60)
     time.sleep(1.2)
@@ -165,9 +166,11 @@ def test_a_refusal_is_told_with_what_to_do(joined: Joined, error: str, said: str
     sensor = build_group_member_sensor(job)
     tick(sensor)
     joined.members[0].error = error
-    interest = membership.Interest(("parcels",), None, 1)
-    assert membership._refused("east", claimer(), error).startswith("member 'east' of group 'parcels' was refused: ")
-    assert said in membership._refused("east", claimer(), error)
+    interest = group_membership.Interest(("parcels",), None, 1)
+    assert group_membership._refused("east", claimer(), error).startswith(
+        "member 'east' of group 'parcels' was refused: "
+    )
+    assert said in group_membership._refused("east", claimer(), error)
     kept_member(claimer(), interest, 60)
     assert len(joined.members) == joins
     if joins == 1:
@@ -259,7 +262,7 @@ def test_what_cannot_be_read_limits_nobody() -> None:
 
 def test_what_was_read_last_counts_while_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """For as long as a coordinator may be silent: a moment without brokers has nobody claim what is another's."""
-    monkeypatch.setattr(advising, "_OLD_S", 0.0)
+    monkeypatch.setattr(assignment_reader, "_OLD_S", 0.0)
     recent = GroupView("parcels", 2, view(east=[1]).shares, round(time.time() * 1_000))
     count, read = reads(recent, UnavailableError("no broker"), UnavailableError("no broker"))
     adviser = Adviser(CONNECTION, CoordinatorTopics(), "parcels", "east", SESSION_MS, read)

@@ -12,18 +12,19 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.jobs import build_claimed_batch_job
+from marshal_dagster.jobs.batch import build_claimed_batch_job
 from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Key, Phase, Range
-from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.sensors import LagCursor, build_lag_sensor
-from marshal_dagster.sensors.unread import Positions, _position, look
+from marshal_dagster.sensors._lag_reader import Positions, _position, look
 from marshal_dagster.testing import ManualClock
-from tests.delivering import GROUP, TOPIC, DataTopics, Scene
+from tests.batch_fixtures import GROUP, TOPIC, DataTopics, Scene
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.kafka.admin_client import Topics
 
 OP = build_claimed_batch_op(lambda *_: None, name="work", topic=TOPIC)
 JOB = build_claimed_batch_job(OP, name="go_on")
@@ -317,7 +318,7 @@ def test_a_run_that_vanished_blocks_for_a_bounded_time(watch: Watch, monkeypatch
     (request,) = watch.requests()
     watch.was_asked(request, STARTED)
     assert "under way" in watch.skipped()
-    monkeypatch.setattr("marshal_dagster.sensors.asked.OPEN_RUN_PATIENCE_S", -60)
+    monkeypatch.setattr("marshal_dagster.sensors._run_history.OPEN_RUN_PATIENCE_S", -60)
     (again,) = watch.requests()
     assert again.run_key != request.run_key
     watch.was_asked(again, QUEUED)

@@ -13,18 +13,21 @@ from dagster._core.definitions.job_base import InMemoryJob
 from dagster._core.execution.api import execute_run_iterator
 from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
-from marshal_dagster.delivery import batch as batch_module
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.batches import batch as batch_module
 from marshal_dagster.errors import ClaimLost, ConfigurationError, TopicMissing
-from marshal_dagster.jobs import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
-from marshal_dagster.kafka import sampling
-from marshal_dagster.ops import BatchWork, ClaimedBatchConfig, DrainedBatches, Outcome, SeenKey, build_claimed_batch_op
+from marshal_dagster.jobs.batch import build_claimed_batch_job, build_claimed_batch_schedule, build_reprocess_job
+from marshal_dagster.kafka import record_size
+from marshal_dagster.ops import BatchWork, ClaimedBatchConfig, DrainedBatches, Outcome, build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, Heartbeat, RevokingClaim
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
-from marshal_dagster.runs import announced, announcer, forwarded_logs
-from marshal_dagster.spark import jobs as spark_jobs
-from marshal_dagster.spark import reading
-from tests.delivering import GROUP, HI_MS, TOPIC, MemorySink, Scene
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.runs.abandoned_work import SeenKey
+from marshal_dagster.runs.announcements import announced, announcer
+from marshal_dagster.runs.log_forwarding import forwarded_logs
+from marshal_dagster.spark import job_control as spark_jobs
+from marshal_dagster.spark import reader
+from tests.batch_fixtures import GROUP, HI_MS, TOPIC, MemorySink, Scene
 from tests.faulty_log import Fault, FaultyLog, Interrupted, of_type
 
 AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
@@ -148,9 +151,9 @@ def do_without_spark(monkeypatch: pytest.MonkeyPatch, scene: Scene) -> None:
 
     monkeypatch.setattr(batch_module, "check_session", lambda _: None)
     monkeypatch.setattr(batch_module, "check_single_execution", lambda _: None)
-    monkeypatch.setattr(reading, "read_ranges", read_ranges)
-    monkeypatch.setattr(reading, "count_records", lambda frame: Counter(n for n, _ in frame))
-    monkeypatch.setattr(reading, "offsets_read", lambda _: dict.fromkeys(range(3), ()))
+    monkeypatch.setattr(reader, "read_ranges", read_ranges)
+    monkeypatch.setattr(reader, "count_records", lambda frame: Counter(n for n, _ in frame))
+    monkeypatch.setattr(reader, "offsets_read", lambda _: dict.fromkeys(range(3), ()))
     monkeypatch.setattr(spark_jobs, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(spark_jobs, "cancel", lambda *_: None)
     monkeypatch.setattr(spark_jobs, "progress", lambda *_: "1 of 2 tasks done")
@@ -254,7 +257,7 @@ def test_a_limit_in_bytes_is_one_in_offsets(
     stand: Stand, monkeypatch: pytest.MonkeyPatch, mean: float | None, limits: dict[str, Any], offsets: list[int]
 ) -> None:
     """By the mean size of a sample; the smaller limit holds, and a batch has at least one offset."""
-    monkeypatch.setattr(sampling, "bytes_per_offset", lambda *_: mean)
+    monkeypatch.setattr(record_size, "bytes_per_offset", lambda *_: mean)
     result = stand.run(**limits)
     assert [each.metadata["offsets"].value for each in stand.materializations(result)] == offsets
 
@@ -316,7 +319,7 @@ def test_an_op_reads_in_as_many_tasks_as_it_is_told(stand: Stand, monkeypatch: p
         asked.append(min_partitions)
         return []
 
-    monkeypatch.setattr(reading, "read_ranges", read_ranges)
+    monkeypatch.setattr(reader, "read_ranges", read_ranges)
     stand.run(min_partitions=8, max_batches=1)
     assert asked[0] == 8
     with pytest.raises(ConfigurationError, match="min_partitions is 0"):
@@ -327,7 +330,7 @@ def test_progress_is_logged_while_spark_works(stand: Stand, monkeypatch: pytest.
     """While the function works, lines in the run's log say how far Spark is; an unchanged state is not repeated."""
     told = threading.Event()
     asked = iter(range(10**6))
-    monkeypatch.setattr("marshal_dagster.ops.watching.PROGRESS_EVERY_S", 0.001)
+    monkeypatch.setattr("marshal_dagster.ops.spark_monitor.PROGRESS_EVERY_S", 0.001)
     monkeypatch.setattr(spark_jobs, "progress", lambda *_: told.set() if next(asked) > 20 else "1 of 2 tasks done")
     stand.process = lambda _context, _batch, frame: frame if told.wait(20) else None
     result = stand.run()
@@ -795,7 +798,7 @@ def test_a_drop_is_told_when_the_commit_is_interrupted(stand: Stand, interrupt: 
 def test_a_drop_is_told_when_the_frame_cannot_be_made(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Committed, then reading fails: nothing was processed."""
     stand.mode = AT_MOST_ONCE
-    monkeypatch.setattr(reading, "read_ranges", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr(reader, "read_ranges", lambda *_, **__: 1 / 0)
     result = stand.run()
     assert "ZeroDivisionError" in _error(result)
     assert _told_dropped(stand, result) == [(n, 0, 10, "dropped") for n in range(3)]

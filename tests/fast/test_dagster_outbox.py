@@ -16,18 +16,16 @@ from dagster import (
     build_sensor_context,
 )
 
+from marshal_dagster.assets.outbox_check import build_outbox_check
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.outbox.holds import Limits
-from marshal_dagster.outbox.looking import OutboxStatus
+from marshal_dagster.jobs.outbox import build_outbox_drain_job
+from marshal_dagster.outbox.backoff import Limits
 from marshal_dagster.outbox.options import HarvesterOptions
-from marshal_dagster.outbox.tables import Standing
-from marshal_dagster.outbox_jobs import (
-    OutboxResource,
-    build_outbox_backlog_sensor,
-    build_outbox_check,
-    build_outbox_drain_job,
-)
-from marshal_dagster.resources import KafkaConnectionConfig
+from marshal_dagster.outbox.schema import Standing
+from marshal_dagster.outbox.status import OutboxStatus
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.outbox import OutboxResource
+from marshal_dagster.sensors.outbox_backlog import build_outbox_backlog_sensor
 
 KAFKA = KafkaConnectionConfig(bootstrap_servers="localhost:1")
 DRAIN = build_outbox_drain_job()

@@ -11,8 +11,9 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 from dagster._core.snap.snap_to_yaml import default_values_yaml_from_type_snap
 
-from marshal_dagster.delivery import BatchRequest
+from marshal_dagster.batches import BatchRequest
 from marshal_dagster.errors import BatchAborted, ConfigurationError
+from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import (
     INT32_MAX,
     INT64_MAX,
@@ -23,20 +24,14 @@ from marshal_dagster.protocol.messages import (
     Settings,
     render,
 )
-from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.protocol.state import Owner
-from marshal_dagster.resources import BatchOptions, ClaimerResource, KafkaConnectionConfig, RationalizerResource
-from marshal_dagster.runs import (
-    Announced,
-    DeadRuns,
-    announced,
-    announcer,
-    forwarded_logs,
-    rows_in,
-    run_is_over,
-    run_of,
-    run_worker_ended,
-)
+from marshal_dagster.resources.claimer import BatchOptions, ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.rationalizer import RationalizerResource
+from marshal_dagster.runs.announcements import Announced, announced, announcer, rows_in
+from marshal_dagster.runs.log_forwarding import forwarded_logs
+from marshal_dagster.runs.names import run_of
+from marshal_dagster.runs.status import DeadRuns, run_is_over, run_worker_ended
 
 CANARY = "canary-7b1e"
 STATUSES = [status for status in dg.DagsterRunStatus if status is not dg.DagsterRunStatus.QUEUED]  # needs a daemon
@@ -380,7 +375,7 @@ def test_an_announcement_is_read_back_without_all_that_were_before(monkeypatch: 
     def announce(context: dg.OpExecutionContext) -> None:
         for partition in range(30):
             announcer(context)([_range(partition)])
-        monkeypatch.setattr("marshal_dagster.runs.rows_in", count)
+        monkeypatch.setattr("marshal_dagster.runs.announcements.rows_in", count)
         log_event = context.log_event
 
         def log_among_others(event: Any) -> None:  # noqa: ANN401 - Dagster's

@@ -19,19 +19,23 @@ from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 from dagster_shared.serdes import deserialize_value, serialize_value
 
 from marshal_dagster.assets import MarshalTranslator, build_topic_sensor
+from marshal_dagster.batches import ClaimedBatch, Delivery
+from marshal_dagster.batches import batch as batch_module
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.log import Ack, Append
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.delivery import ClaimedBatch, Delivery
-from marshal_dagster.delivery import batch as batch_module
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.jobs import build_reprocess_job
-from marshal_dagster.ops import SeenKey, build_claimed_batch_op
+from marshal_dagster.jobs.batch import build_reprocess_job
+from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RuleSet, Settings, render
 from marshal_dagster.protocol.state import Key, Place
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
-from marshal_dagster.runs import Announced, announced, announcement_table, announcements_key, topic_asset_key
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.rationalizer import RationalizerResource
+from marshal_dagster.runs.abandoned_work import SeenKey
+from marshal_dagster.runs.announcements import Announced, announced, announcement_table
+from marshal_dagster.runs.names import announcements_key, topic_asset_key
 from marshal_dagster.sensors import (
     Grouping,
     StaleClaimCursor,
@@ -39,12 +43,12 @@ from marshal_dagster.sensors import (
     build_lag_sensor,
     build_stale_claim_sensor,
 )
-from marshal_dagster.sensors.asked import growing_wait_s
-from marshal_dagster.sensors.given_up import GivenUp, build_given_up_check, digest, given_up_check_key
-from marshal_dagster.spark import jobs as spark_jobs
-from marshal_dagster.spark import reading
+from marshal_dagster.sensors._exhausted_plans import GivenUp, build_given_up_check, digest, given_up_check_key
+from marshal_dagster.sensors._run_history import growing_wait_s
+from marshal_dagster.spark import job_control as spark_jobs
+from marshal_dagster.spark import reader
 from marshal_dagster.testing import ManualClock, MemoryLog
-from tests.delivering import GROUP, HI_MS, TOPIC, Scene
+from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Scene
 from tests.fast.test_dagster_ops import Stand
 from tests.members import SETTINGS, settings_record
 
@@ -185,9 +189,9 @@ class DeadRunWatch:
 def dead_runs(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> DeadRunWatch:
     """Reads and writes the log of the scene instead of Kafka's."""
     shared = Rationalizer(watch.scene.log(), clock=watch.scene.clock)
-    monkeypatch.setattr("marshal_dagster.coordination.registry.shared_rationalizer", lambda *_: shared)
+    monkeypatch.setattr("marshal_dagster.coordination.rationalizer_cache.shared_rationalizer", lambda *_: shared)
     monkeypatch.setattr("marshal_dagster.coordination.kafka_log.KafkaLog", lambda *_: RefusingLog(watch.scene.broker))
-    monkeypatch.setattr("marshal_dagster.resources._PAUSE_S", 0.01)
+    monkeypatch.setattr("marshal_dagster.resources.claimer._PAUSE_S", 0.01)
     for name, value in (("refused", 0), ("written", False), ("appended", 0)):
         monkeypatch.setattr(RefusingLog, name, value)
     return DeadRunWatch(watch)
@@ -354,7 +358,7 @@ def test_a_run_that_never_claims_blocks_for_a_bounded_time(watch: Watch, monkeyp
     (request,) = watch.requests()
     watch.was_asked(request, dg.DagsterRunStatus.STARTED)
     assert "was asked for and is not over" in watch.skipped()
-    monkeypatch.setattr("marshal_dagster.sensors.asked.OPEN_RUN_PATIENCE_S", -60)
+    monkeypatch.setattr("marshal_dagster.sensors._run_history.OPEN_RUN_PATIENCE_S", -60)
     again = watch.requests()
     assert [_config(each)["partitions"] for each in again] == [[0], [1], [2]]
     assert request.run_key not in {each.run_key for each in again}
@@ -873,14 +877,14 @@ def test_drops_of_a_run_that_vanished_are_reported_though_it_lost_its_claims(
     _die_at_most_once(watch, STARTED)
     _take_over(watch)
     assert _dropped(watch.tick()) == []
-    monkeypatch.setattr("marshal_dagster.sensors.drops.TIME_TO_RECORD_S", 0)
+    monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.TIME_TO_RECORD_S", 0)
     assert _dropped(watch.tick()) == [10, 10, 10]
     assert _dropped(watch.tick()) == []
 
 
 def test_a_run_at_work_has_dropped_nothing_yet(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a run holds a live claim nothing of it is told, whatever Dagster says; it is when its claim is stale."""
-    monkeypatch.setattr("marshal_dagster.sensors.drops.TIME_TO_RECORD_S", 0)
+    monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.TIME_TO_RECORD_S", 0)
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.scene.clock.advance(60_000)
     delivery = watch.scene.delivery(watch.mode)
@@ -958,8 +962,8 @@ def test_what_the_other_sensor_told_is_not_told_again(watch: Watch, dead_runs: D
 
 def test_what_announced_runs_there_are_is_read_bit_by_bit(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tick reads and judges so many and no more; the cursor remembers where it was, and nothing is missed."""
-    monkeypatch.setattr("marshal_dagster.sensors.drops.OBSERVATIONS_A_TICK", 4)
-    monkeypatch.setattr("marshal_dagster.sensors.drops.RUNS_A_TICK", 3)
+    monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.OBSERVATIONS_A_TICK", 4)
+    monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.RUNS_A_TICK", 3)
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.die("of-elsewhere")
     runs = [str(uuid.uuid4()) for _ in range(9)]
@@ -1011,8 +1015,8 @@ def test_an_uncommitted_at_most_once_plan_may_be_run(watch: Watch) -> None:
 
 def test_runs_that_never_end_are_not_watched_without_end(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond so many the oldest is given up, and named; a run that Dagster has deleted is forgotten."""
-    monkeypatch.setattr("marshal_dagster.sensors.drops.MOST_WATCHED", 2)
-    monkeypatch.setattr("marshal_dagster.sensors.drops.TIME_TO_RECORD_S", 0)
+    monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.MOST_WATCHED", 2)
+    monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.TIME_TO_RECORD_S", 0)
     watch.mode = DeliveryMode.AT_MOST_ONCE
     watch.die("of-elsewhere")
     runs = [str(uuid.uuid4()) for _ in range(3)]
@@ -1039,7 +1043,7 @@ def test_what_an_op_records_is_what_the_sensor_compares(
 
     for name in ("check_session", "check_single_execution"):
         monkeypatch.setattr(batch_module, name, lambda _: None)
-    monkeypatch.setattr(reading, "read_ranges", lambda *_, **__: [])
+    monkeypatch.setattr(reader, "read_ranges", lambda *_, **__: [])
     monkeypatch.setattr(spark_jobs, "batch_jobs", lambda *_: nullcontext())
     monkeypatch.setattr(spark_jobs, "progress", lambda *_: None)
     watch.mode = DeliveryMode.AT_MOST_ONCE
@@ -1200,7 +1204,7 @@ def test_a_log_that_cannot_be_read_fails_the_tick_with_what_to_expect(
         asked.append(1)
         raise UnavailableError("Kafka at 127.0.0.1:9 cannot be reached")
 
-    monkeypatch.setattr("marshal_dagster.coordination.registry.shared_rationalizer", down)
+    monkeypatch.setattr("marshal_dagster.coordination.rationalizer_cache.shared_rationalizer", down)
     with pytest.raises(UnavailableError, match=r"could not be revoked: Kafka at .* go stale by themselves within 20 s"):
         dead_runs.react()
     assert len(asked) == 3
@@ -1303,7 +1307,7 @@ def test_a_tick_brings_no_spark() -> None:
     """Evaluating the sensor imports no pyspark and no pandas, and starts no process."""
     code = """
 import sys
-from tests.fast.test_dagster_sensors import Scene, Watch, ManualClock, dg, _now_ms
+from tests.fast.test_dagster_stale_claim_sensor import Scene, Watch, ManualClock, dg, _now_ms
 scene = Scene(clock=ManualClock(_now_ms() - 60_000))
 scene.data.make(messages=10)
 with dg.DagsterInstance.ephemeral() as instance:
@@ -1566,11 +1570,11 @@ def test_the_other_sensor_tells_drops_ahead_of_the_offset_too(watch: Watch, dead
 
 def test_a_run_that_holds_a_range_is_at_work(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     """While a run holds a live range it has dropped nothing; once that is stale it is over."""
-    monkeypatch.setattr("marshal_dagster.sensors.drops.TIME_TO_RECORD_S", 0)
+    monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.TIME_TO_RECORD_S", 0)
     _drop_ahead(watch, STARTED)
     for _ in range(2):
         assert _dropped(watch.tick()) == []
-    monkeypatch.setattr("marshal_dagster.sensors.drops.TIME_TO_RECORD_S", 3_600)
+    monkeypatch.setattr("marshal_dagster.sensors._dropped_ranges.TIME_TO_RECORD_S", 3_600)
     watch.scene.wait_until_stale()
     watch.scene.pause(0)  # anything moves log time
     assert _dropped(watch.tick()) == [3]

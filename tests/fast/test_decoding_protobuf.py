@@ -7,7 +7,7 @@ import pytest
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.spark.decoding.protobufs import _message, _names, _struct, read_message
+from marshal_dagster.spark.decoding.protobuf_codec import _message, _names, _struct, read_message
 from tests.avro_bytes import framed
 from tests.protobuf_bytes import framed_message, message_field, orders_file
 

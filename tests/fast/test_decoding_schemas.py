@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from marshal_dagster.errors import BadRecord, BadRecords, ConfigurationError, UnavailableError
-from marshal_dagster.spark.decoding import framing
-from marshal_dagster.spark.decoding.avro import whole
+from marshal_dagster.spark.decoding import confluent_wire_format
+from marshal_dagster.spark.decoding.avro_codec import whole
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaFiles, SchemaKind, SchemaRegistry
 from tests.avro_bytes import encode, record
 from tests.registry import Registry, running_registry
@@ -161,7 +161,7 @@ def test_each_id_of_a_batch_is_looked_up_and_what_is_not_known_is_left_out(regis
     other = registry.register("b", "{}", kind="JSON")
     schemas = SchemaRegistry(url=registry.url, largest_id=other)
     garbage = range(other + 1, other + 1_002)
-    assert framing.look_up([number, other, 7, *garbage], schemas, SchemaKind.AVRO) == {
+    assert confluent_wire_format.look_up([number, other, 7, *garbage], schemas, SchemaKind.AVRO) == {
         number: Schema(SchemaKind.AVRO, '"string"'),
         other: f"schema id {other} is of type JSON, not AVRO",
     }
@@ -172,15 +172,15 @@ def test_look_ups_are_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatc
     """In number before the first, and in time; records of which nothing is known are not bad: the batch fails."""
     schemas = SchemaRegistry(url=registry.url)
     with pytest.raises(ConfigurationError, match="set its largest_id lower"):
-        framing.look_up(range(framing.MOST_LOOKUPS + 1), schemas, SchemaKind.AVRO)
+        confluent_wire_format.look_up(range(confluent_wire_format.MOST_LOOKUPS + 1), schemas, SchemaKind.AVRO)
     assert registry.asked == []
-    monkeypatch.setattr(framing, "LOOKUPS_WITHIN_S", 0.1)
+    monkeypatch.setattr(confluent_wire_format, "LOOKUPS_WITHIN_S", 0.1)
     with pytest.raises(UnavailableError, match=r"of the batch's 10000 schema ids were looked up in 0\.1 s"):
-        framing.look_up(range(framing.MOST_LOOKUPS), schemas, SchemaKind.AVRO)
+        confluent_wire_format.look_up(range(confluent_wire_format.MOST_LOOKUPS), schemas, SchemaKind.AVRO)
     assert 1 <= len(registry.asked) < 1_000
     registry.status = 503
     with pytest.raises(UnavailableError, match="503"):
-        framing.look_up(range(2), schemas, SchemaKind.AVRO)
+        confluent_wire_format.look_up(range(2), schemas, SchemaKind.AVRO)
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.devkafka.archive import with_archive
+from marshal_dagster._internal.java import Java
+from marshal_dagster.devkafka.cds_archive import with_archive
 from marshal_dagster.devkafka.launch import Launcher
-from marshal_dagster.java import Java
 
 # What stands for Java: formats a data folder, and as a broker ends at once after it wrote the archive asked for.
 MAKES_ARCHIVE = """

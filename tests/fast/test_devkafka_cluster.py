@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster import ports as ports_module
+from marshal_dagster._internal import ports as ports_module
 from marshal_dagster._internal.file_lock import locked
+from marshal_dagster._internal.ports import check_free, free_port, is_free
 from marshal_dagster._internal.user_folders import cache_folder, kafka_folder
 from marshal_dagster.devkafka import (
     BrokerStatus,
@@ -22,10 +23,9 @@ from marshal_dagster.devkafka import (
     PortInUse,
 )
 from marshal_dagster.devkafka.launch import BrokerFolder, reason_in
-from marshal_dagster.devkafka.probe import brokers_known_to
+from marshal_dagster.devkafka.readiness import brokers_known_to
 from marshal_dagster.devkafka.state import new_cluster_id, read_state
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.ports import check_free, free_port, is_free
 
 
 @pytest.fixture

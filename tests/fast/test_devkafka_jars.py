@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from marshal_dagster._internal.java import Java
 from marshal_dagster._internal.user_folders import cache_folder
 from marshal_dagster.devkafka import KAFKA_VERSION, ensure_jars
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.java import Java
 
 NAMES = (
     f"kafka-clients-{KAFKA_VERSION}.jar",
@@ -216,7 +216,7 @@ def test_many_at_once_fetch_once(ivy: FakeIvy) -> None:
     ivy.does("sleep 0.3" + ivy.fetching())
     program = (
         "import sys; from pathlib import Path\n"
-        "from marshal_dagster.devkafka import ensure_jars; from marshal_dagster.java import Java\n"
+        "from marshal_dagster.devkafka import ensure_jars; from marshal_dagster._internal.java import Java\n"
         "print(len(ensure_jars(Java(Path(sys.argv[1]), '17', 17))))"
     )
     others = [

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from pydantic import TypeAdapter
 
-from tests import soaking
+from tests import soak_results
 from tests.coordinator_faults import __main__ as coordinator
 from tests.fault_harness.journal import Journal, read_journal
 from tests.fault_harness.suite import FaultSuite, RunRow
@@ -20,7 +20,7 @@ from tests.faults import __main__ as claims
 from tests.outbox_faults import __main__ as outbox
 from tests.simulator.checkers import Violation
 
-CODE = ("tests/soaking.py",)
+CODE = ("tests/soak_results.py",)
 
 
 class Kind(StrEnum):
@@ -127,12 +127,12 @@ def _folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_in_the_results_is_not_run_again(tmp_path: Path) -> None:
     """Of the same code: another commit's rows do not count, and stay."""
     results, world = tmp_path / "folder" / "results.jsonl", World()
-    soaking.add_row(results, row("of old", 1))
+    soak_results.add_row(results, row("of old", 1))
     assert [row.seed for row in suite(world).soak([0, 1], results)] == [0, 1]
     assert [row.seed for row in suite(world).soak(range(3), results)] == [0, 1, 2]
     assert [seed for seed, _ in world.ran] == [0, 1, 2]
     assert world.repairs == 3
-    at = soaking.code_version(CODE)
+    at = soak_results.code_version(CODE)
     lines = [json.loads(line) for line in results.read_text().splitlines()]
     assert [(line["commit"] == at, line["seed"]) for line in lines] == [(False, 1), (True, 0), (True, 1), (True, 2)]
 
@@ -183,7 +183,7 @@ def test_the_table_is_of_one_commit(
     """The newest, unless another is asked for: what other states came to does not count. Nothing is run."""
     world = World()
     for commit, seed in (("of old", 1), ("newest", 1), ("newest", 3)):
-        soaking.add_row(tmp_path / "results", row(commit, seed))
+        soak_results.add_row(tmp_path / "results", row(commit, seed))
     for more, commit, count in (([], "newest", 2), (["--commit", "of old"], "of old", 1)):
         monkeypatch.setattr(sys, "argv", ["even", "--table", str(tmp_path / "results"), *more])
         assert suite(world).main() == 0
@@ -214,8 +214,8 @@ def test_a_row_is_read_back_as_it_was_written(suite: FaultSuite[Any, Any, Any, A
     tally = suite.tally()
     tally.violations.append(Violation("it is even", "no"))
     row = suite.row_of(suite.scenario(7), tally, "c", 7, 12.34)
-    soaking.add_row(tmp_path / "results", asdict(row))
-    assert soaking.rows_of(suite.row, tmp_path / "results") == [row]
+    soak_results.add_row(tmp_path / "results", asdict(row))
+    assert soak_results.rows_of(suite.row, tmp_path / "results") == [row]
     assert (row.seed, row.violations, row.seconds) == (7, ("it is even: no",), 12.3)
     assert sum(line.endswith(" 1 |") for line in suite.table([row]).splitlines()) == 1 + len(set(row.faults))
     assert suite.summary(row)

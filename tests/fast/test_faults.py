@@ -12,20 +12,19 @@ from typing import Any, cast
 
 import pytest
 
-from marshal_dagster.delivery import RangeOptions
-from marshal_dagster.ports import HOST
-from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster._internal.ports import HOST
+from marshal_dagster.batches import RangeOptions
+from marshal_dagster.protocol.messages import DeliveryMode, coordination_partition
 from marshal_dagster.protocol.state import Phase
-from tests import delivering as scenes
-from tests import soaking
+from tests import batch_fixtures as scenes
+from tests import soak_results
+from tests.batch_fixtures import Scene
 from tests.conditions import wait_until
-from tests.delivering import Scene
 from tests.fault_harness.journal import Journal, read_journal
 from tests.fault_harness.proxy import HEALTHY, LinkState, Proxy, Way
 from tests.faults.__main__ import SUITE, Row
+from tests.faults.checkers import CLOCKS_MS, ON_MS, Evidence, Trial
 from tests.faults.journal import ENTRY, Claimed, Entry, Known, Left, Part, Processed, Refused
-from tests.faults.judging import CLOCKS_MS, ON_MS, Evidence, Trial
 from tests.faults.scenario import APPENDS, KINDS, RANGE_APPENDS, FaultKind, scenario
 from tests.faults.worker import Orders, Worker
 
@@ -569,7 +568,7 @@ def test_the_table_counts_a_run_in_each_of_its_faults(tmp_path: Path) -> None:
     )
     path = tmp_path / "faults.jsonl"
     path.write_text(json.dumps(asdict(row)) + "\n")
-    assert soaking.rows_of(Row, path) == [row]
+    assert soak_results.rows_of(Row, path) == [row]
     lines = SUITE.table([row]).splitlines()
     counts = "1 | 1 | 1 | 2.1 s, 2.1 s | 1 | 0 | 0 | 0 |"
     assert [line for line in lines if line.endswith(counts)] == [
@@ -587,7 +586,7 @@ def test_rows_of_before_ranges_are_read(tmp_path: Path) -> None:
     row = asdict(row_of(("link cut",)))
     path = tmp_path / "faults.jsonl"
     path.write_text(json.dumps({name: row[name] for name in row if name not in {"claims_ranges", "together"}}) + "\n")
-    assert [(each.claims_ranges, each.together) for each in soaking.rows_of(Row, path)] == [(False, 0)]
+    assert [(each.claims_ranges, each.together) for each in soak_results.rows_of(Row, path)] == [(False, 0)]
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

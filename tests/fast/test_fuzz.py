@@ -11,9 +11,9 @@ import pytest
 
 from marshal_dagster.protocol import messages, snapshots
 from marshal_dagster.protocol.messages import Message
+from marshal_dagster.protocol.rules import Note, Refusal
 from marshal_dagster.protocol.snapshots import Stored
 from marshal_dagster.protocol.state import Group, Key, Owner, Place
-from marshal_dagster.protocol.transitions import Note, Refusal
 from marshal_dagster.protocol.world import PartitionWorld, Verdict
 from tests.fuzz import __main__ as command_line
 from tests.fuzz import promises, world

@@ -5,10 +5,15 @@ from functools import partial
 
 import pytest
 
-from marshal_dagster.cli import opening, pause, revoke
+from marshal_dagster.admin.group_settings import Agreed
+from marshal_dagster.admin.operator import Operator
+from marshal_dagster.admin.pause import Pausing
+from marshal_dagster.admin.position_spec import Offsets
+from marshal_dagster.admin.reset_positions import Repositioning, Way
+from marshal_dagster.admin.revoke import Revoking
+from marshal_dagster.cli import pause, position_context, revoke
 from marshal_dagster.cli import settings as settings_command
 from marshal_dagster.coordination.log import Ack, Append
-from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import (
     GoGroupError,
@@ -18,11 +23,6 @@ from marshal_dagster.errors import (
     SettingsNotSetError,
     TimestampTypeError,
 )
-from marshal_dagster.operations.agreed import Agreed
-from marshal_dagster.operations.pausing import Pausing
-from marshal_dagster.operations.positions import Repositioning, Way
-from marshal_dagster.operations.revoking import Revoking
-from marshal_dagster.operations.targets import Offsets
 from marshal_dagster.protocol.messages import (
     WITHOUT_SETTINGS,
     ClaimingMessages,
@@ -33,9 +33,7 @@ from marshal_dagster.protocol.messages import (
     parse,
     render,
 )
-from tests.faulty_log import Fault, FaultyLog, of_type
-from tests.members import GROUP, HI_MS, RANGES, SETTINGS, TOPIC, TOPIC_ID, Site, about, settings_record
-from tests.operating import (
+from tests.admin_fixtures import (
     GO_TYPES,
     FakeTopics,
     act,
@@ -46,6 +44,8 @@ from tests.operating import (
     site_now,
     types,
 )
+from tests.faulty_log import Fault, FaultyLog, of_type
+from tests.members import GROUP, HI_MS, RANGES, SETTINGS, TOPIC, TOPIC_ID, Site, about, settings_record
 
 SET = ("position", "set", GROUP, TOPIC)
 STOPPED = ("--go-consumers-stopped", GROUP)
@@ -62,8 +62,8 @@ def topics() -> FakeTopics:
 def site(monkeypatch: pytest.MonkeyPatch, topics: FakeTopics) -> Site:
     """A coordination topic without records, on which commands work."""
     site = site_now()
-    at_work_on(site, monkeypatch, opening, pause, revoke, settings_command, topics=topics)
-    monkeypatch.setattr(opening, "Repositioning", partial(Repositioning, clock=site.clock))
+    at_work_on(site, monkeypatch, position_context, pause, revoke, settings_command, topics=topics)
+    monkeypatch.setattr(position_context, "Repositioning", partial(Repositioning, clock=site.clock))
     monkeypatch.setattr(revoke, "Revoking", partial(Revoking, clock=site.clock))
     monkeypatch.setattr(settings_command, "Agreed", partial(Agreed, clock=site.clock))
     return site

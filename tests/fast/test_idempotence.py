@@ -9,15 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marshal_dagster.errors import SinkRefused
-from marshal_dagster.protocol.ranges import (
-    ClaimedRange,
-    StoredPosition,
-    TakenRanges,
-    Verdict,
-    judge,
-    judge_ranges,
-    plan_ends,
-)
+from marshal_dagster.protocol.batch_planning import ClaimedRange, plan_ends
+from marshal_dagster.protocol.idempotence import StoredPosition, TakenRanges, Verdict, judge, judge_ranges
 
 LOG_ID, OTHER_LOG_ID = "L" * 22, "M" * 22
 TOPIC_ID, OTHER_TOPIC_ID = "T" * 22, "U" * 22

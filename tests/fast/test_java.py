@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from marshal_dagster._internal.java import find_java, java_environment
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.java import find_java, java_environment
 
 
 def fake_java(home: Path, says: str) -> Path:

@@ -15,10 +15,10 @@ from confluent_kafka import TopicPartition
 
 from marshal_dagster.errors import ConfigurationError, TopicMissing, UnavailableError
 from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
 from marshal_dagster.kafka.clients import ClientLog
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.failures import Cause, reason_in
-from marshal_dagster.kafka.topics import OffsetBounds, Topics
+from marshal_dagster.kafka.connection_errors import Cause, reason_in
 
 TIMEOUT_S = 0.5
 SLACK_S = 1.0
@@ -247,7 +247,7 @@ class Counting(ElectingAdmin):
 def test_many_partitions_are_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request costs the client library the square of its partitions: 10,000 at once took seconds."""
     client = Counting()
-    monkeypatch.setattr("marshal_dagster.kafka.topics._MANY", 20_000)  # else a consumer is asked first
+    monkeypatch.setattr("marshal_dagster.kafka.admin_client._MANY", 20_000)  # else a consumer is asked first
     with topics_of(client, monkeypatch, timeout_s=60) as asked:
         numbers = range(10_000)
         assert asked.offsets("orders", numbers) == {each: OffsetBounds(each, each) for each in numbers}
@@ -258,8 +258,10 @@ def test_many_partitions_are_asked_for_in_parts(monkeypatch: pytest.MonkeyPatch)
 
 def topics_of(client: ElectingAdmin, monkeypatch: pytest.MonkeyPatch, timeout_s: float = TIMEOUT_S) -> Topics:
     """Ask `client` as if it had a connection."""
-    monkeypatch.setattr("marshal_dagster.kafka.topics.admin", lambda *_, **__: (client, ClientLog("a", "broker:9092")))
-    monkeypatch.setattr("marshal_dagster.kafka.topics.reach", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "marshal_dagster.kafka.admin_client.admin", lambda *_, **__: (client, ClientLog("a", "broker:9092"))
+    )
+    monkeypatch.setattr("marshal_dagster.kafka.admin_client.reach", lambda *_, **__: None)
     return Topics(connection_to(1, timeout_s=timeout_s))
 
 
@@ -314,7 +316,7 @@ def test_leaders_are_known_before_offsets_are_asked_for(monkeypatch: pytest.Monk
         with pytest.raises(TopicMissing, match="none with the number 2"):
             asked.offsets("orders", [2])
         assert client.calls[7:] == ["leaders"]
-        monkeypatch.setattr("marshal_dagster.kafka.topics._LEADERS_KNOWN_S", 0.0)
+        monkeypatch.setattr("marshal_dagster.kafka.admin_client._LEADERS_KNOWN_S", 0.0)
         asked.offsets("orders", [0])
         assert client.calls[8:] == ["leaders", "offsets", "offsets"]
 

@@ -3,7 +3,7 @@
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
-from marshal_dagster.kafka.many_offsets import NONE_AT, _told
+from marshal_dagster.kafka.offsets import NONE_AT, _told
 
 TIME_MS = 1_700_000_000_000
 

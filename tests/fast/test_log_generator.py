@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from tests import plain_reader
+from tests import reference_reader
 from tests.log_generator import FEATURES, LogRecord, Profile, generate, padded, spoiled, stretched, value_of
-from tests.plain_reader import PlainReader, coordination_partition, parse
-from tests.second_reader import PROFILES, Case, LibraryReader, Reader, case_of
-from tests.wrong_readings import WRONG_PARSING, WRONG_RANGES, WRONG_RULES
+from tests.mutant_readers import WRONG_PARSING, WRONG_RANGES, WRONG_RULES
+from tests.reader_diff import PROFILES, Case, LibraryReader, Reader, case_of
+from tests.reference_reader import PlainReader, coordination_partition, parse
 
-SOURCE = Path(plain_reader.__file__).read_text(encoding="utf-8")
+SOURCE = Path(reference_reader.__file__).read_text(encoding="utf-8")
 LOGS_PER_PROFILE = 50
 RECORDS = 250
 
@@ -164,7 +164,7 @@ def agrees(reader: Reader, trace: Trace) -> bool:
 
 def test_values_are_valid_or_not_as_they_are_called() -> None:
     """The plain reader calls each spoiled value invalid and each stretched one valid."""
-    assert set(EXAMPLES) == set(plain_reader.TAIL_FIELDS)
+    assert set(EXAMPLES) == set(reference_reader.TAIL_FIELDS)
     assert mistaken(parse) == []
     assert lies_where_it_should(parse)
 
@@ -269,8 +269,8 @@ def test_edges_of_a_lease_are_hit() -> None:
             log = reader.logs.get(partition)
             record = parse(value, partition, case.coordination_partitions)
             if log is not None and record is not None and record["type"] == "ClaimingPartition":
-                group = log["groups"].get(record["group"], plain_reader.new_group())
-                key = group["keys"].get((record["topic"], record["partition"]), plain_reader.new_key())
+                group = log["groups"].get(record["group"], reference_reader.new_group())
+                key = group["keys"].get((record["topic"], record["partition"]), reference_reader.new_key())
                 interval_ms = reader._settings_of(group)["heartbeat_interval_ms"]
                 if key["owner"] is not None and timestamp_ms >= log["log_time"]:
                     seen[timestamp_ms - key["owner"]["last_beat"] - 2 * interval_ms] += 1

@@ -1,6 +1,6 @@
-"""The log in memory under any order of steps; what it promises is what `tests/log_machine.py` says.
+"""The log in memory under any order of steps; what it promises is what `tests/log_statemachine.py` says.
 
-The same machine runs against Kafka in `tests/real/test_log_machine.py`.
+The same machine runs against Kafka in `tests/real/test_log_statemachine.py`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from marshal_dagster.coordination.log import Ack, Append, Chunk
 from marshal_dagster.testing import MemoryLog
-from tests.log_machine import MemoryLogMachine
+from tests.log_statemachine import MemoryLogMachine
 
 SETTINGS = settings(max_examples=150, stateful_step_count=30, deadline=None)
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from marshal_dagster.coordination.base_claimer import BaseClaimer
-from marshal_dagster.coordination.sending import Sent
-from marshal_dagster.coordination.tenure import Held
-from marshal_dagster.delivery import ClaimedBatch
+from marshal_dagster.batches import ClaimedBatch
+from marshal_dagster.coordination.appender import Sent
+from marshal_dagster.coordination.claims import Held
+from marshal_dagster.coordination.observer import ObservedClaimer
 from marshal_dagster.errors import ClaimLost
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RevokingClaim
-from tests.delivering import HI_MS, Scene
-from tests.real.killing import Side
+from tests.batch_fixtures import HI_MS, Scene
+from tests.real.kill_points import Side
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Watcher:
     losses: list[tuple[int, int]] = field(default_factory=list)
     batches: list[ClaimedBatch] = field(default_factory=list)
 
-    def sent(self, claimer: BaseClaimer[Any], sent: Sent) -> None:
+    def sent(self, claimer: ObservedClaimer, sent: Sent) -> None:
         """Note each record."""
         now_ms = claimer.clock.lease_ms()
         for message, outcome in sent:
@@ -37,7 +37,7 @@ class Watcher:
             if claim is not None:
                 self.leases_ms.append(claim.lease.left_ms(now_ms))
 
-    def lost(self, claimer: BaseClaimer[Any], claim: Held, why: str) -> None:
+    def lost(self, claimer: ObservedClaimer, claim: Held, why: str) -> None:
         """Note partition and epoch."""
         assert claimer.claims.get(claim.partition) is None
         assert why

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests import soaking
+from tests import soak_results
 from tests.outbox_faults.__main__ import SUITE, Row
-from tests.outbox_faults.judging import Seen, judge
+from tests.outbox_faults.checkers import Seen, judge
 from tests.outbox_faults.scenario import KINDS, scenario
 from tests.outbox_faults.writers import Fact
 
@@ -104,8 +104,8 @@ def test_results_are_read_back_and_added_up(tmp_path: Path) -> None:
     row = Row(commit="c", seed=1, faults=faults, **counts, drained_after_s=2.5, violations=("wrong",), seconds=9.0)
     rows = [row, replace(row, seed=2, violations=())]
     for each in rows:
-        soaking.add_row(tmp_path / "results", asdict(each))
-    assert soaking.rows_of(Row, tmp_path / "results") == rows
+        soak_results.add_row(tmp_path / "results", asdict(each))
+    assert soak_results.rows_of(Row, tmp_path / "results") == rows
     lines = SUITE.table(rows).splitlines()
     assert (
         next(line for line in lines if "harvester killed" in line)

@@ -11,9 +11,9 @@ import pytest
 from greenlet import getcurrent, greenlet
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.outbox.backoff import Holds, Limits
 from marshal_dagster.outbox.harvest import Counts, Harvest, Resigned
-from marshal_dagster.outbox.holds import Holds, Limits
-from marshal_dagster.outbox.ports import (
+from marshal_dagster.outbox.interfaces import (
     Deposed,
     Fenced,
     Lane,

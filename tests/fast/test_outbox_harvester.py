@@ -6,14 +6,14 @@ import psycopg
 import pytest
 from psycopg import errors
 
+from marshal_dagster._internal.postgres import Database
 from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import ConfigurationError, MarshalError, RightMissing, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester
 from marshal_dagster.outbox.harvester import Harvester
-from marshal_dagster.outbox.ports import Noted, Turn, Turned
-from marshal_dagster.outbox.tables import VERSION, OutboxTables, Standing
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.interfaces import Noted, Turn, Turned
+from marshal_dagster.outbox.schema import VERSION, OutboxTables, Standing
 
 TERM = Term(1, "id")
 

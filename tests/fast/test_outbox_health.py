@@ -10,15 +10,15 @@ from typing import Any, Self
 
 import pytest
 
-from marshal_dagster import health
+from marshal_dagster._internal import health_server
+from marshal_dagster._internal.health_server import HealthServer, address_of
+from marshal_dagster._internal.postgres import Database
 from marshal_dagster.election.rules import Term
 from marshal_dagster.errors import ConfigurationError, MarshalError, UnavailableError
-from marshal_dagster.health import HealthServer, address_of
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester as harvester_module
 from marshal_dagster.outbox.harvester import Harvester
-from marshal_dagster.outbox.tables import OutboxTables
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.schema import OutboxTables
 
 KAFKA = KafkaConnection(bootstrap_servers="127.0.0.1:1")
 
@@ -70,7 +70,7 @@ def test_a_harvester_that_works_is_healthy(harvester: Harvester) -> None:
 
 def test_a_harvester_that_hangs_is_not(harvester: Harvester) -> None:
     """Status 503 once its thread has done nothing for longer than any wait of its own takes."""
-    harvester._alive_at_s = time.monotonic() - health.IDLE_AFTER_S + 5
+    harvester._alive_at_s = time.monotonic() - health_server.IDLE_AFTER_S + 5
     with HealthServer(harvester.health) as server:
         assert ask(server.address)[0] == 200
         harvester._alive_at_s -= 10

@@ -9,13 +9,13 @@ from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+from marshal_dagster._internal.postgres import Database
 from marshal_dagster.errors import UnavailableError
-from marshal_dagster.outbox import measuring
+from marshal_dagster.outbox import metrics as outbox_metrics
 from marshal_dagster.outbox.harvest import Counts
-from marshal_dagster.outbox.looking import OutboxStatus
-from marshal_dagster.outbox.measuring import measured
-from marshal_dagster.outbox.tables import OutboxTables, Standing
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.metrics import measured
+from marshal_dagster.outbox.schema import OutboxTables, Standing
+from marshal_dagster.outbox.status import OutboxStatus
 from marshal_dagster.telemetry import metrics
 from tests.conditions import wait_until
 
@@ -76,8 +76,8 @@ class StandInBacklog:
 def backlog(monkeypatch: pytest.MonkeyPatch) -> type[StandInBacklog]:
     """What stands for the backlog of a database."""
     backlog = type("OwnBacklog", (StandInBacklog,), {})
-    monkeypatch.setattr(measuring, "Backlog", backlog)
-    monkeypatch.setattr(measuring, "COUNT_EACH_S", 0.01)
+    monkeypatch.setattr(outbox_metrics, "Backlog", backlog)
+    monkeypatch.setattr(outbox_metrics, "COUNT_EACH_S", 0.01)
     return backlog
 
 
@@ -122,7 +122,7 @@ def test_the_leader_measures_the_backlog_now_and_then(
         wait_until(lambda: turns[0] > 10, "the harvester has taken more turns")
         assert backlog.asked == 1
         assert meters.values() == {"backlog": 12, "backlog.age": 3.5}
-        monkeypatch.setattr(measuring, "LOOK_EACH_S", 0.01)
+        monkeypatch.setattr(outbox_metrics, "LOOK_EACH_S", 0.01)
         wait_until(lambda: backlog.asked > 1, "the backlog was asked for again")
 
 
@@ -144,7 +144,7 @@ def test_without_opentelemetry_nothing_is_measured(
 ) -> None:
     """No thread, no connection, no flush."""
     monkeypatch.setattr(metrics, "_is_in_use", lambda: False)
-    monkeypatch.setattr(measuring, "flush", lambda: pytest.fail("flushed"))
+    monkeypatch.setattr(outbox_metrics, "flush", lambda: pytest.fail("flushed"))
     with measured(TABLES, Counts(), lambda: True):
         time.sleep(0.05)
     assert (backlog.asked, backlog.closed) == (0, 0)

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 
 from marshal_dagster.outbox import harvest
-from marshal_dagster.outbox.ports import Noted
+from marshal_dagster.outbox.interfaces import Noted
 from tests import simulator_runner
 from tests.mutation_gate import LIBRARY, Mutant
 from tests.outbox_simulator.mutants import MUTANTS
-from tests.outbox_simulator.running import SIMULATOR
+from tests.outbox_simulator.runner import SIMULATOR
 from tests.outbox_simulator.scenario import CallFault, EventKind, scenario
 from tests.outbox_simulator.world import Result, simulate
-from tests.soaking import TOP
+from tests.soak_results import TOP
 
 _PRINT_A_SEED = (
     "from tests.outbox_simulator.world import simulate; from tests.outbox_simulator.scenario import scenario; "

@@ -6,7 +6,7 @@ import pytest
 
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.outbox.events import OutgoingEvents
-from marshal_dagster.outbox.stash import Outbox
+from marshal_dagster.outbox.writer import Outbox
 
 Make = Callable[..., object]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from marshal_dagster import processes
-from marshal_dagster.processes import ProcessMark
+from marshal_dagster._internal import processes
+from marshal_dagster._internal.processes import ProcessMark
 from tests.conditions import wait_until
 
 

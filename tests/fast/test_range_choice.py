@@ -6,11 +6,11 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from marshal_dagster.protocol.key_ranges import MOST_RANGES, give_up
 from marshal_dagster.protocol.messages import ClaimingRange, RuleSet, Settings
 from marshal_dagster.protocol.range_choice import Look, choose_range, in_the_way
+from marshal_dagster.protocol.range_set import MOST_RANGES, give_up
+from marshal_dagster.protocol.rules import NATIVE, Event, Refusal
 from marshal_dagster.protocol.state import Group, Key, Owner, Phase, Range
-from marshal_dagster.protocol.transitions import NATIVE, Event, Refusal
 
 HI_MS = 1_000
 NOW_MS = 100_000

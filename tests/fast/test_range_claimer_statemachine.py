@@ -1,4 +1,4 @@
-"""Members that claim ranges, in any order of steps; what must hold after each: `tests/range_claimer_machine.py`."""
+"""Members claim ranges, in any order of steps; what must hold after each: `tests/range_claimer_statemachine.py`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,13 +7,13 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from marshal_dagster.coordination.claims import Tenure
 from marshal_dagster.coordination.range_claimer import RangeClaimer
-from marshal_dagster.coordination.tenure import Tenure
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.protocol import range_choice
 from marshal_dagster.protocol.leases import Lease
-from tests.member_machine import run_until_seen
-from tests.range_claimer_machine import RangeMachine
+from tests.member_statemachine import run_until_seen
+from tests.range_claimer_statemachine import RangeMachine
 
 SETTINGS = settings(max_examples=150, stateful_step_count=40, deadline=None)
 UNTIL_FOUND = settings(

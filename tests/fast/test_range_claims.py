@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from marshal_dagster.cli.tail import _tail
-from marshal_dagster.protocol.key_ranges import MOST_RANGES
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     ClaimingRange,
@@ -20,9 +19,10 @@ from marshal_dagster.protocol.messages import (
     parse,
     render,
 )
+from marshal_dagster.protocol.range_set import MOST_RANGES
 from marshal_dagster.protocol.replay import summary
+from marshal_dagster.protocol.rules import NATIVE, Note, Refusal
 from marshal_dagster.protocol.state import Key, Owner, Phase, Range
-from marshal_dagster.protocol.transitions import NATIVE, Note, Refusal
 from marshal_dagster.protocol.world import Verdict, VerdictKind, World
 
 HI_MS = 1_000

@@ -5,8 +5,7 @@ from typing import Any, Final
 
 import pytest
 
-from marshal_dagster.protocol import transitions, world
-from marshal_dagster.protocol.key_ranges import finish, put
+from marshal_dagster.protocol import rules, world
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
@@ -20,8 +19,9 @@ from marshal_dagster.protocol.messages import (
     ReleasingRange,
     RevokingRange,
 )
+from marshal_dagster.protocol.range_set import finish, put
+from marshal_dagster.protocol.rules import NATIVE, Event, Rule
 from marshal_dagster.protocol.state import Key, Phase, Range, Ranges
-from marshal_dagster.protocol.transitions import NATIVE, Event, Rule
 from tests import range_model
 from tests.range_model import main, run
 
@@ -68,23 +68,23 @@ def _beat_over_ranges(event: Event[Heartbeat]) -> None:
 
 def _take_and_leave_owners(event: Event[ClaimingPartition]) -> None:
     ranges = event.key.ranges
-    transitions.take(event)
+    rules.take(event)
     event.key.ranges = ranges
 
 
 def _take_and_drop_ranges(event: Event[ClaimingPartition]) -> None:
-    transitions.take(event)
+    rules.take(event)
     event.key.ranges = ()
 
 
 def _take_range_and_leave_whole_owner(event: Event[ClaimingRange]) -> None:
     owner = event.key.owner
-    transitions.take_range(event)
+    rules.take_range(event)
     event.key.owner = owner
 
 
 def _drop(event: Event[Any]) -> None:
-    held = transitions._named(event)
+    held = rules._named(event)
     event.key.ranges = tuple(each for each in event.key.ranges if each is not held)
 
 
@@ -116,7 +116,7 @@ def _left_planned_by_start(event: Event[ClaimingRange]) -> Range | None:
 
 
 def _take_over_and_forget_the_plan(event: Event[ClaimingRange]) -> None:
-    transitions.take_range(event)
+    rules.take_range(event)
     event.key.ranges = tuple(
         each._replace(phase=Phase.CLAIMED) if each.owner and each.owner.epoch == event.offset else each
         for each in event.key.ranges
@@ -124,15 +124,15 @@ def _take_over_and_forget_the_plan(event: Event[ClaimingRange]) -> None:
 
 
 def _take_over_under_the_old_epoch(event: Event[ClaimingRange]) -> None:
-    left = transitions._left_planned(event)
-    transitions.take_range(event)
+    left = rules._left_planned(event)
+    rules.take_range(event)
     if left is not None and left.owner is not None:
         event.key.ranges = put(event.key.ranges, left._replace(last_beat_ms=event.log_time_ms))
 
 
 def _release_and_keep_ranges(event: Event[ReleasingPartition]) -> None:
     ranges = event.key.ranges
-    transitions.release(event)
+    rules.release(event)
     event.key.ranges = ranges
 
 
@@ -143,7 +143,7 @@ def _new_generation_only_of_the_plan(self: Key, generation: int) -> None:
 
 def _drop_in_the_same_generation(event: Event[GroupSettings]) -> None:
     generations = {place: key.generation for place, key in event.group.keys.items()}
-    transitions.settle(event)
+    rules.settle(event)
     for place, key in event.group.keys.items():
         key.ranges, key.generation = (), generations[place]
 
@@ -168,27 +168,27 @@ BROKEN: Final[Mapping[str, Patch]] = {
     "a heartbeat of the whole owner carries the offset over ranges": _does(Heartbeat, _beat_over_ranges),
     "a whole claim leaves the ranges' owners": _does(ClaimingPartition, _take_and_leave_owners),
     "a whole claim drops the ranges": _does(ClaimingPartition, _take_and_drop_ranges),
-    "the whole is planned beside ranges": _without(ClaimingMessages, transitions.is_without_ranges),
-    "a range is claimed beside a live whole owner": _without(ClaimingRange, transitions.is_unowned),
+    "the whole is planned beside ranges": _without(ClaimingMessages, rules.is_without_ranges),
+    "a range is claimed beside a live whole owner": _without(ClaimingRange, rules.is_unowned),
     "a range claim leaves a stale whole owner": _does(ClaimingRange, _take_range_and_leave_whole_owner),
-    "a range is claimed beside an open whole plan": _without(ClaimingRange, transitions.is_plan_closed),
-    "a range is claimed below the offset": _without(ClaimingRange, transitions.is_from_offset_on),
-    "ranges are claimed though they are switched off": _without(ClaimingRange, transitions.is_enabled),
-    "a range is claimed in a paused group": _without(ClaimingRange, transitions.is_running),
+    "a range is claimed beside an open whole plan": _without(ClaimingRange, rules.is_plan_closed),
+    "a range is claimed below the offset": _without(ClaimingRange, rules.is_from_offset_on),
+    "ranges are claimed though they are switched off": _without(ClaimingRange, rules.is_enabled),
+    "a range is claimed in a paused group": _without(ClaimingRange, rules.is_running),
     "ranges may share an offset": _set(Range, "overlaps", _overlaps_by_more_than_one),
-    "a live planned range is taken over": _set(transitions, "_left_planned", _left_planned_live_too),
-    "a planned range is taken over with another end": _set(transitions, "_left_planned", _left_planned_by_start),
+    "a live planned range is taken over": _set(rules, "_left_planned", _left_planned_live_too),
+    "a planned range is taken over with another end": _set(rules, "_left_planned", _left_planned_by_start),
     "a takeover forgets the plan": _does(ClaimingRange, _take_over_and_forget_the_plan),
     "a takeover keeps the old owner and epoch": _does(ClaimingRange, _take_over_under_the_old_epoch),
     "a range is live for one interval": _set(Range, "is_live", _live_for_one_interval),
-    "a planned range is planned anew": _without(PlanningRange, transitions.is_same_plan_or_first),
-    "a plan reaches beyond its range": _without(PlanningRange, transitions.is_within_range),
+    "a planned range is planned anew": _without(PlanningRange, rules.is_same_plan_or_first),
+    "a plan reaches beyond its range": _without(PlanningRange, rules.is_within_range),
     "a planned range goes when it is released": _does(ReleasingRange, _drop),
     "a planned range goes when it is revoked": _does(RevokingRange, _drop),
-    "anybody says that a range is done": _without(RangeDone, transitions.is_range_of_epoch, transitions.is_range_owner),
-    "a range is done without a plan": _without(RangeDone, transitions.is_planned),
-    "the offset passes a gap": _set(transitions, "finish", _finish_over_gaps),
-    "the offset goes one too far": _set(transitions, "finish", _finish_up_to),
+    "anybody says that a range is done": _without(RangeDone, rules.is_range_of_epoch, rules.is_range_owner),
+    "a range is done without a plan": _without(RangeDone, rules.is_planned),
+    "the offset passes a gap": _set(rules, "finish", _finish_over_gaps),
+    "the offset goes one too far": _set(rules, "finish", _finish_up_to),
     "a set position leaves the ranges": _does(ReleasingPartition, _release_and_keep_ranges),
     "a new generation leaves the ranges": _set(Key, "new_generation", _new_generation_only_of_the_plan),
     "settings drop the ranges in the same generation": _does(GroupSettings, _drop_in_the_same_generation),

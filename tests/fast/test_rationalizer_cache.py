@@ -5,8 +5,8 @@ from itertools import count
 
 import pytest
 
-from marshal_dagster.coordination import opening, registry
-from marshal_dagster.coordination.registry import MOST_KEPT, shared_rationalizer
+from marshal_dagster.coordination import checked_log, rationalizer_cache
+from marshal_dagster.coordination.rationalizer_cache import MOST_KEPT, shared_rationalizer
 from marshal_dagster.errors import LogChanged, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.testing import MemoryBroker, MemoryLog
@@ -39,8 +39,8 @@ class Openings:
 def openings(monkeypatch: pytest.MonkeyPatch) -> Openings:
     """Logs in memory instead of Kafka's, and a registry of the test's own."""
     openings = Openings()
-    monkeypatch.setattr(opening, "KafkaLog", openings)
-    monkeypatch.setattr(registry, "_places", type(registry._places)())
+    monkeypatch.setattr(checked_log, "KafkaLog", openings)
+    monkeypatch.setattr(rationalizer_cache, "_places", type(rationalizer_cache._places)())
     return openings
 
 
@@ -158,7 +158,7 @@ def test_no_more_are_kept_than_allowed(openings: Openings) -> None:
     shared_rationalizer(connection(), "one more")
 
     assert shared_rationalizer(connection(), "log") is first
-    assert len(registry._places) == MOST_KEPT
+    assert len(rationalizer_cache._places) == MOST_KEPT
     before = len(openings.opened)
     shared_rationalizer(connection(), "log0")
     assert len(openings.opened) == before + 1

@@ -1,6 +1,6 @@
 """The library's reader against the plain one: equal verdicts and equal states, record by record.
 
-`python -m tests.second_reader` does the same over a million records.
+`python -m tests.reader_diff` does the same over a million records.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from marshal_dagster.protocol.replay import StoredRecord, parse_lines, render_record
-from tests import second_reader
+from tests import reader_diff
 from tests.fuzz.promises import held_bytes
 from tests.log_generator import (
     GROUP_TYPES,
@@ -27,8 +27,7 @@ from tests.log_generator import (
     topics_by_coordination_partition,
     value_of,
 )
-from tests.plain_reader import TAIL_FIELDS, PlainReader, records_of
-from tests.second_reader import (
+from tests.reader_diff import (
     PROFILES,
     Case,
     Difference,
@@ -39,6 +38,7 @@ from tests.second_reader import (
     first_difference,
     first_difference_by_many,
 )
+from tests.reference_reader import TAIL_FIELDS, PlainReader, records_of
 
 VECTOR = Path(__file__).parent.parent / "vectors" / "marshal-log.jsonl"
 START_MS = 1_795_230_000_000
@@ -295,7 +295,7 @@ def test_a_wrong_reader_is_found_and_its_log_is_made_short() -> None:
 
 def test_a_wrong_fast_path_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A fast path that loses a record is told from the plain reader."""
-    monkeypatch.setattr(second_reader, "LibraryReader", ForgetfulReader)
+    monkeypatch.setattr(reader_diff, "LibraryReader", ForgetfulReader)
     problem = compare(case_of("mixed", 1, 60))
     assert problem is not None
     assert "many at once" in problem
@@ -303,9 +303,9 @@ def test_a_wrong_fast_path_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_command_says_what_it_compared(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The command ends with 0 and its figures, or with 1 and the difference."""
-    assert second_reader.main(["--records", "250", "--log-records", "100", "--seed", "9"]) == 0
+    assert reader_diff.main(["--records", "250", "--log-records", "100", "--seed", "9"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert (result["records"], result["logs"], result["differences"]) == (250, 3, 0)
-    monkeypatch.setattr(second_reader, "LibraryReader", LateReader)
-    assert second_reader.main(["--records", "250", "--log-records", "100", "--profile", "go"]) == 1
+    monkeypatch.setattr(reader_diff, "LibraryReader", LateReader)
+    assert reader_diff.main(["--records", "250", "--log-records", "100", "--profile", "go"]) == 1
     assert "plain reader" in capsys.readouterr().out

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.plain_reader import PlainReader, coordination_partition, records_of
+from tests.reference_reader import PlainReader, coordination_partition, records_of
 
 VECTOR = Path(__file__).parent.parent / "vectors" / "marshal-log.jsonl"
 INTERVAL_MS = 10_000

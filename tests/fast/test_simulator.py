@@ -9,24 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
-from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.protocol.state import Group, Key
 from marshal_dagster.protocol.world import PartitionWorld
 from tests import simulator_runner
 from tests.mutation_gate import LIBRARY, Mutant
-from tests.plain_reader import parse
+from tests.reference_reader import parse
 from tests.simulator.broker import Cluster, SimulatedClock
 from tests.simulator.checkers import LogJudge, SnapshotJudge, check_attempts, check_nothing_twice
 from tests.simulator.data import Attempt, Output
 from tests.simulator.go_members import GoView
 from tests.simulator.mutants import MUTANTS
-from tests.simulator.running import SIMULATOR
+from tests.simulator.runner import SIMULATOR
 from tests.simulator.scenario import Beginning, scenario
-from tests.simulator.scheduling import Process, Scheduler
+from tests.simulator.scheduler import Process, Scheduler
 from tests.simulator.snapshots import render_in_parts
 from tests.simulator.world import Result, simulate
-from tests.soaking import TOP
+from tests.soak_results import TOP
 
 
 @pytest.mark.parametrize("seed", range(12))

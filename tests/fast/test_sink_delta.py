@@ -13,13 +13,14 @@ import pytest
 from pyspark.errors import ParseException
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.spark.sinks import DeltaSink, delta
-from marshal_dagster.spark.sinks.conformance import Case, Row, Target
-from marshal_dagster.spark.sinks.conformance.target import deliver, intervals, never, part, rows_of
-from marshal_dagster.spark.sinks.delta import Commit, Rows, Table
-from marshal_dagster.spark.sinks.delta_table import DeltaTable, alone_on_this_machine
-from marshal_dagster.spark.sinks.port import Intervals
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks import DeltaSink
+from marshal_dagster.sinks.conformance import Case, Row, Target
+from marshal_dagster.sinks.conformance.target import deliver, intervals, never, part, rows_of
+from marshal_dagster.sinks.delta import sink as delta_sink
+from marshal_dagster.sinks.delta.commit import Commit, Rows, Table
+from marshal_dagster.sinks.delta.table import DeltaTable, alone_on_this_machine
+from marshal_dagster.sinks.sink import Intervals
 from tests.sink_kit import ALL_CASES
 
 if TYPE_CHECKING:
@@ -322,7 +323,7 @@ def test_gaps_in_which_no_row_stays_are_no_conditions(
 
 def test_rows_that_stay_at_too_many_places_are_refused(target: DeltaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before Spark is asked for a commit that it cannot plan; the error says what to do."""
-    monkeypatch.setattr(delta, "MOST_INTERVALS", 49)
+    monkeypatch.setattr(delta_sink, "MOST_INTERVALS", 49)
     with pytest.raises(SinkRefused, match=r"at 50 places .* one commit can name 49 places, .*max_records"):
         replacing(target, range(0, 100, 2), range(1, 100, 2))
     assert {row[2] for row in target.found()} == {"old"}

@@ -14,13 +14,14 @@ import pytest
 from py4j.protocol import Py4JNetworkError
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import Verdict
+from marshal_dagster.sinks import FileSink
+from marshal_dagster.sinks.files import commit_log
+from marshal_dagster.sinks.files.commit_log import Commit, Entry, View, decided
+from marshal_dagster.sinks.files.hadoop_storage import HadoopStorage
+from marshal_dagster.sinks.files.storage import LocalStorage
 from marshal_dagster.spark import connect
-from marshal_dagster.spark.sinks import FileSink, commits
-from marshal_dagster.spark.sinks.commits import Commit, Entry, View, decided
-from marshal_dagster.spark.sinks.hadoop_storage import HadoopStorage
-from marshal_dagster.spark.sinks.storage import LocalStorage
-from tests.sink_child import write_and_die
 from tests.sink_conformance import (
     AnyOrderConformance,
     CrashConformance,
@@ -37,6 +38,7 @@ from tests.sink_conformance import (
     rows_of,
 )
 from tests.sink_outputs import FileOutput, StandInFileSink
+from tests.sink_process import write_and_die
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def test_nothing_is_ever_overwritten(output: FileOutput) -> None:
 
 def test_checkpoints_stand_for_the_commits_before_them(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new process reads the newest checkpoint and what follows it, and knows the same as from all commits."""
-    monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 4)
+    monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 4)
     for start in range(0, 22, 2):
         deliver(output, str(start), part(0, start, start + 2))
     deliver(output, "new", part(0, 3, 9, generation=50, epoch=51))
@@ -123,7 +125,7 @@ def test_checkpoints_stand_for_the_commits_before_them(output: FileOutput, monke
 
 def test_a_lost_checkpoint_is_written_again(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the writer of commit 100 died before its checkpoint, the next one writes it."""
-    monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 3)
     for start in (0, 1):
         deliver(output, "a", part(0, start, start + 1))
     assert CrashConformance.dies(output, "linked", "a", part(0, 2, 3))
@@ -152,7 +154,7 @@ def versions(output: FileOutput) -> list[int]:
 
 def test_what_came_in_any_order_is_of_a_newer_version(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that an older marshal-dagster would misread say so; all others can be read by it as before."""
-    monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 2)
     for start in (0, 2):
         deliver(output, "a", part(0, start, start + 2))
     assert versions(output) == [1, 1, 1]
@@ -167,14 +169,14 @@ def test_what_came_in_any_order_is_of_a_newer_version(output: FileOutput, monkey
     deliver(output, "b", part(1, 0, 2), sink=output.sink(reached))
     assert notes == [2, 1]
     assert versions(output) == [1, 2, 1, 1, 2, 1]
-    monkeypatch.setattr(commits, "VERSION", 1)  # what an older one knows
+    monkeypatch.setattr(commit_log, "VERSION", 1)  # what an older one knows
     with pytest.raises(SinkRefused, match="has version 2, this marshal-dagster knows 1"):
         output.sink().verdicts([part(0, 8, 9)])
 
 
 def test_a_checkpoint_knows_each_range(output: FileOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new process that reads one judges as from all commits, in order and in any."""
-    monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 4)
+    monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 4)
     deliver(output, "a", part(0, 0, 4))
     for start in (8, 20, 16):
         deliver(output, "b", ahead(0, start, start + 4))
@@ -354,7 +356,7 @@ def test_a_file_system_that_hangs_keeps_no_process_alive() -> None:
     """A call that the JVM never answers is left behind when the run ends."""
     script = (
         "import threading, time\n"
-        "from marshal_dagster.spark.sinks.hadoop_storage import HadoopStorage\n"
+        "from marshal_dagster.sinks.files.hadoop_storage import HadoopStorage\n"
         "storage, began = HadoopStorage('hdfs://h/out', lambda: None, None), threading.Event()\n"
         "storage._way = lambda: (began.set(), time.sleep(300))\n"
         "threading.Thread(target=storage.check, daemon=True).start()\n"

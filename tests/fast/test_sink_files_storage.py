@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from marshal_dagster.errors import SinkRefused
-from marshal_dagster.protocol.ranges import Verdict
-from marshal_dagster.spark.sinks import FileSink, commits, files, storage
-from marshal_dagster.spark.sinks.storage import LocalStorage
+from marshal_dagster.protocol.idempotence import Verdict
+from marshal_dagster.sinks import FileSink
+from marshal_dagster.sinks.files import commit_log, storage
+from marshal_dagster.sinks.files import sink as files_sink
+from marshal_dagster.sinks.files.storage import LocalStorage
+from tests.line_interrupts import Place, watched
 from tests.sink_conformance import deliver, intervals, part, rows_of
 from tests.sink_outputs import FileOutput, StandInFileSink, hook
-from tests.watched_lines import Place, watched
 
 
 @pytest.fixture
@@ -45,13 +47,13 @@ def written_until(output: FileOutput, sink: FileSink, count: int | None) -> list
     steps: list[str] = []
 
     def at_line(place: Place) -> None:
-        if "judged" in steps or place[0] in {commits.__file__, storage.__file__}:
+        if "judged" in steps or place[0] in {commit_log.__file__, storage.__file__}:
             passed.append(place)
             if len(passed) == count:
                 raise KeyboardInterrupt
 
     hook(sink, steps.append)
-    with watched((files, commits, storage), at_line, but=("with ",)):
+    with watched((files_sink, commit_log, storage), at_line, but=("with ",)):
         sink.write(output.frame(read), NEW, lambda: intervals(read))  # type: ignore[arg-type]
     return passed
 
@@ -59,7 +61,7 @@ def written_until(output: FileOutput, sink: FileSink, count: int | None) -> list
 @pytest.mark.thorough
 def test_an_interrupt_at_any_line_loses_and_doubles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever a write is interrupted, what it committed stays, and the same process and another read the same."""
-    monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 3)
     monkeypatch.setattr(storage, "sync", lambda _: None)
     old, whole = FileOutput(tmp_path / "old"), FileOutput(tmp_path / "whole")
     deliver(old, "old", *OLD)

@@ -25,13 +25,14 @@ from pyspark.sql.types import (
 from marshal_dagster.errors import ConfigurationError, SinkRefused, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.transactions import Fenced, RecordRefused, StillOpen, Transaction
-from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition
-from marshal_dagster.spark.sinks import KafkaSink, NewGeneration
-from marshal_dagster.spark.sinks.conformance import Case, Row, Target
-from marshal_dagster.spark.sinks.conformance.target import deliver, never, part, rows_of
-from marshal_dagster.spark.sinks.kafka import _Place
-from marshal_dagster.spark.sinks.kafka_notes import Note
-from marshal_dagster.spark.sinks.kafka_records import Record, check_record_columns
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import StoredPosition
+from marshal_dagster.sinks import KafkaSink, NewGeneration
+from marshal_dagster.sinks.conformance import Case, Row, Target
+from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
+from marshal_dagster.sinks.kafka.notes import Note
+from marshal_dagster.sinks.kafka.records import Record, check_record_columns
+from marshal_dagster.sinks.kafka.sink import _Place
 from tests.kafka_outputs import StandInKafkaSink, StandInRecords
 from tests.sink_kit import ALL_CASES
 
@@ -198,7 +199,7 @@ def target(tmp_path: Path) -> KafkaTarget:
 @pytest.mark.parametrize("case", ALL_CASES)
 def test_the_sink_conforms(case: Case, target: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every case of the kit holds, also at each line of the sink where a writer may die or stall."""
-    monkeypatch.setattr("marshal_dagster.spark.sinks.kafka._GLANCE_S", 0.02)
+    monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
     case.check(target)
 
 
@@ -277,7 +278,7 @@ def test_a_wrong_sink_is_caught(
     kind: type[StandInSink], case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each way to get it wrong fails a case of the kit."""
-    monkeypatch.setattr("marshal_dagster.spark.sinks.kafka._GLANCE_S", 0.02)
+    monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
     (wanted,) = (param.values[0] for param in ALL_CASES if param.id == case)
     with pytest.raises((AssertionError, SinkRefused)):
         wanted.check(KafkaTarget(tmp_path, kind))  # type: ignore[attr-defined]
@@ -301,7 +302,7 @@ def hooked(target: KafkaTarget, step: str, then: Callable[[], None]) -> StandInS
 
 def test_a_note_behind_an_open_transaction_is_waited_for(target: KafkaTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """What another partition's writer has open hides the notes behind it: they are not taken for missing."""
-    monkeypatch.setattr("marshal_dagster.spark.sinks.kafka._GLANCE_S", 0.02)
+    monkeypatch.setattr("marshal_dagster.sinks.kafka.sink._GLANCE_S", 0.02)
     mine, other = part(0, 0, 3), StandInTransaction(target.broker, "another partition")
     with other:
         sink = hooked(target, "sent", lambda: other.send(f"{OUTPUT}_marshal_ranges", b"{}", b"another"))

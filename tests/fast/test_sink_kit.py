@@ -11,9 +11,10 @@ import pytest
 import test_sqlite_sink as example
 
 from marshal_dagster.errors import SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
-from marshal_dagster.spark.sinks import BeforeCommit, OffsetsRead, WriteOutcome
-from marshal_dagster.spark.sinks.conformance import CASES, Case, LocalFrame, Target
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import Verdict
+from marshal_dagster.sinks import BeforeCommit, OffsetsRead, WriteOutcome
+from marshal_dagster.sinks.conformance import CASES, Case, LocalFrame, Target
 from sqlite_sink import SqliteSink
 from tests.sink_kit import ALL_CASES, SHORT_CASES, OutputTarget
 from tests.sink_outputs import FileOutput

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from marshal_dagster.spark.sinks.footers import NotParquet, parquet_rows
+from marshal_dagster.sinks.files.parquet_footer import NotParquet, parquet_rows
 
 
 @pytest.mark.parametrize("rows", [0, 1, 63, 64, 8191, 8192, 100_003])

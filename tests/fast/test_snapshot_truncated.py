@@ -6,9 +6,9 @@ import pytest
 
 from marshal_dagster.coordination import rationalizer as rationalizer_module
 from marshal_dagster.coordination import snapshots as snapshots_module
-from marshal_dagster.coordination.keeping import OLD_MS, renew_snapshots
 from marshal_dagster.coordination.log import Bounds
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshot_writer import OLD_MS, renew_snapshots
 from marshal_dagster.coordination.snapshots import Snapshots
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, ReleasingPartition
 from marshal_dagster.protocol.replay import summary

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from marshal_dagster.coordination.keeping import OLD_MS, OLD_RECORDS, _of_use, old_ones, renew_snapshots
 from marshal_dagster.coordination.log import Bounds, LogIdentity
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshot_writer import OLD_MS, OLD_RECORDS, _of_use, old_ones, renew_snapshots
 from marshal_dagster.coordination.snapshots import Head, Snapshots
 from marshal_dagster.errors import RightMissing, TopicMissing
 from marshal_dagster.protocol.messages import Heartbeat
 from marshal_dagster.protocol.snapshots import Record
 from marshal_dagster.protocol.world import World
 from marshal_dagster.testing import MemorySnapshotTopic
-from tests.delivering import Scene
+from tests.batch_fixtures import Scene
 from tests.members import TOPIC, Site, about
 
 

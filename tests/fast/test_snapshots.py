@@ -17,7 +17,7 @@ from marshal_dagster.protocol.messages import WITHOUT_SETTINGS, Settings
 from marshal_dagster.protocol.snapshots import Choice, Misfit, Record, SnapshotName, choose, collect, outdated, render
 from marshal_dagster.protocol.world import LastRecord, PartitionWorld, World
 from tests.log_generator import LogRecord, Profile, generate
-from tests.second_reader import PROFILES, Case, case_of
+from tests.reader_diff import PROFILES, Case, case_of
 
 TOPIC_ID, OTHER_TOPIC_ID = "A" * 22, "B" * 22
 LogPart = list[tuple[int, int, bytes | None]]

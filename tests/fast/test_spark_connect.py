@@ -16,13 +16,13 @@ import dagster as dg
 import psutil
 import pytest
 
-from marshal_dagster import processes
+from marshal_dagster._internal import processes
+from marshal_dagster._internal.processes import ProcessMark, mark_of
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.processes import ProcessMark, mark_of
-from marshal_dagster.spark import connect, connect_server, jobs
+from marshal_dagster.resources.spark_connect import SparkConnectResource
+from marshal_dagster.spark import connect, connect_server, connect_session, job_control
 from marshal_dagster.spark.connect_server import ConnectServer, Server
 from marshal_dagster.spark.session import SINGLE_EXECUTION, check_session, check_single_execution
-from marshal_dagster.spark_resources import SparkConnectResource
 
 
 class Session:
@@ -103,19 +103,19 @@ def test_a_client_that_may_send_a_statement_twice_is_refused() -> None:
 def test_progress_is_what_the_server_last_told_of_the_batch() -> None:
     """Stages of its own operations, until they are done; nothing of another's."""
     fake = session()
-    with jobs.batch_jobs(fake, "b"):
+    with job_control.batch_jobs(fake, "b"):
         assert fake.tags == {"marshal-dagster b"}
-        assert jobs.progress(fake, "b") is None
+        assert job_control.progress(fake, "b") is None
         (tell,) = fake.handlers
         tell(stages=[stage(1, 4), stage(2, 2, is_done=True)], inflight_tasks=2, operation_id="o", done=False)
-        assert jobs.progress(fake, "b") == jobs.Progress(active_stages=1, tasks_done=3, tasks_total=6)
-        assert jobs.progress(fake, "another") is None
+        assert job_control.progress(fake, "b") == job_control.Progress(active_stages=1, tasks_done=3, tasks_total=6)
+        assert job_control.progress(fake, "another") is None
         fake.tags.clear()
         tell(stages=[stage(9, 9)], inflight_tasks=1, operation_id="p", done=False)
-        assert str(jobs.progress(fake, "b")) == "3 of 6 tasks done, 1 stages at work"
+        assert str(job_control.progress(fake, "b")) == "3 of 6 tasks done, 1 stages at work"
         fake.tags.add("marshal-dagster b")
         tell(stages=None, inflight_tasks=0, operation_id="o", done=True)
-        assert jobs.progress(fake, "b") is None
+        assert job_control.progress(fake, "b") is None
     assert not fake.handlers
     assert not fake.tags
 
@@ -123,27 +123,27 @@ def test_progress_is_what_the_server_last_told_of_the_batch() -> None:
 def test_cancelling_interrupts_by_tag() -> None:
     """While the batch is in its block, and not behind it."""
     fake = session()
-    with jobs.batch_jobs(fake, "b,1"):
-        jobs.cancel(fake, "b,1")
+    with job_control.batch_jobs(fake, "b,1"):
+        job_control.cancel(fake, "b,1")
         assert fake.interrupted[0] == "marshal-dagster b;1"
     fake.interrupted.clear()
-    jobs.cancel(fake, "b,1")
+    job_control.cancel(fake, "b,1")
     assert not fake.interrupted
 
 
 def test_a_server_that_has_ended_is_told_apart_from_an_error() -> None:
     """One that answers has not ended, whatever the error was."""
     fake = session()
-    assert jobs.session_ended(fake, ValueError("the function's own")) is None
+    assert job_control.session_ended(fake, ValueError("the function's own")) is None
 
     def unanswered(*_: str) -> str:
         raise ConnectionError("reset")
 
     fake.conf.get = unanswered
-    assert "has ended" in str(jobs.session_ended(fake, ValueError("reset")))
-    with jobs.batch_jobs(fake, "b"):
+    assert "has ended" in str(job_control.session_ended(fake, ValueError("reset")))
+    with job_control.batch_jobs(fake, "b"):
         fake.interruptTag = unanswered
-        jobs.cancel(fake, "b")
+        job_control.cancel(fake, "b")
 
 
 def test_a_server_that_has_ended_before_a_batch_is_not_taken_for_one_without_a_connector(
@@ -166,14 +166,14 @@ def test_a_server_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     hanging.stop = left.set
     builder = SimpleNamespace(remote=lambda _: SimpleNamespace(create=lambda: hanging))
     monkeypatch.setattr("pyspark.sql.SparkSession", SimpleNamespace(builder=builder))
-    monkeypatch.setattr(connect, "give_up_early", lambda _: None)
+    monkeypatch.setattr(connect_session, "give_up_early", lambda _: None)
     monkeypatch.setattr("marshal_dagster.spark.session.check_session", lambda _: answer.wait(20))
-    monkeypatch.setattr(connect, "_ANSWERS_WITHIN_S", 0.2)
+    monkeypatch.setattr(connect_session, "_ANSWERS_WITHIN_S", 0.2)
     with (
         socket.create_server(("127.0.0.1", 0)) as server,
         pytest.raises(UnavailableError, match=r"gave no session within 0\.2 s: .*Resource\(\)\.stop_server"),
     ):
-        connect.connect(f"sc://127.0.0.1:{server.getsockname()[1]}")
+        connect_session.connect(f"sc://127.0.0.1:{server.getsockname()[1]}")
     assert left.wait(5)
     answer.set()
 

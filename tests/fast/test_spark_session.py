@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.spark import reading, session
+from marshal_dagster.spark import reader, session
 from marshal_dagster.spark.connector import CONNECTOR, connector_jars, fetch_connector
+from marshal_dagster.spark.error_text import first_line
 from marshal_dagster.spark.session import (
     SINGLE_EXECUTION,
     bind_to_loopback,
@@ -21,7 +22,6 @@ from marshal_dagster.spark.session import (
     check_single_execution,
     spark_settings,
 )
-from marshal_dagster.spark.telling import first_line
 
 
 def test_settings_for_one_machine(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_settings_for_one_machine(tmp_path: Path) -> None:
 )
 def test_the_first_attempt_of_a_task_is_known_by_its_thread(thread: str, *, is_first: bool) -> None:
     """By Spark's name for it; what has another name is none."""
-    assert bool(re.search(reading._FIRST_ATTEMPT, thread)) is is_first
+    assert bool(re.search(reader._FIRST_ATTEMPT, thread)) is is_first
 
 
 def test_extra_settings_come_first_and_packages_add_up(tmp_path: Path) -> None:

@@ -13,18 +13,18 @@ from typing import Any, cast
 import psutil
 import pytest
 
-from marshal_dagster.delivery import ClaimedBatch
+from marshal_dagster._internal.processes import mark_of
+from marshal_dagster.batches import ClaimedBatch, submitted
+from marshal_dagster.batches.submitted import BATCH_VARIABLE, SubmittedBatch, read_outcome, submitted_batch
 from marshal_dagster.errors import BatchAborted, ClaimLost, ConfigurationError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection, SecretText
-from marshal_dagster.processes import mark_of
+from marshal_dagster.pipes import Submission, handed_over
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.spark import jobs, reading, submitted
-from marshal_dagster.spark.sinks import WriteOutcome
-from marshal_dagster.spark.submitted import BATCH_VARIABLE, SubmittedBatch, read_outcome, submitted_batch
-from marshal_dagster.spark.whispering import listen, telling
-from marshal_dagster.submit import Submission, handed_over
+from marshal_dagster.sinks import WriteOutcome
+from marshal_dagster.spark import job_control, reader
+from marshal_dagster.spark.secret_pipe import listen, telling
+from tests.batch_fixtures import Scene
 from tests.conditions import wait_until
-from tests.delivering import Scene
 
 CONNECTION = KafkaConnection(
     bootstrap_servers="127.0.0.1:1",
@@ -170,7 +170,7 @@ def test_a_run_that_died_and_was_not_reaped_is_dead() -> None:
 RUN = """
 import subprocess, sys
 from tests.fast.test_spark_submitted import CONNECTION, handed_over
-from tests.delivering import Scene
+from tests.batch_fixtures import Scene
 
 scene = Scene()
 scene.data.make(messages=5)
@@ -182,7 +182,7 @@ with scene.batch(scene.delivery()) as batch, handed_over(batch, CONNECTION) as s
 """
 SCRIPT = """
 import time
-from marshal_dagster.spark.submitted import submitted_batch
+from marshal_dagster.batches.submitted import submitted_batch
 
 with submitted_batch() as batch:
     assert "made-up" in batch._kafka_options["kafka.sasl.jaas.config"]
@@ -226,10 +226,10 @@ def test_a_script_waits_for_no_secret_of_a_run_that_is_dead(tmp_path: Path) -> N
 def spark_stands_in(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is read by Spark."""
     monkeypatch.setattr(submitted, "check_session", lambda _: None)
-    monkeypatch.setattr(jobs, "batch_jobs", lambda *_: nullcontext())
-    monkeypatch.setattr(reading, "read_ranges", lambda *_, **__: "frame")
+    monkeypatch.setattr(job_control, "batch_jobs", lambda *_: nullcontext())
+    monkeypatch.setattr(reader, "read_ranges", lambda *_, **__: "frame")
     offsets = {partition: [(0, 5)] for partition in range(3)}
-    monkeypatch.setattr(reading, "offsets_read", lambda _: offsets)
+    monkeypatch.setattr(reader, "offsets_read", lambda _: offsets)
 
 
 @pytest.mark.usefixtures("spark_stands_in")
@@ -252,7 +252,7 @@ def test_a_topic_made_anew_before_the_scripts_sink_commits_is_found(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run looks at that moment, as for a batch of its own: what was read may be of either topic."""
-    monkeypatch.setattr("marshal_dagster.submit._LOOK_EVERY_S", 3_600)
+    monkeypatch.setattr("marshal_dagster.pipes._LOOK_EVERY_S", 3_600)
 
     scene.sink.while_reading = lambda: scene.data.make(messages=5)
     with pytest.raises(BatchAborted, match="taken back"):

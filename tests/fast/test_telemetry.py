@@ -18,26 +18,28 @@ from opentelemetry import metrics as api
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import HistogramDataPoint, InMemoryMetricReader
 
-from marshal_dagster.assets.standing import standing
+from marshal_dagster.assets.progress import standing
+from marshal_dagster.batches import Delivery
 from marshal_dagster.coordination.claimer import Member
 from marshal_dagster.coordination.range_claimer import RangeClaimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.delivery import Delivery
-from marshal_dagster.jobs import build_claimed_batch_job
+from marshal_dagster.jobs.batch import build_claimed_batch_job
 from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import ClaimingPartition, DeliveryMode, RevokingClaim
 from marshal_dagster.protocol.state import Key, Place
 from marshal_dagster.protocol.world import World
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
-from marshal_dagster.runs import announcer
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.rationalizer import RationalizerResource
+from marshal_dagster.runs.announcements import announcer
 from marshal_dagster.sensors.lag import build_lag_sensor
-from marshal_dagster.telemetry import lines, metrics
-from marshal_dagster.telemetry.observing import Telemetry
-from tests.delivering import GROUP, HI_MS, TOPIC, Scene
+from marshal_dagster.telemetry import log_lines, metrics
+from marshal_dagster.telemetry.observer import Telemetry
+from tests.batch_fixtures import GROUP, HI_MS, TOPIC, Scene
 from tests.fast.test_dagster_ops import do_without_spark
 from tests.faulty_log import Fault, FaultyLog, of_type
 from tests.members import RANGES, Site
-from tests.real.killing import Side
+from tests.real.kill_points import Side
 
 AT_MOST_ONCE, AT_LEAST_ONCE, EFFECTIVELY_ONCE = DeliveryMode
 SECRET = "canary-5f1d"
@@ -405,12 +407,12 @@ def test_the_lag_that_the_lag_sensor_sees_is_measured(stand: Stand, measured: Me
 
 def _told(caplog: pytest.LogCaptureFixture) -> list[Mapping[str, Any]]:
     """Give the fields of each line about claims."""
-    return [vars(record) for record in caplog.records if record.name == lines.LOGGER.name]
+    return [vars(record) for record in caplog.records if record.name == log_lines.LOGGER.name]
 
 
 def test_each_claim_and_commit_has_a_line_with_fields(stand: Stand, caplog: pytest.LogCaptureFixture) -> None:
     """At INFO: group, topic, partition and epoch are fields of the record, and in its text."""
-    caplog.set_level(logging.INFO, lines.LOGGER.name)
+    caplog.set_level(logging.INFO, log_lines.LOGGER.name)
     assert stand.run().success
 
     told = _told(caplog)
@@ -489,8 +491,8 @@ def test_lines_that_nobody_takes_hold_up_no_end(caplog: pytest.LogCaptureFixture
                 let_go.wait(10)
 
     hanging = Hanging()
-    lines.LOGGER.addHandler(hanging)
-    written = lines.Lines()
+    log_lines.LOGGER.addHandler(hanging)
+    written = log_lines.Lines()
     try:
         for number in range(3):
             written.write(logging.WARNING, "line", {"partition": number})
@@ -502,7 +504,7 @@ def test_lines_that_nobody_takes_hold_up_no_end(caplog: pytest.LogCaptureFixture
         let_go.set()
         assert written._thread is not None
         written._thread.join(10)
-        lines.LOGGER.removeHandler(hanging)
+        log_lines.LOGGER.removeHandler(hanging)
 
     assert took_s < 1
     assert "2 lines on claims were left out" in caplog.text
@@ -511,15 +513,15 @@ def test_lines_that_nobody_takes_hold_up_no_end(caplog: pytest.LogCaptureFixture
 
 def test_slow_handlers_hold_up_no_claim(caplog: pytest.LogCaptureFixture) -> None:
     """Lines are written by a thread of their own: who takes them waits for nobody."""
-    caplog.set_level(logging.INFO, lines.LOGGER.name)
+    caplog.set_level(logging.INFO, log_lines.LOGGER.name)
 
     class Slow(logging.Handler):
         def emit(self, _record: logging.LogRecord) -> None:
             time.sleep(0.2)
 
     slow = Slow()
-    lines.LOGGER.addHandler(slow)
-    written = lines.Lines()
+    log_lines.LOGGER.addHandler(slow)
+    written = log_lines.Lines()
     try:
         began_s = time.monotonic()
         for number in range(3):
@@ -527,7 +529,7 @@ def test_slow_handlers_hold_up_no_claim(caplog: pytest.LogCaptureFixture) -> Non
         took_s = time.monotonic() - began_s
         written.close()
     finally:
-        lines.LOGGER.removeHandler(slow)
+        log_lines.LOGGER.removeHandler(slow)
 
     assert took_s < 0.2
     assert [each["partition"] for each in _told(caplog)] == [0, 1, 2]
@@ -535,8 +537,8 @@ def test_slow_handlers_hold_up_no_claim(caplog: pytest.LogCaptureFixture) -> Non
 
 def test_an_interrupt_at_the_end_leaves_no_thread(caplog: pytest.LogCaptureFixture) -> None:
     """Who is interrupted while lines are waited for goes on at once; the thread ends when its handler is done."""
-    caplog.set_level(logging.INFO, lines.LOGGER.name)
-    written = lines.Lines()
+    caplog.set_level(logging.INFO, log_lines.LOGGER.name)
+    written = log_lines.Lines()
     written.write(logging.INFO, "line", {})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(written, "flush", lambda _timeout_s: signal.raise_signal(signal.SIGINT))

@@ -15,11 +15,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its hints d
     ConfigResource,
 )
 
+from marshal_dagster._internal.ports import HOST, free_port
 from marshal_dagster.devkafka import KafkaCluster
 from marshal_dagster.devkafka.errors import BrokerFailed
 from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
 from marshal_dagster.devkafka.properties import Node
-from marshal_dagster.ports import HOST, free_port
 from tests.fault_harness.proxy import Proxy
 
 BROKERS = (1, 2, 3)

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, TopicPartition
 
-from tests.plain_reader import PlainReader
+from tests.reference_reader import PlainReader
 
 LOOK_S: Final = 0.02
 MOST_AT_ONCE: Final = 500

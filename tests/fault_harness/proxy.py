@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from marshal_dagster.ports import HOST
+from marshal_dagster._internal.ports import HOST
 
 _CHUNK_BYTES = 65_536
 _START_WITHIN_S = 10.0

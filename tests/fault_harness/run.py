@@ -18,13 +18,13 @@ from typing import Final, Generic, Protocol, TypeVar
 
 from pydantic import BaseModel, TypeAdapter
 
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from tests.fault_harness.cluster import BROKERS, FaultyKafka
 from tests.fault_harness.journal import read_journal
 from tests.fault_harness.proxy import HEALTHY, LinkState, Proxy
 from tests.simulator.checkers import Violation
-from tests.soaking import TOP
+from tests.soak_results import TOP
 
 END_WITHIN_S: Final = 30.0
 TICK_S: Final = 0.02

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from tests import soaking
+from tests import soak_results
 from tests.fault_harness.run import STOPPING, Tally
 from tests.simulator.checkers import Violation
 
@@ -128,8 +128,8 @@ class FaultSuite(Generic[S, V, T, R]):
 
     def soak(self, seeds: Sequence[int], results: Path | None, lanes: int | None = None) -> list[R]:
         """Run what `results` does not have yet of this code, report each, and add it; return the rows of all seeds."""
-        at = soaking.code_version(self.code)
-        rows = soaking.rows_of(self.row, results) if results else []
+        at = soak_results.code_version(self.code)
+        rows = soak_results.rows_of(self.row, results) if results else []
         done = {row.seed: row for row in rows if row.commit == at}
         due = [seed for seed in seeds if seed not in done]
         found = [done[seed] for seed in seeds if seed in done]
@@ -141,7 +141,7 @@ class FaultSuite(Generic[S, V, T, R]):
                     self._report(row, bed.folder / f"seed{row.seed}")
                     found.append(row)
                     if results:
-                        soaking.add_row(results, asdict(row))
+                        soak_results.add_row(results, asdict(row))
         return found
 
     def row_of(self, of: S, tally: T, commit: str, seed: int, seconds: float) -> R:
@@ -194,7 +194,7 @@ class FaultSuite(Generic[S, V, T, R]):
         options = parser.parse_args()
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         if options.table:
-            print(self.table(soaking.of_one_commit(soaking.rows_of(self.row, options.table), options.commit)))
+            print(self.table(soak_results.of_one_commit(soak_results.rows_of(self.row, options.table), options.commit)))
             return 0
         seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
         rows = self.soak(seeds, options.results, getattr(options, "lanes", None))
@@ -210,7 +210,7 @@ class Bed(Generic[S, V, T, R]):
         self.folder = folder
         self._suite = suite
         self._services = services
-        self._commit = soaking.code_version(suite.code)
+        self._commit = soak_results.code_version(suite.code)
         self._lanes = lanes
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for lane in range(lanes):

@@ -9,10 +9,10 @@ from typing import Final
 
 from tests.fault_harness.cluster import FaultyKafka, faulty_kafka
 from tests.fault_harness.suite import FaultSuite, RunRow, median_and_longest
-from tests.faults.judging import Tally
+from tests.faults.checkers import Tally
 from tests.faults.run import Run
 from tests.faults.scenario import KINDS, MEMBERS, Scenario, scenario
-from tests.soaking import ALL_CODE
+from tests.soak_results import ALL_CODE
 
 LANES: Final = 3
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Final, Literal, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.protocol.batch_planning import ClaimedRange
 
 
 class Part(NamedTuple):

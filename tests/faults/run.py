@@ -13,20 +13,19 @@ from typing import Final
 
 from confluent_kafka import KafkaException, Producer
 
-from marshal_dagster.coordination.admin import create_snapshot_topic
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
-from marshal_dagster.coordination.keeping import renew_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.coordination.snapshot_writer import renew_snapshots
+from marshal_dagster.coordination.topic_settings import create_snapshot_topic
+from marshal_dagster.protocol.messages import DeliveryMode, coordination_partition
 from tests.fault_harness.cluster import BROKERS, DATA_SETTINGS, LOG_SETTINGS, FaultyKafka
 from tests.fault_harness.journal import now_ms, read_journal
 from tests.fault_harness.log_watcher import LogWatcher
 from tests.fault_harness.proxy import LinkState
 from tests.fault_harness.run import Failed, FaultRun, Script, WorkerProcess, fake_clock
+from tests.faults.checkers import Evidence, Tally, Trial
 from tests.faults.journal import ENTRY, Entry, Left, Refused
-from tests.faults.judging import Evidence, Tally, Trial
 from tests.faults.scenario import (
     ALONE,
     HI_MS,

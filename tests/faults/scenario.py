@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from marshal_dagster.delivery import RangeOptions
+from marshal_dagster.batches import RangeOptions
 from marshal_dagster.protocol.messages import DeliveryMode
 from tests.fault_harness.proxy import Way
-from tests.real.killing import KillPoint, Side
+from tests.real.kill_points import KillPoint, Side
 
 HI_MS: Final = 1_000
 MEMBERS: Final = 3

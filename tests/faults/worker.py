@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, cast
 
 from pydantic import BaseModel
 
-from marshal_dagster.coordination import keeping
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery, RangeOptions
+from marshal_dagster.coordination import snapshot_writer
 from marshal_dagster.coordination.clock import SystemClock
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, RangeOptions
 from marshal_dagster.errors import LogChanged, MarshalError, TopicMissing
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
-from marshal_dagster.protocol.ranges import ClaimedRange
 from marshal_dagster.protocol.state import RANGES, Owner, Range
-from marshal_dagster.spark.sinks import FileSink
+from marshal_dagster.sinks import FileSink
 from tests.fault_harness.journal import Journal, now_ms
 from tests.faults.journal import ENTRY, Claimed, Halted, Known, Left, Processed, Refused, part
-from tests.real.killing import KillableLog, KillPoint, Side, die, read_messages
+from tests.real.kill_points import KillableLog, KillPoint, Side, die, read_messages
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -281,7 +281,7 @@ def _range_state(each: Range) -> tuple[object, ...]:
 def main() -> int:
     """Be the member that the orders describe."""
     orders = Orders.model_validate_json(sys.argv[1])
-    keeping.OLD_MS = -(10**12)  # type: ignore[misc] # a snapshot is written at each end that has anything new
+    snapshot_writer.OLD_MS = -(10**12)  # type: ignore[misc] # a snapshot is written at each end that has anything new
     return Worker(orders).work()
 
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from tests.fuzz.counts import Count, read_count
 from tests.fuzz.targets import CORPUS, TARGETS
-from tests.soaking import ALL_CODE, TOP, add_row, code_version, read_rows
+from tests.soak_results import ALL_CODE, TOP, add_row, code_version, read_rows
 
 BUILD: Final = TOP / "build" / "fuzz"
 WORDS: Final = Path(__file__).parent / "words.dict"
@@ -89,7 +89,7 @@ class Outcome:
 
 def child(target: str, counts: Path) -> list[str]:
     """Give how a fuzzing process begins, all but libFuzzer's arguments; of those the first is its own name."""
-    return [sys.executable, "-m", "tests.fuzz.child", target, str(counts)]
+    return [sys.executable, "-m", "tests.fuzz.process", target, str(counts)]
 
 
 def run(stretch: Stretch) -> Outcome:

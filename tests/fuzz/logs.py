@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from tests.fuzz.supply import Supply
 from tests.log_generator import BAD_NAMES, BAD_NUMBERS, ODD_INSTANCES, topics_by_coordination_partition
-from tests.plain_reader import DELIVERIES, INT32_MAX, INT64_MAX, PlainReader, new_group, new_key
+from tests.reference_reader import DELIVERIES, INT32_MAX, INT64_MAX, PlainReader, new_group, new_key
 
 START_MS: Final = 1_795_230_000_000
 INTERVALS_MS: Final = (60_000, 1_000, 7, 1)

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from marshal_dagster.protocol import messages
 from marshal_dagster.protocol.messages import GroupSettings, InvalidMessage, Message, Settings, type_name
-from tests import plain_reader
+from tests import reference_reader
 from tests.fuzz.promises import hold, in_time
 
 FIELDS_OF_ALL: Final = ("instance", "client", "group", "topic", "partition")
@@ -29,7 +29,7 @@ def check_value(value: bytes | None) -> None:
     """Hold the library's reading of a value against the plain reader's."""
     message = in_time("reading a value", lambda: messages.parse(value))
     # With one coordination partition, all topics are at home in it.
-    plain = plain_reader.parse(value, 0, 1)
+    plain = reference_reader.parse(value, 0, 1)
     if plain is None:
         hold(isinstance(message, InvalidMessage), "what section 1 calls invalid is invalid", value, message)
         return

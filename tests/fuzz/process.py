@@ -1,4 +1,4 @@
-"""The process that libFuzzer takes over: `python -m tests.fuzz.child TARGET COUNTS SCRIPT [libFuzzer's arguments]`.
+"""The process that libFuzzer takes over: `python -m tests.fuzz.process TARGET COUNTS SCRIPT [libFuzzer's arguments]`.
 
 SCRIPT is what libFuzzer starts where it needs a process like this one. Only the protocol is instrumented: what else
 takes part is not to be explored.
@@ -13,7 +13,7 @@ import atheris
 
 from tests.fuzz.counts import Counter
 
-INSTRUMENTED: Final = ("messages", "placement", "state", "transitions", "world", "snapshots")
+INSTRUMENTED: Final = ("messages", "state", "rules", "world", "snapshots")
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from marshal_dagster.ports import HOST, free_port
+from marshal_dagster._internal.ports import HOST, free_port
 from tests.fault_harness.cluster import FaultyKafka, faulty_kafka
 from tests.fault_harness.proxy import Proxy
 

@@ -16,15 +16,15 @@ from typing import Final
 import psycopg
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from marshal_dagster._internal.postgres import Database
 from marshal_dagster.outbox.harvester import OutboxTopics
-from marshal_dagster.outbox.ports import ID_HEADER
-from marshal_dagster.outbox.tables import OutboxTables
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.interfaces import ID_HEADER
+from marshal_dagster.outbox.schema import OutboxTables
 from tests.fault_harness.journal import read_journal
 from tests.fault_harness.proxy import LinkState
 from tests.fault_harness.run import END_WITHIN_S, FaultRun, Script, WorkerProcess, fake_clock
+from tests.outbox_faults.checkers import Seen, Verdict, judge
 from tests.outbox_faults.cluster import Services
-from tests.outbox_faults.judging import Seen, Verdict, judge
 from tests.outbox_faults.scenario import (
     HARVESTERS,
     LEADER,

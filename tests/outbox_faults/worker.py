@@ -15,15 +15,15 @@ from typing import Final
 
 from pydantic import BaseModel, TypeAdapter
 
+from marshal_dagster._internal.postgres import Database
 from marshal_dagster.election import elector
 from marshal_dagster.election.rules import Timing
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.outbox.backoff import Limits
 from marshal_dagster.outbox.harvester import Harvester
-from marshal_dagster.outbox.holds import Limits
 from marshal_dagster.outbox.options import HarvesterOptions
-from marshal_dagster.outbox.tables import OutboxTables
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.schema import OutboxTables
 from tests.fault_harness.journal import Journal
 
 LOOK_S: Final = 0.02

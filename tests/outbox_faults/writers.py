@@ -13,8 +13,8 @@ from typing import Any, Final, LiteralString
 import psycopg
 from psycopg import sql
 
-from marshal_dagster.outbox.stash import Outbox, OutboxRecord
-from marshal_dagster.outbox.tables import OutboxTables
+from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 
 SMALL_TOPIC_BYTES: Final = 20_000
 """What a batch of the small topic may have."""

@@ -7,7 +7,7 @@ fails is shrunk, and the command that shows it is printed. `--results FILE` keep
 
 import sys
 
-from tests.outbox_simulator.running import SIMULATOR
+from tests.outbox_simulator.runner import SIMULATOR
 
 if __name__ == "__main__":
     sys.exit(SIMULATOR.main())

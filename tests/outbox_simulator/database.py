@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
 from tests.outbox_simulator.network import Side
-from tests.simulator.scheduling import Process, Task
+from tests.simulator.scheduler import Process, Task
 
 if TYPE_CHECKING:
     from tests.outbox_simulator.world import World

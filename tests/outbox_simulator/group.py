@@ -10,7 +10,7 @@ from marshal_dagster.election.elector import Elector
 from marshal_dagster.election.rules import Elected, Event, Term, Timing
 from tests.outbox_simulator.network import Side
 from tests.outbox_simulator.scenario import TIMING_DEADLINE_MS
-from tests.simulator.scheduling import Process, Task
+from tests.simulator.scheduler import Process, Task
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,11 +6,11 @@ from math import inf
 from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from marshal_dagster.errors import RightMissing, TopicMissing, UnavailableError
-from marshal_dagster.kafka.rights import Needed
+from marshal_dagster.kafka.acls import Needed
 from marshal_dagster.kafka.transactions import Fenced, Header, RecordRefused, StillOpen
 from tests.outbox_simulator.network import Side
 from tests.outbox_simulator.scenario import Poison
-from tests.simulator.scheduling import Process
+from tests.simulator.scheduler import Process
 
 if TYPE_CHECKING:
     from tests.outbox_simulator.world import World
@@ -245,7 +245,7 @@ class Notes:
 
 
 class Topics:
-    """As `marshal_dagster.kafka.topics.Topics`."""
+    """As `marshal_dagster.kafka.admin_client.Topics`."""
 
     def __init__(self, world: "World") -> None:
         self._world = world

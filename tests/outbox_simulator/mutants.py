@@ -9,10 +9,10 @@ import sys
 from typing import Final
 
 from tests.mutation_gate import Mutant, gate
-from tests.outbox_simulator.running import CODE
+from tests.outbox_simulator.runner import CODE
 
 HARVEST: Final = "outbox/harvest.py"
-HOLDS: Final = "outbox/holds.py"
+HOLDS: Final = "outbox/backoff.py"
 STORE: Final = "outbox/store.py"
 PUBLISHER: Final = "outbox/publisher.py"
 HARVESTER: Final = "outbox/harvester.py"

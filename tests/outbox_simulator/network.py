@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from marshal_dagster.errors import UnavailableError
 from tests.outbox_simulator.scenario import CallFault
-from tests.simulator.scheduling import Killed, Process, Scheduler
+from tests.simulator.scheduler import Killed, Process, Scheduler
 
 T = TypeVar("T")
 

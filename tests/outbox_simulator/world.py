@@ -15,12 +15,12 @@ from marshal_dagster.election.elector import Elector
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox import harvester, publisher
+from marshal_dagster.outbox.backoff import Limits
 from marshal_dagster.outbox.harvester import Harvester
-from marshal_dagster.outbox.holds import Limits
 from marshal_dagster.outbox.options import HarvesterOptions
 from marshal_dagster.outbox.publisher import KafkaPublisher
+from marshal_dagster.outbox.schema import VERSION, Standing
 from marshal_dagster.outbox.store import PostgresStore
-from marshal_dagster.outbox.tables import VERSION, Standing
 from tests.outbox_simulator import kafka
 from tests.outbox_simulator.checkers import Judge, Story
 from tests.outbox_simulator.database import NO_RIGHT, Database, Stored, Tables
@@ -28,7 +28,7 @@ from tests.outbox_simulator.group import TIMING, Group, SimulatedElector
 from tests.outbox_simulator.network import Network, Side
 from tests.outbox_simulator.scenario import TOPICS, Event, EventKind, Scenario, Writing
 from tests.simulator.checkers import Violation
-from tests.simulator.scheduling import Process, Scheduler, Task
+from tests.simulator.scheduler import Process, Scheduler, Task
 
 T = TypeVar("T")
 

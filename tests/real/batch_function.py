@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marshal_dagster.spark import jobs
+from marshal_dagster.spark import job_control
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -22,7 +22,7 @@ def mark_when_at_work(spark: "SparkSession", batch_id: str, mark: Path) -> None:
 
     def watch() -> None:
         while True:
-            progress = jobs.progress(spark, batch_id)
+            progress = job_control.progress(spark, batch_id)
             if progress is not None and progress.active_stages:
                 mark.touch()
                 return

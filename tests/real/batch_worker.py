@@ -12,14 +12,14 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.coordination.heartbeats import ReasonToStop
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.errors import MarshalError
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
-from tests.real.killing import KillableLog, KillPoint, Side, die, read_messages
+from tests.real.kill_points import KillableLog, KillPoint, Side, die, read_messages
 
 
 def parent_ended() -> ReasonToStop:

@@ -12,11 +12,12 @@ from urllib.request import urlopen
 import dagster as dg
 import psutil
 
-from marshal_dagster.delivery import ClaimedBatch
-from marshal_dagster.jobs import build_claimed_batch_job
+from marshal_dagster.batches import ClaimedBatch
+from marshal_dagster.jobs.batch import build_claimed_batch_job
 from marshal_dagster.ops import build_claimed_batch_op
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
-from marshal_dagster.spark.sinks import PostgresSink
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.sinks import PostgresSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -9,10 +9,10 @@ from typing import Protocol
 import pytest
 from confluent_kafka import Producer
 
-from marshal_dagster import ports
+from marshal_dagster._internal import ports
 from marshal_dagster.devkafka import KafkaCluster, running_kafka
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from tests.real.spark_fixtures import driver, filled, hdfs, postgres, spark  # noqa: F401 - fixtures
 
 LONG = {"test_takeover_sinks.py", "test_spark_cluster.py", "test_sink_delta.py", "test_sink_hadoop.py"}

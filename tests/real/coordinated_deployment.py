@@ -12,7 +12,7 @@ from pathlib import Path
 
 import dagster as dg
 
-from marshal_dagster.membership import leave_all
+from marshal_dagster.sensors.group_membership import leave_all
 
 PARCELS = Path(__file__).parents[2] / "examples" / "coordinator" / "parcels.py"
 PAUSE_S = 1.0

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING
 
 import dagster as dg
 
-from marshal_dagster.delivery import ClaimedBatch, RangeOptions
-from marshal_dagster.jobs import build_claimed_batch_job, build_reprocess_job
+from marshal_dagster.batches import ClaimedBatch, RangeOptions
+from marshal_dagster.jobs.batch import build_claimed_batch_job, build_reprocess_job
 from marshal_dagster.ops import build_claimed_batch_op
+from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
-from marshal_dagster.spark.sinks import FileSink
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.sinks import FileSink
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

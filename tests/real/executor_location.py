@@ -24,9 +24,9 @@ from dagster._grpc.types import ExecuteExternalJobArgs
 from dagster._serdes import ConfigurableClass, ConfigurableClassData, serialize_value
 from dagster._utils.hosted_user_process import recon_job_from_origin
 
+from marshal_dagster.batches import ClaimedBatch, Delivery, RangeOptions
 from marshal_dagster.coordination.log import Ack, Append
-from marshal_dagster.delivery import ClaimedBatch, Delivery, RangeOptions
-from marshal_dagster.jobs import build_claimed_batch_schedule
+from marshal_dagster.jobs.batch import build_claimed_batch_schedule
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.ops import DrainedBatches, build_claimed_batch_op
 from marshal_dagster.protocol.messages import (
@@ -37,10 +37,11 @@ from marshal_dagster.protocol.messages import (
     Message,
     parse,
 )
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
-from marshal_dagster.runs import TOPIC_TAG
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.runs.names import TOPIC_TAG
 from marshal_dagster.sensors import build_dead_run_sensors
-from tests.real.killing import KillableLog, die, read_messages
+from tests.real.kill_points import KillableLog, die, read_messages
 from tests.sink_outputs import StandInFileSink, StandInFrame, hook
 
 if TYPE_CHECKING:

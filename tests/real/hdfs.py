@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 import pyspark
 
-from marshal_dagster.java import find_java
+from marshal_dagster._internal.java import find_java
 from marshal_dagster.spark.connector import fetch_connector
 from tests.conditions import wait_until
 

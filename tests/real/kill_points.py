@@ -15,11 +15,11 @@ from enum import StrEnum
 
 from confluent_kafka import Consumer, TopicPartition
 
+from marshal_dagster.batches import ClaimedBatch
 from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, CoordinationLog, LogIdentity
-from marshal_dagster.delivery import ClaimedBatch
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.protocol.batch_planning import ClaimedRange
 
 Message = tuple[int, int]
 """Partition and offset."""

@@ -6,12 +6,12 @@ Its batches are small, so that a backlog takes it seconds.
 import os
 import signal
 
+from marshal_dagster._internal.postgres import Database
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.outbox.backoff import Limits
 from marshal_dagster.outbox.harvester import Harvester
-from marshal_dagster.outbox.holds import Limits
 from marshal_dagster.outbox.options import HarvesterOptions
-from marshal_dagster.outbox.tables import OutboxTables
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.schema import OutboxTables
 
 IN_FLIGHT = 20
 

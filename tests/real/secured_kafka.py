@@ -17,14 +17,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its hints d
     UserScramCredentialUpsertion,
 )
 
-from marshal_dagster import processes
+from marshal_dagster._internal import processes
+from marshal_dagster._internal.java import find_java
+from marshal_dagster._internal.ports import HOST, free_port
 from marshal_dagster.devkafka import ensure_jars
 from marshal_dagster.devkafka.launch import BrokerFolder, Launcher
-from marshal_dagster.devkafka.probe import brokers_known_to
 from marshal_dagster.devkafka.properties import Node
+from marshal_dagster.devkafka.readiness import brokers_known_to
 from marshal_dagster.devkafka.state import new_cluster_id
-from marshal_dagster.java import find_java
-from marshal_dagster.ports import HOST, free_port
 from tests.conditions import wait_until
 from tests.real.certificates import self_signed, signed_by
 

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, cast
 
 from pydantic import BaseModel
 
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.log import Ack, Append, CoordinationLog
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.errors import MarshalError
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import ClaimingMessages, DeliveryMode, Heartbeat, RuleSet, Settings, parse
-from marshal_dagster.spark import jobs
+from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, delta_settings
+from marshal_dagster.spark import job_control
 from marshal_dagster.spark.session import spark_settings, start_session
-from marshal_dagster.spark.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, delta_settings
 from tests.kafka_outputs import StandInKafkaSink
 from tests.real.batch_worker import parent_ended, say
-from tests.real.killing import KillableLog, KillPoint, Side, read_messages
+from tests.real.kill_points import KillableLog, KillPoint, Side, read_messages
 from tests.sink_outputs import TABLE, StandInFileSink, StandInFrame, StandInPostgresSink, hook
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def value_of(partition: int, offset: int, partitions: int) -> str:
 def tell_of_work(spark: "SparkSession", batch_id: str) -> None:
     """Say so when Spark has tasks at work for this batch."""
     while True:
-        progress = jobs.progress(spark, batch_id)
+        progress = job_control.progress(spark, batch_id)
         if progress is not None and progress.active_stages:
             say("Spark is at work")
             return

@@ -14,7 +14,7 @@ from typing import Any, Final
 import psutil
 import pyspark
 
-from marshal_dagster.ports import HOST, free_port
+from marshal_dagster._internal.ports import HOST, free_port
 from tests.conditions import wait_until
 
 SPARK_HOME: Final = Path(pyspark.__file__).parent

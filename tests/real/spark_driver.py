@@ -19,21 +19,23 @@ import dagster as dg
 import pytest
 from dagster_pyspark import LazyPySparkResource
 
+from marshal_dagster.admin.revoke import Revoking
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.coordination.claimer import nobody_is_dead
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.errors import ClaimLost
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.operations.revoking import Revoking
 from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.state import Owner
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
-from marshal_dagster.spark.connect import connect, disconnect, is_connect
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.sinks import FileSink, PostgresSink, Sink
+from marshal_dagster.spark.connect import is_connect
+from marshal_dagster.spark.connect_session import connect, disconnect
 from marshal_dagster.spark.session import spark_settings, start_session
-from marshal_dagster.spark.sinks import FileSink, PostgresSink, Sink
 from tests.real.batch_function import mark_when_at_work, values
 from tests.real.spark_cluster import spark_environment
 from tests.sink_conformance import Row

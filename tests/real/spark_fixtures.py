@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from marshal_dagster.sinks.delta.table import DELTA, delta_settings
 from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.decoding import AVRO_PACKAGE
 from marshal_dagster.spark.session import spark_settings, start_session
-from marshal_dagster.spark.sinks.delta_table import DELTA, delta_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -12,8 +12,8 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from marshal_dagster.spark.sinks import FileSink
-from marshal_dagster.spark.submitted import BATCH_VARIABLE, submitted_batch
+from marshal_dagster.batches.submitted import BATCH_VARIABLE, submitted_batch
+from marshal_dagster.sinks import FileSink
 from tests.real.batch_function import mark_when_at_work, values
 
 if TYPE_CHECKING:

@@ -8,13 +8,11 @@ import dagster as dg
 import pytest
 
 from marshal_dagster.coordination.claimer import Claimer, Member
+from marshal_dagster.coordination.claims import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.tenure import new_instance_id
 from marshal_dagster.errors import ClaimLost, GroupPaused, PlanRejected
-from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.operator_jobs import (
+from marshal_dagster.jobs.admin import (
     PauseConfig,
     ResumeConfig,
     SetPositionConfig,
@@ -22,8 +20,11 @@ from marshal_dagster.operator_jobs import (
     build_resume_job,
     build_set_position_job,
 )
+from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import Settings
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
 from tests.cli import Answer, start
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic

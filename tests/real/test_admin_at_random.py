@@ -14,9 +14,7 @@ import dagster as dg
 import pytest
 
 from marshal_dagster.errors import MarshalError
-from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.operator_jobs import (
+from marshal_dagster.jobs.admin import (
     PauseConfig,
     ResumeConfig,
     SetPositionConfig,
@@ -24,11 +22,14 @@ from marshal_dagster.operator_jobs import (
     build_resume_job,
     build_set_position_job,
 )
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
+from marshal_dagster.kafka.admin_client import Topics
+from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
-from tests.real.killing import read_messages
+from tests.real.kill_points import read_messages
 from tests.real.sink_worker import COLUMNS, value_of
 from tests.sink_outputs import PostgresOutput, StandInFrame, own_schema
 

@@ -1,7 +1,7 @@
 # ruff: noqa: PT012 - what raises is the block of a batch
 """Claimed batches on a real broker: retention, transactions, compaction, topics and logs made anew, a broker that goes.
 
-A stand-in reads the ranges where Spark would; `tests.fast.test_delivery` has the cases that need no broker.
+A stand-in reads the ranges where Spark would; `tests.fast.test_batches` has the cases that need no broker.
 """
 
 import socket
@@ -15,10 +15,10 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery, IdleReason
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.log import Append
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason
 from marshal_dagster.devkafka import running_kafka
 from marshal_dagster.errors import (
     ClaimLost,
@@ -31,18 +31,25 @@ from marshal_dagster.errors import (
     TopicMissing,
     UnavailableError,
 )
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.protocol.messages import DeliveryMode, ReleaseGroup, RevokingClaim, RuleSet, Settings, render
-from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.protocol.positions import StartPolicy
+from marshal_dagster.protocol.batch_planning import StartPolicy
+from marshal_dagster.protocol.messages import (
+    DeliveryMode,
+    ReleaseGroup,
+    RevokingClaim,
+    RuleSet,
+    Settings,
+    coordination_partition,
+    render,
+)
 from marshal_dagster.protocol.state import Key
+from tests.batch_fixtures import MemorySink
 from tests.conditions import wait_until
-from tests.delivering import MemorySink
-from tests.printed import lines_about
 from tests.real.conftest import MakeTopic
-from tests.real.killing import KillableLog, Killed, KillPoint, Message, Side, read_messages
-from tests.real.test_spark_reading import Writer
+from tests.real.kill_points import KillableLog, Killed, KillPoint, Message, Side, read_messages
+from tests.real.test_spark_reader import Writer
+from tests.stderr_capture import lines_about
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -12,9 +12,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from marshal_dagster.cli.exits import ExitCode
+from marshal_dagster.cli.exit_codes import ExitCode
 from marshal_dagster.coordinator.client import CoordinatedMember
-from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.kafka.connection import KafkaConnection
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic

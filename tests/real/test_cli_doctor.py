@@ -9,17 +9,23 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Producer, TopicPartition
 
+from marshal_dagster._internal.java import find_java
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.log import Append
 from marshal_dagster.devkafka import ensure_jars
-from marshal_dagster.java import find_java
 from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.acls import Right
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.inspection import FROM_4, Inspection, Replicas
-from marshal_dagster.kafka.rights import Right
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.protocol.messages import ClaimingPartition, DataTopic, Heartbeat, Message, render
-from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.messages import (
+    ClaimingPartition,
+    DataTopic,
+    Heartbeat,
+    Message,
+    coordination_partition,
+    render,
+)
 from tests.cli import start
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic

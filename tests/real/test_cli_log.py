@@ -15,17 +15,17 @@ from confluent_kafka import Producer, TopicPartition
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.log import Append
 from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import (
     ClaimingMessages,
     ClaimingPartition,
     Heartbeat,
     Message,
     ReleaseGroup,
+    coordination_partition,
     render,
 )
-from marshal_dagster.protocol.placement import coordination_partition
 from tests.cli import COMMAND, REPOSITORY, Answer, environ, start
 from tests.real.conftest import MakeTopic
 

@@ -4,18 +4,18 @@ from collections.abc import Callable
 
 import pytest
 
-from marshal_dagster.coordination.admin import create_snapshot_topic
+from marshal_dagster.coordination.topic_settings import create_snapshot_topic
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import (
     ClaimingPartition,
     GroupSettings,
     Heartbeat,
     ReleasingPartition,
     Settings,
+    coordination_partition,
     render,
 )
-from marshal_dagster.protocol.placement import coordination_partition
 from tests.cli import Answer, start
 from tests.real.conftest import MakeTopic
 from tests.real.test_cli_log import PARTITIONS, delete_up_to, message, write, write_raw

@@ -13,8 +13,8 @@ from dagster.components.testing import create_defs_folder_sandbox
 
 from marshal_dagster.component import ClaimedTopicComponent
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.ops import work
-from marshal_dagster.spark.sinks import FileSink
+from marshal_dagster.ops import execution
+from marshal_dagster.sinks import FileSink
 from tests.real.conftest import MakeTopic
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def test_the_example_counts_flights(  # noqa: PLR0917 - fixtures
     monkeypatch.setenv("MARSHAL_BOOTSTRAP_SERVERS", connection.bootstrap_servers)
     monkeypatch.setenv("MARSHAL_COORDINATION_TOPIC", coordination_topic)
     monkeypatch.setenv("MARSHAL_OUTPUT", str(tmp_path))
-    monkeypatch.setattr(work, "start_session", lambda _: spark)
+    monkeypatch.setattr(execution, "start_session", lambda _: spark)
     folder = EXAMPLE / "flights_component" / "defs" / "flights"
     contents = yaml.safe_load((folder / "defs.yaml").read_text().replace("topic: flights", f"topic: {name}"))
     with create_defs_folder_sandbox() as sandbox:

@@ -7,22 +7,22 @@ from typing import Any
 import pytest
 from confluent_kafka import admin as kafka_admin
 
-from marshal_dagster.coordination.admin import (
+from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
+from marshal_dagster.coordination.kafka_log import KafkaLog
+from marshal_dagster.coordination.log import Append
+from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.rationalizer_cache import shared_rationalizer
+from marshal_dagster.coordination.topic_settings import (
     Severity,
     check_coordination_topic,
     create_coordination_topic,
     require_safe,
 )
-from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
-from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.coordination.log import Append
-from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.coordination.registry import shared_rationalizer
 from marshal_dagster.devkafka import running_kafka
 from marshal_dagster.errors import LogChanged, TimestampTypeError, UnsafeTopic
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.kafka.inspection import Inspection, Replicas
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import Settings
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic

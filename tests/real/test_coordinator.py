@@ -15,10 +15,16 @@ from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.member import MemberState
 from marshal_dagster.coordinator.messages import ALL, Ping, render
 from marshal_dagster.coordinator.service import Coordinator, LookAtTopics
-from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, end_of, partition_of, read_coordinator_messages
+from marshal_dagster.coordinator.transport import (
+    CoordinatorTopics,
+    Reader,
+    end_of,
+    partition_of,
+    read_coordinator_messages,
+)
 from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 

@@ -16,13 +16,13 @@ from confluent_kafka import Producer
 
 from demo.deployment import kill_tree
 from marshal_dagster.cli.main import run
-from marshal_dagster.coordinator.looking import GroupView, read_group
+from marshal_dagster.coordinator.group_view import GroupView, read_group
 from marshal_dagster.coordinator.messages import StartFetcher, parse_coordinator_message, places_of
-from marshal_dagster.coordinator.wire import CoordinatorTopics, Reader, partition_of
+from marshal_dagster.coordinator.transport import CoordinatorTopics, Reader, partition_of
 from marshal_dagster.devkafka import running_kafka
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.spark.sinks import FileSink
+from marshal_dagster.sinks import FileSink
 from tests.conditions import wait_until
 
 if TYPE_CHECKING:

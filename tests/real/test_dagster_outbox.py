@@ -8,11 +8,12 @@ import psycopg
 import pytest
 from dagster import DagsterInstance, ExecuteInProcessResult
 
+from marshal_dagster.jobs.outbox import build_outbox_drain_job
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox.harvester import OutboxTopics
-from marshal_dagster.outbox.stash import Outbox, OutboxRecord
-from marshal_dagster.outbox_jobs import OutboxResource, build_outbox_drain_job
-from marshal_dagster.resources import KafkaConnectionConfig
+from marshal_dagster.outbox.writer import Outbox, OutboxRecord
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.outbox import OutboxResource
 from tests.real.conftest import MakeTopic
 from tests.sink_outputs import own_schema
 

@@ -18,27 +18,29 @@ import psutil
 import pytest
 
 from jobs.flights import CarrierTotal, carrier_totals, departures_by_carrier
-from marshal_dagster.coordination.admin import create_snapshot_topic
+from marshal_dagster.batches import ClaimedBatch, RangeOptions
 from marshal_dagster.coordination.claimer import Claimer, Member, new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
-from marshal_dagster.delivery import ClaimedBatch, RangeOptions
+from marshal_dagster.coordination.topic_settings import create_snapshot_topic
 from marshal_dagster.errors import UnavailableError, UnsafeTopic
-from marshal_dagster.jobs import build_claimed_batch_job, build_reprocess_job
+from marshal_dagster.jobs.batch import build_claimed_batch_job, build_reprocess_job
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Key, Phase
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
-from marshal_dagster.runs import announced
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.rationalizer import RationalizerResource
+from marshal_dagster.runs.announcements import announced
 from marshal_dagster.sensors import build_dead_run_sensors, build_stale_claim_sensor
-from marshal_dagster.spark.sinks import FileSink
+from marshal_dagster.sinks import FileSink
 from tests.conditions import RUN_S, wait_until
-from tests.printed import lines_about
 from tests.real.conftest import MakeTopic
 from tests.real.test_cli_log import delete_up_to
+from tests.stderr_capture import lines_about
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

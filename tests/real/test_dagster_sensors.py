@@ -19,14 +19,16 @@ from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.errors import UnavailableError
-from marshal_dagster.jobs import build_claimed_batch_job, build_reprocess_job
+from marshal_dagster.jobs.batch import build_claimed_batch_job, build_reprocess_job
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.ops import build_claimed_batch_op
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.sensors import build_dead_run_sensors, build_lag_sensor, build_stale_claim_sensor
-from marshal_dagster.sensors.given_up import given_up_check_key
+from marshal_dagster.sensors._exhausted_plans import given_up_check_key
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 

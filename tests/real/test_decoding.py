@@ -27,7 +27,7 @@ from marshal_dagster.spark.decoding import (
     decode_protobuf,
     infer_json_schema,
 )
-from marshal_dagster.spark.reading import read_ranges, read_schema
+from marshal_dagster.spark.reader import read_ranges, read_schema
 from tests.avro_bytes import encode, framed, long, record
 from tests.protobuf_bytes import framed_message, orders_file
 from tests.real.conftest import MakeTopic
@@ -166,7 +166,7 @@ def test_a_name_that_looks_like_an_exponent_is_no_number(
     spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, drawn: str
 ) -> None:
     """Of a field, a key of a map, or the name that is drawn for the end of a value: one in six holds such digits."""
-    monkeypatch.setattr("marshal_dagster.spark.decoding.jsons.uuid.uuid4", lambda: UUID(drawn))
+    monkeypatch.setattr("marshal_dagster.spark.decoding.json_codec.uuid.uuid4", lambda: UUID(drawn))
     schema = "phase12345 decimal(10, 2), all map<string, decimal(10, 2)>"
     found = outcome(decode_json(batch(spark, [value for value, _ in NAMED_E]), schema), len(NAMED_E))
     assert dict(enumerate(found)) == dict(enumerate(expected for _, expected in NAMED_E))

@@ -16,6 +16,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic  # type: ignore[attr-defined]
 
+from marshal_dagster._internal.ports import is_free
 from marshal_dagster.devkafka import (
     BrokerFailed,
     ClusterDiffers,
@@ -24,7 +25,6 @@ from marshal_dagster.devkafka import (
     PortInUse,
     running_kafka,
 )
-from marshal_dagster.ports import is_free
 from tests.conditions import wait_until
 
 TIMEOUT_S = 30.0

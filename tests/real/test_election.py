@@ -16,10 +16,10 @@ import pytest
 from marshal_dagster.election.elector import LEADER_SETTINGS, Elector
 from marshal_dagster.election.rules import Elected, Event, Resigned, Timing
 from marshal_dagster.errors import RightMissing, TopicMissing, UnavailableError
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from tests.conditions import wait_until
-from tests.election_child import boot_ms
+from tests.election_process import boot_ms
 from tests.real.conftest import MakeTopic
 from tests.real.secured_kafka import PLAIN_PASSWORD, PLAIN_USER, SecuredKafka, secured_kafka
 
@@ -69,7 +69,7 @@ class Election:
         """Start a member."""
         journal = self._folder / f"journal{len(self.members)}"
         given = [self._servers, self.topic, f"group-{self.topic}", str(journal)]
-        process = subprocess.Popen([sys.executable, "-m", "tests.election_child", *given])
+        process = subprocess.Popen([sys.executable, "-m", "tests.election_process", *given])
         self.members.append(Member(process, journal))
         return self.members[-1]
 

@@ -14,7 +14,7 @@ import dagster as dg
 import pytest
 
 from marshal_dagster.cli.main import run
-from marshal_dagster.ops import work
+from marshal_dagster.ops import execution
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,7 +48,7 @@ def test_the_tutorial_counts_each_order_once(
     shop: ModuleType, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A run that fails in the middle is redone by the one that the sensor asks for, and the totals are right."""
-    monkeypatch.setattr(work, "start_session", lambda _: spark)
+    monkeypatch.setattr(execution, "start_session", lambda _: spark)
     definitions: dg.Definitions = shop.defs
     job, redo = map(definitions.resolve_job_def, ("orders_per_shop_job", "reprocess_orders_per_shop"))
     sensor = definitions.resolve_sensor_def("shops_stale_claims")

@@ -30,7 +30,7 @@ from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.state import Key
-from marshal_dagster.sensors.names import sensor_name
+from marshal_dagster.runs.names import sensor_name
 from tests.conditions import RUN_S, wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.executor_location import FORKED, GOT, HALT, POOL, RunWorkers, going_on, halted

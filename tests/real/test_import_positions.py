@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer
 
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.admin_client import Topics
 from tests.cli import Answer, start
 from tests.real.conftest import MakeTopic
 

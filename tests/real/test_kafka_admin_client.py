@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient
 
 from marshal_dagster.devkafka import running_kafka
 from marshal_dagster.errors import ConfigurationError, TopicMissing
+from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import OffsetBounds, Topics
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 
@@ -145,8 +145,8 @@ def test_many_offsets_are_not_asked_of_the_admin_client(
     def refuse(*_: object) -> None:
         raise KeyError("the admin client was asked")
 
-    monkeypatch.setattr("marshal_dagster.kafka.topics._Asking._ask", refuse)
-    monkeypatch.setattr("marshal_dagster.kafka.many_offsets.AT_ONCE", 2)
+    monkeypatch.setattr("marshal_dagster.kafka.admin_client._Asking._ask", refuse)
+    monkeypatch.setattr("marshal_dagster.kafka.offsets.AT_ONCE", 2)
     if asked_of._many_offsets(IsolationLevel.READ_COMMITTED, [0]) is None:
         with pytest.raises(KeyError, match="admin"):
             asked_of.offsets(name, [0, 1, 2])

@@ -7,12 +7,12 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 
 from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.clients import Isolation
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from tests.conditions import wait_until
-from tests.printed import lines_about
 from tests.real.conftest import MakeTopic
+from tests.stderr_capture import lines_about
 
 WITHIN_S = 10.0
 END = KafkaError._PARTITION_EOF

@@ -18,13 +18,13 @@ from marshal_dagster.coordination.log import Append, PositionLost
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.devkafka import running_kafka
 from marshal_dagster.errors import ClaimLost, LogChanged, TopicMissing, UnavailableError
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import Settings
 from tests.conditions import wait_until
 from tests.fast.test_log_port import SOON_S, House, LogPort, read, values
-from tests.printed import lines_about
 from tests.real.conftest import MakeTopic
+from tests.stderr_capture import lines_about
 
 SETTINGS = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
 NUMBERS = count()

@@ -4,9 +4,9 @@ import pytest
 from confluent_kafka import Producer
 
 from marshal_dagster.errors import TopicMissing
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.sampling import FEW, RECORDS, bytes_per_offset
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.record_size import FEW, RECORDS, bytes_per_offset
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 

@@ -11,8 +11,8 @@ import pytest
 from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import OffsetBounds, Topics
 from tests.conditions import wait_for_line
 
 RESTARTS = 2
@@ -22,7 +22,7 @@ ASKS_ON_AND_ON = """
 import sys
 from marshal_dagster.errors import UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.admin_client import Topics
 
 def round_of_questions(topics):
     topics.describe("t")

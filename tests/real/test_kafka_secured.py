@@ -10,21 +10,21 @@ import dagster as dg
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
 
-from marshal_dagster.coordination.admin import create_coordination_topic, create_snapshot_topic
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import kafka_snapshots
-from marshal_dagster.coordination.keeping import renew_snapshots
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.snapshot_writer import renew_snapshots
+from marshal_dagster.coordination.topic_settings import create_coordination_topic, create_snapshot_topic
 from marshal_dagster.errors import MarshalError, RightMissing, UnavailableError
 from marshal_dagster.kafka import clients
+from marshal_dagster.kafka.admin_client import OffsetBounds, Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.sampling import bytes_per_offset
-from marshal_dagster.kafka.topics import OffsetBounds, Topics
-from marshal_dagster.resources import KafkaConnectionConfig, RationalizerResource
-from marshal_dagster.spark.reading import read_ranges
+from marshal_dagster.kafka.record_size import bytes_per_offset
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.rationalizer import RationalizerResource
+from marshal_dagster.spark.reader import read_ranges
 from tests.cli import call
 from tests.conditions import wait_until
-from tests.printed import lines_about
 from tests.real.secured_kafka import (
     PLAIN_PASSWORD,
     PLAIN_USER,
@@ -33,6 +33,7 @@ from tests.real.secured_kafka import (
     SecuredKafka,
     secured_kafka,
 )
+from tests.stderr_capture import lines_about
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -276,7 +277,7 @@ def test_offsets_of_many_partitions_take_the_right_to_describe_alone(
     """The client that is asked for many needs no right on a group; without DESCRIBE that right is named."""
     admin.create("described", 2, 1)
     connection = connect(secured, "SASL_SSL", **WITH_SCRAM, **trusting(secured))
-    monkeypatch.setattr("marshal_dagster.kafka.topics._MANY", 1)
+    monkeypatch.setattr("marshal_dagster.kafka.admin_client._MANY", 1)
     with Topics(connection) as topics:
         with pytest.raises(RightMissing, match="grant this user DESCRIBE on topic 'described'"):
             topics.offsets("described", [0, 1])
@@ -284,7 +285,7 @@ def test_offsets_of_many_partitions_take_the_right_to_describe_alone(
         wait_until(
             lambda: answers(lambda: topics.offsets("described", [0, 1])), "the right to describe is known", WITHIN_S
         )
-        monkeypatch.setattr("marshal_dagster.kafka.topics._Asking._ask", None)
+        monkeypatch.setattr("marshal_dagster.kafka.admin_client._Asking._ask", None)
         assert topics.offsets("described", [0, 1]) == dict.fromkeys((0, 1), OffsetBounds(0, 0))
 
 

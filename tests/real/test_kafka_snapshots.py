@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from marshal_dagster.coordination.admin import SNAPSHOT_SETTINGS
 from marshal_dagster.coordination.kafka_log import KafkaLog
 from marshal_dagster.coordination.kafka_snapshots import KafkaSnapshotTopic
 from marshal_dagster.coordination.log import Append, Bounds, LogIdentity
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots, SnapshotTopic, Strange, newest_of_log
+from marshal_dagster.coordination.topic_settings import SNAPSHOT_SETTINGS
 from marshal_dagster.errors import TopicMissing
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, render
 from marshal_dagster.protocol.snapshots import PART_BYTES, Record
 from marshal_dagster.protocol.snapshots import render as snapshot_records

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from tests.real.conftest import MakeTopic
-from tests.real.killing import KillableLog, Killed, KillPoint, Message, Side, drain, read_messages
+from tests.real.kill_points import KillableLog, Killed, KillPoint, Message, Side, drain, read_messages
 
 HEARTBEAT_INTERVAL_MS = 1_200
 PARTITIONS = 3

@@ -1,7 +1,7 @@
 """Effectively once with the real sinks: a member dies at any step, its successor ends with exactly the right output.
 
-One broker, one warm Spark session, one Postgres. The member dies inside this process (`tests.real.killing`): from one
-moment on nothing of it reaches the coordination log or the output. Its successor knows that it is dead, as Dagster
+One broker, one warm Spark session, one Postgres. The member dies inside this process (`tests.real.kill_points`): from
+one moment on nothing of it reaches the coordination log or the output. Its successor knows that it is dead, as Dagster
 would tell it; members that are waited for until they are stale are in `test_takeover_sinks`.
 """
 
@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Protocol
 import pytest
 from confluent_kafka import Producer
 
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery, IdleReason
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason
 from marshal_dagster.errors import DataTopicChanged
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
-from marshal_dagster.spark.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, Sink
-from marshal_dagster.spark.sinks.kafka import Records
+from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, Sink
+from marshal_dagster.sinks.kafka.sink import Records
 from tests.kafka_outputs import KafkaOutput
-from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
 from tests.real.test_kill_points import APPENDS, COMMITS, POSITIONS
 from tests.sink_conformance import Row
 from tests.sink_outputs import (

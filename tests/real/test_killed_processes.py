@@ -16,7 +16,7 @@ from marshal_dagster.protocol.messages import DeliveryMode
 from tests.conditions import wait_for_line
 from tests.real.batch_worker import Orders
 from tests.real.conftest import MakeTopic
-from tests.real.killing import Message, Side
+from tests.real.kill_points import Message, Side
 
 PARTITIONS, MESSAGES = 3, 90
 DEADLINE_S = 40

@@ -1,11 +1,11 @@
-"""The log over Kafka under any order of steps, as `tests/fast/test_log_machine.py` has it for the log in memory."""
+"""The log over Kafka under any order of steps, as `tests/fast/test_log_statemachine.py` for the log in memory."""
 
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
-from tests.log_machine import LogMachine
+from tests.log_statemachine import LogMachine
 from tests.real.conftest import MakeTopic
 from tests.real.test_kafka_log import SETTINGS, KafkaHouse
 

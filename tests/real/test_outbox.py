@@ -17,21 +17,21 @@ import sqlalchemy
 from psycopg import sql
 from sqlalchemy.orm import Session as OrmSession
 
+from marshal_dagster._internal.postgres import Database
 from marshal_dagster.errors import ConfigurationError, UnavailableError
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.outbox import tables as outbox_tables
-from marshal_dagster.outbox.holds import Limits
-from marshal_dagster.outbox.looking import Backlog
-from marshal_dagster.outbox.ports import ID_HEADER, Deposed, Fenced, Noted, Turn, Turned
-from marshal_dagster.outbox.stash import Outbox, OutboxRecord
+from marshal_dagster.outbox import schema as outbox_tables
+from marshal_dagster.outbox.backoff import Limits
+from marshal_dagster.outbox.interfaces import ID_HEADER, Deposed, Fenced, Noted, Turn, Turned
+from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.status import Backlog
 from marshal_dagster.outbox.store import PostgresStore
-from marshal_dagster.outbox.tables import OutboxTables
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 from tests.conditions import wait_until
-from tests.outbox_child import STEPS
 from tests.outbox_faults.worker import Orders
-from tests.outboxes import LONG_MS, Site, values
+from tests.outbox_fixtures import LONG_MS, Site, values
+from tests.outbox_process import STEPS
 from tests.real.conftest import MakeTopic
 
 WITHIN_S = 30
@@ -609,7 +609,7 @@ def test_a_harvester_is_killed_at_its_worst(site: Site, topic: MakeTopic, tmp_pa
         max_in_flight_records=8,
     )
     child = subprocess.run(
-        [sys.executable, "-m", "tests.outbox_child", step, orders.model_dump_json()], timeout=WITHIN_S, check=False
+        [sys.executable, "-m", "tests.outbox_process", step, orders.model_dump_json()], timeout=WITHIN_S, check=False
     )
     assert child.returncode == -9
     left = len(site.rows())

@@ -9,15 +9,15 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from marshal_dagster._internal.postgres import Database
 from marshal_dagster.kafka.connection import KafkaConnection
+from marshal_dagster.outbox.backoff import Limits
 from marshal_dagster.outbox.events import OutgoingEvents
 from marshal_dagster.outbox.harvester import Harvester, OutboxTopics
-from marshal_dagster.outbox.holds import Limits
-from marshal_dagster.outbox.looking import Backlog
 from marshal_dagster.outbox.options import HarvesterOptions
-from marshal_dagster.outbox.stash import Outbox, OutboxRecord
-from marshal_dagster.outbox.tables import OutboxTables
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.status import Backlog
+from marshal_dagster.outbox.writer import Outbox, OutboxRecord
 from tests.real.conftest import MakeTopic
 from tests.sink_outputs import own_schema
 

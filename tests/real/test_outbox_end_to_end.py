@@ -28,16 +28,16 @@ from confluent_kafka.admin import AdminClient
 from psycopg.conninfo import make_conninfo
 
 from demo.deployment import kill_tree
+from marshal_dagster._internal.postgres import Database
 from marshal_dagster.cli.main import run
 from marshal_dagster.devkafka import KafkaCluster, running_kafka
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.clients import Isolation
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.outbox.harvester import OutboxTopics
-from marshal_dagster.outbox.looking import Backlog, OutboxStatus
-from marshal_dagster.outbox.ports import ID_HEADER
-from marshal_dagster.outbox.tables import OutboxTables
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.interfaces import ID_HEADER
+from marshal_dagster.outbox.schema import OutboxTables
+from marshal_dagster.outbox.status import Backlog, OutboxStatus
 from tests.conditions import wait_until
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "outbox"

@@ -7,10 +7,10 @@ from typing import Any
 import psycopg
 import pytest
 
+from marshal_dagster._internal.postgres import Database
 from marshal_dagster.errors import ConfigurationError, SinkRefused
 from marshal_dagster.outbox.events import OutgoingEvents
-from marshal_dagster.outbox.tables import OutboxTables
-from marshal_dagster.postgres import Database
+from marshal_dagster.outbox.schema import OutboxTables
 from tests.sink_conformance import deliver, part, rows_of
 from tests.sink_outputs import POSTGRES_STEPS, TABLE, PostgresOutput, StandInPostgresSink, hook, own_schema
 

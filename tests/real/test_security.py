@@ -17,25 +17,26 @@ import dagster as dg
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
 
-from marshal_dagster.coordination.admin import create_coordination_topic, create_snapshot_topic
+from marshal_dagster.coordination.topic_settings import create_coordination_topic, create_snapshot_topic
 from marshal_dagster.coordinator.client import CoordinatedMember
 from marshal_dagster.coordinator.service import Coordinator
-from marshal_dagster.coordinator.wire import CoordinatorTopics
+from marshal_dagster.coordinator.transport import CoordinatorTopics
 from marshal_dagster.errors import MarshalError, RightMissing
-from marshal_dagster.jobs import build_reprocess_job
+from marshal_dagster.jobs.batch import build_reprocess_job
+from marshal_dagster.kafka.acls import Right, on_topic
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.rights import Right, on_topic
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.ops import build_claimed_batch_op
-from marshal_dagster.protocol.messages import ClaimingPartition, render
-from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig, RationalizerResource
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.messages import ClaimingPartition, coordination_partition, render
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
+from marshal_dagster.resources.rationalizer import RationalizerResource
 from marshal_dagster.sensors import build_stale_claim_sensor
-from marshal_dagster.spark.sinks import KafkaSink, PostgresSink, WriteOutcome
-from marshal_dagster.spark.sinks.conformance import LocalFrame
-from marshal_dagster.spark.sinks.conformance.target import never, part, rows_of
-from marshal_dagster.spark.sinks.kafka import NOTES_SETTINGS
+from marshal_dagster.sinks import KafkaSink, PostgresSink, WriteOutcome
+from marshal_dagster.sinks.conformance import LocalFrame
+from marshal_dagster.sinks.conformance.target import never, part, rows_of
+from marshal_dagster.sinks.kafka.sink import NOTES_SETTINGS
 from tests.cli import Answer, call, start
 from tests.conditions import wait_until
 from tests.kafka_outputs import KafkaOutput

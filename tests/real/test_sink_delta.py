@@ -10,11 +10,11 @@ import pytest
 from pyspark.sql import functions as f
 
 from marshal_dagster.errors import SinkRefused
-from marshal_dagster.spark.sinks import DeltaSink
-from marshal_dagster.spark.sinks.conformance import CASES, Case, Target
-from marshal_dagster.spark.sinks.conformance.target import deliver, intervals, never, part, rows_of
-from marshal_dagster.spark.sinks.delta import APPLICATION, Commit
-from marshal_dagster.spark.sinks.delta_table import alone_on_this_machine
+from marshal_dagster.sinks import DeltaSink
+from marshal_dagster.sinks.conformance import CASES, Case, Target
+from marshal_dagster.sinks.conformance.target import deliver, intervals, never, part, rows_of
+from marshal_dagster.sinks.delta.commit import APPLICATION, Commit
+from marshal_dagster.sinks.delta.table import alone_on_this_machine
 from tests.sink_outputs import DELTA_STEPS
 
 if TYPE_CHECKING:

@@ -11,11 +11,12 @@ from py4j.protocol import Py4JError
 
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.protocol.ranges import Verdict
-from marshal_dagster.spark.sinks import FileSink, commits, hadoop_storage
-from marshal_dagster.spark.sinks.commits import CommitLog
-from marshal_dagster.spark.sinks.conformance import Case
-from marshal_dagster.spark.sinks.hadoop_storage import Exclusive, HadoopStorage, OutcomeUnknown
+from marshal_dagster.protocol.idempotence import Verdict
+from marshal_dagster.sinks import FileSink
+from marshal_dagster.sinks.conformance import Case
+from marshal_dagster.sinks.files import commit_log, hadoop_storage
+from marshal_dagster.sinks.files.commit_log import CommitLog
+from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage, OutcomeUnknown
 from tests.sink_conformance import CrashConformance, deliver, never, part, rows_of
 from tests.sink_kit import SHORT_CASES, OutputTarget
 from tests.sink_outputs import FILE_STEPS, FileOutput, StandInFileSink, counting, hook
@@ -124,7 +125,7 @@ def test_through_spark(spark: "SparkSession", hdfs: str) -> None:
 
 def test_checkpoints(output: HadoopOutput, monkeypatch: pytest.MonkeyPatch) -> None:
     """They stand for the commits before them."""
-    monkeypatch.setattr(commits, "CHECKPOINT_EVERY", 2)
+    monkeypatch.setattr(commit_log, "CHECKPOINT_EVERY", 2)
     for start in range(7):
         deliver(output, "a", part(0, start, start + 1))
     assert output._reader.names("checkpoints") == [f"{number:020d}.json" for number in (4, 6)]
@@ -310,7 +311,7 @@ def test_one_that_is_not_there(spark: "SparkSession") -> None:
     with pytest.raises(ConfigurationError, match="exclusive: 'link'"):
         FileSink("hdfs://host/x", exclusive="link")  # type: ignore[arg-type]
     with pytest.raises(SinkRefused, match="is damaged"):
-        commits.load(_Damaged(), "x")  # type: ignore[arg-type]
+        commit_log.load(_Damaged(), "x")  # type: ignore[arg-type]
 
 
 class _Damaged:

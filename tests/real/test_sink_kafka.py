@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 from pyspark.sql import functions as f
 
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery, IdleReason
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason
 from marshal_dagster.errors import ConfigurationError, SinkRefused, TopicMissing, UnavailableError
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.kafka.transactions import Notes, StillOpen, Transaction
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
-from marshal_dagster.spark.sinks import KafkaSink
-from marshal_dagster.spark.sinks.conformance import CASES, Case, Row, Target
-from marshal_dagster.spark.sinks.conformance.target import deliver, never, part, rows_of
+from marshal_dagster.sinks import KafkaSink
+from marshal_dagster.sinks.conformance import CASES, Case, Row, Target
+from marshal_dagster.sinks.conformance.target import deliver, never, part, rows_of
 from tests.kafka_outputs import KafkaOutput, committed
 from tests.real import sink_worker
 from tests.real.conftest import MakeTopic
@@ -270,7 +270,7 @@ def test_rows_become_records(
     spark: "SparkSession", output: KafkaOutput, monkeypatch: pytest.MonkeyPatch, bytes_at_once: int
 ) -> None:
     """Each range's records come in the order of their messages, several of one message in theirs, with all columns."""
-    monkeypatch.setattr("marshal_dagster.spark.sinks.kafka_records._BYTES_AT_ONCE", bytes_at_once)
+    monkeypatch.setattr("marshal_dagster.sinks.kafka.records._BYTES_AT_ONCE", bytes_at_once)
     batch = [part(0, 100, 200), part(1, 0, 50), part(7, 3, 4)]
     rows = spark.range(150).selectExpr("IF(id < 100, 0, 1) AS partition", "IF(id < 100, id + 100, id - 100) AS offset")
     frame = (

@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused, UnavailableError
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.spark.sinks import PostgresSink
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks import PostgresSink
 from tests.sink_conformance import CrashConformance, Frame, ahead, deliver, never, part, rows_of
 from tests.sink_outputs import TABLE, PostgresOutput, StandInLines, StandInPostgresSink, own_schema
 

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.spark.sinks.conformance import Case
-from tests.sink_child import write_and_die
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks.conformance import Case
 from tests.sink_conformance import (
     AnyOrderConformance,
     CrashConformance,
@@ -18,6 +17,7 @@ from tests.sink_conformance import (
 )
 from tests.sink_kit import SHORT_CASES, OutputTarget
 from tests.sink_outputs import PostgresOutput, own_schema
+from tests.sink_process import write_and_die
 
 
 @pytest.fixture

@@ -14,9 +14,10 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.spark.reading import offsets_read
-from marshal_dagster.spark.sinks import FileSink, PostgresSink, copy_text
-from marshal_dagster.spark.sinks.file_writing import some_files_at_once
+from marshal_dagster.sinks import FileSink, PostgresSink
+from marshal_dagster.sinks.database import pg_copy
+from marshal_dagster.sinks.files.writer import some_files_at_once
+from marshal_dagster.spark.reader import offsets_read
 from tests.sink_conformance import (
     AnyOrderConformance,
     CrashConformance,
@@ -363,7 +364,7 @@ def test_a_table_keeps_every_value(spark: "SparkSession", postgres: str) -> None
 
 def test_rows_come_in_pieces(spark: "SparkSession", postgres: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A result of many megabytes comes through this process piece by piece, whole."""
-    monkeypatch.setattr(copy_text, "_CHARACTERS_AT_ONCE", 20_000)
+    monkeypatch.setattr(pg_copy, "_CHARACTERS_AT_ONCE", 20_000)
     sink = postgres_sink(postgres, "partition int, offset long, value string")
     frame = spark.range(0, 5000, numPartitions=8).selectExpr(
         "CAST(id % 2 AS int) AS partition", "id AS offset", "repeat('x', 20) AS value"
@@ -426,7 +427,7 @@ import sys
 from pathlib import Path
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.spark.session import spark_settings, start_session
-from marshal_dagster.spark.sinks import FileSink
+from marshal_dagster.sinks import FileSink
 from tests.sink_conformance import never, part
 
 spark = start_session(spark_settings(app_name="cluster", extra={

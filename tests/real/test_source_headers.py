@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from marshal_dagster.spark.sinks import with_source_headers
-from marshal_dagster.spark.sinks.conformance.target import part
+from marshal_dagster.sinks import with_source_headers
+from marshal_dagster.sinks.conformance.target import part
 from tests.real.conftest import MakeTopic
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol.messages import DeliveryMode
 from marshal_dagster.protocol.state import Key
+from marshal_dagster.sinks import DeltaSink, FileSink, delta_settings
+from marshal_dagster.sinks.delta.table import DELTA
 from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.session import SINGLE_EXECUTION
-from marshal_dagster.spark.sinks import DeltaSink, FileSink, delta_settings
-from marshal_dagster.spark.sinks.delta_table import DELTA
 from tests.conditions import wait_until
 from tests.real.spark_cluster import WORKERS, SparkCluster, running_cluster
 from tests.real.spark_driver import (

@@ -17,18 +17,18 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from marshal_dagster._internal.ports import free_port
 from marshal_dagster.errors import BadRecord, BadRecords, ConfigurationError, UnavailableError
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.ports import free_port
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.spark import connect
+from marshal_dagster.resources.spark_connect import SparkConnectResource
+from marshal_dagster.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, delta_settings
+from marshal_dagster.sinks.delta.table import DELTA
+from marshal_dagster.spark import connect_session
 from marshal_dagster.spark.connect_server import ConnectServer, Server
 from marshal_dagster.spark.connector import fetch_connector
 from marshal_dagster.spark.decoding import AVRO_PACKAGE, SchemaRegistry, decode_avro, decode_json, decode_protobuf
-from marshal_dagster.spark.reading import read_ranges
-from marshal_dagster.spark.sinks import DeltaSink, FileSink, KafkaSink, PostgresSink, delta_settings
-from marshal_dagster.spark.sinks.delta_table import DELTA
-from marshal_dagster.spark_resources import SparkConnectResource
+from marshal_dagster.spark.reader import read_ranges
 from tests.avro_bytes import encode, framed
 from tests.conditions import RUN_S, wait_until
 from tests.protobuf_bytes import framed_message, orders_file
@@ -97,7 +97,7 @@ def write_into_postgres(work: Work, dsn: str) -> None:
 
 def write_piece_by_piece(work: Work, sink: KafkaSink) -> None:
     """One batch in effectively once, some records at a time in this process."""
-    with patch("marshal_dagster.spark.sinks.kafka_records._BYTES_AT_ONCE", 1_000):
+    with patch("marshal_dagster.sinks.kafka.records._BYTES_AT_ONCE", 1_000):
         write_into(work, sink)
 
 
@@ -139,7 +139,7 @@ def connect_wrongly(url: str, token: str) -> str:
     """Connect and give the error."""
     stop_session()
     with pytest.raises(UnavailableError) as refused:
-        connect.connect(url, token=token)
+        connect_session.connect(url, token=token)
     return str(refused.value)
 
 

@@ -14,8 +14,8 @@ from pyspark import InheritableThread
 from pyspark.sql import functions as f
 
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.spark.jobs import batch_jobs, cancel, progress
-from marshal_dagster.spark.reading import read_ranges, read_schema
+from marshal_dagster.spark.job_control import batch_jobs, cancel, progress
+from marshal_dagster.spark.reader import read_ranges, read_schema
 from marshal_dagster.spark.session import check_session, check_single_execution
 from tests.conditions import RUN_S, wait_until
 from tests.real.spark_driver import Where, Work, lose_a_batch
@@ -206,7 +206,7 @@ WITHOUT_CONNECTOR = """
 from pyspark.sql import SparkSession
 from marshal_dagster.errors import ConfigurationError
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.spark.jobs import batch_jobs, cancel, progress
+from marshal_dagster.spark.job_control import batch_jobs, cancel, progress
 from marshal_dagster.spark.session import check_session, check_single_execution
 spark = SparkSession.builder.master("local[1, 2]").config("spark.ui.enabled", "false").getOrCreate()
 for check in (check_session, check_single_execution):

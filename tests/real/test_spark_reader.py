@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import functions as f
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.spark.reading import offsets_read, read_ranges, read_schema, run_once
+from marshal_dagster.spark.reader import offsets_read, read_ranges, read_schema, run_once
 from tests.conditions import wait_until
 from tests.real.conftest import MakeTopic
 from tests.real.spark_driver import Driver, Where, session

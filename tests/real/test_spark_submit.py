@@ -20,11 +20,11 @@ import psutil
 import pytest
 
 from marshal_dagster.errors import ClaimLost, TopicMissing
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.pipes import Submission, handed_over
 from marshal_dagster.protocol.messages import DeliveryMode
-from marshal_dagster.spark.sinks import FileSink
-from marshal_dagster.submit import Submission, handed_over
+from marshal_dagster.sinks import FileSink
 from tests.conditions import RUN_S, wait_until
 from tests.real import submitted_script
 from tests.real.batch_function import values

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from marshal_dagster.batches import BatchRequest, ClaimedBatch, Delivery, IdleReason
 from marshal_dagster.coordination.claimer import new_instance_id
 from marshal_dagster.coordination.kafka_log import KafkaLog
-from marshal_dagster.delivery import BatchRequest, ClaimedBatch, Delivery, IdleReason
 from marshal_dagster.errors import ClaimLost
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings
 from marshal_dagster.protocol.state import Key
 from tests.conditions import wait_for_line, wait_until
 from tests.kafka_outputs import KafkaOutput
 from tests.real.conftest import MakeTopic
-from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
 from tests.real.sink_worker import HalfCommitLog, Orders, value_of
 from tests.real.test_kill_points_sinks import DeltaFolder, Files, HadoopFiles, KafkaTopic, Output, Table, result
 from tests.sink_conformance import Row

@@ -7,7 +7,7 @@ commit that it ran on and a digest of the code, and leaves out the ranges that a
 
 import sys
 
-from tests.simulator.running import SIMULATOR
+from tests.simulator.runner import SIMULATOR
 
 if __name__ == "__main__":
     sys.exit(SIMULATOR.main())

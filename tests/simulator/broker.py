@@ -8,7 +8,7 @@ from math import inf
 
 from marshal_dagster.coordination.log import Ack, Append, Bounds, Chunk, LogIdentity
 from marshal_dagster.testing import MemoryBroker, MemoryLog
-from tests.simulator.scheduling import Process, Scheduler
+from tests.simulator.scheduler import Process, Scheduler
 
 EPOCH_MS = 1_700_000_000_000
 """The unix time at which virtual time begins."""

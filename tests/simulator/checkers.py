@@ -1,6 +1,6 @@
 """Judges of what members believe and do; they share no code with the library.
 
-The plain second reader (`tests.plain_reader`) tells what each record did; everything else is counted here from what
+The plain second reader (`tests.reference_reader`) tells what each record did; everything else is counted here from what
 the simulated world saw: records as they got into the log, messages as they were processed, rows as they were written.
 """
 
@@ -13,7 +13,7 @@ from itertools import pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar, cast
 
-from tests.plain_reader import PlainReader, parse
+from tests.reference_reader import PlainReader, parse
 from tests.simulator.data import Attempt, Output
 
 T = TypeVar("T")

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from marshal_dagster.protocol.ranges import ClaimedRange, TakenRanges, Verdict, judge_ranges
-from marshal_dagster.spark.sinks.port import BeforeCommit, OffsetsRead, WriteOutcome
-from tests.delivering import Bounds, DataTopics, Description
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import TakenRanges, Verdict, judge_ranges
+from marshal_dagster.sinks.sink import BeforeCommit, OffsetsRead, WriteOutcome
+from tests.batch_fixtures import Bounds, DataTopics, Description
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -17,7 +18,7 @@ Wait = Callable[[], None]
 
 
 class ProcessTopics:
-    """One process's view of the data cluster, asked as `marshal_dagster.kafka.topics.Topics` is."""
+    """One process's view of the data cluster, asked as `marshal_dagster.kafka.admin_client.Topics` is."""
 
     def __init__(self, data: DataTopics, wait: Wait) -> None:
         self._data = data

@@ -6,20 +6,20 @@ from contextlib import suppress
 from math import inf
 from typing import TYPE_CHECKING
 
+from marshal_dagster.admin.operator import Operator
 from marshal_dagster.coordination.claimer import Claimer, new_instance_id
 from marshal_dagster.coordination.claimer import Member as Claimant
 from marshal_dagster.coordination.log import Append
-from marshal_dagster.coordination.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import MarshalError
+from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, settings_text
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.runs import run_of
+from marshal_dagster.runs.names import run_of
 from tests.simulator.broker import EPOCH_MS, AppendFault, SimulatedClock
 from tests.simulator.checkers import KeyState, RangeState, ranges_of
 from tests.simulator.data import Attempt
 from tests.simulator.scenario import GROUP, TOPIC, WAITING_FOR_A_PERSON, Event, EventKind, Member
-from tests.simulator.scheduling import Process
+from tests.simulator.scheduler import Process
 from tests.simulator.snapshots import render_as_former
 
 if TYPE_CHECKING:

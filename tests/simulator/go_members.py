@@ -9,10 +9,10 @@ import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tests.plain_reader import parse
+from tests.reference_reader import parse
 from tests.simulator.broker import EPOCH_MS, SimulatedClock
 from tests.simulator.scenario import GO_CLIENT, GROUP, TOPIC
-from tests.simulator.scheduling import Process
+from tests.simulator.scheduler import Process
 
 if TYPE_CHECKING:
     from tests.simulator.world import Simulation

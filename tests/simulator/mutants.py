@@ -8,18 +8,18 @@ import sys
 from typing import Final
 
 from tests.mutation_gate import Mutant, gate
-from tests.simulator.running import CODE
+from tests.simulator.runner import CODE
 
-TRANSITIONS: Final = "protocol/transitions.py"
+TRANSITIONS: Final = "protocol/rules.py"
 CLAIMER: Final = "coordination/claimer.py"
-BATCH: Final = "delivery/batch.py"
-WHOLE: Final = "delivery/whole.py"
+BATCH: Final = "batches/batch.py"
+WHOLE: Final = "batches/partition_source.py"
 BASE_CLAIMER: Final = "coordination/base_claimer.py"
 GROUP_READER: Final = "coordination/group_reader.py"
 RANGE_CLAIMER: Final = "coordination/range_claimer.py"
-KEY_RANGES: Final = "protocol/key_ranges.py"
+KEY_RANGES: Final = "protocol/range_set.py"
 SNAPSHOTS: Final = "protocol/snapshots.py"
-AGREEMENT: Final = "coordination/agreement.py"
+AGREEMENT: Final = "coordination/group_settings.py"
 STATE: Final = "protocol/state.py"
 
 MUTANTS: Final = (
@@ -120,13 +120,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         "members with different heartbeat intervals",
-        "coordination/agreement.py",
+        "coordination/group_settings.py",
         "    if group.settings == settings:\n        return\n",
         "    if True:\n        return\n",
     ),
     Mutant(
         "an instance id is used for two tenures",
-        "coordination/tenure.py",
+        "coordination/claims.py",
         '    return f"{run_id}.{os.urandom(6).hex()}"',
         '    return f"{run_id}.0"',
     ),
@@ -168,7 +168,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a lease counted from the acknowledgement",
-        "coordination/sending.py",
+        "coordination/appender.py",
         "        return Sent(sent_ms, messages, offsets, found)",
         "        return Sent(self._clock.lease_ms() + 500, messages, offsets, found)",
     ),
@@ -251,27 +251,27 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the output takes a range again",
-        "protocol/ranges.py",
+        "protocol/idempotence.py",
         "    if stored.position == wanted.end:\n        return Verdict.SKIP\n",
         "    if stored.position == wanted.end:\n        return Verdict.TAKE\n",
     ),
     Mutant(
         "the output takes what a displaced run writes",
-        "protocol/ranges.py",
+        "protocol/idempotence.py",
         "    if wanted.generation < stored.generation:\n",
         "    if False:\n",
         (
             (
-                "protocol/ranges.py",
+                "protocol/idempotence.py",
                 "    if wanted.epoch < stored.epoch and not wanted.in_any_order:\n",
                 "    if False:\n",
             ),
-            ("protocol/ranges.py", "    if stored.position != wanted.start:\n", "    if False:\n"),
+            ("protocol/idempotence.py", "    if stored.position != wanted.start:\n", "    if False:\n"),
         ),
     ),
     Mutant(
         "a pause is half written",
-        "coordination/operator.py",
+        "admin/operator.py",
         "            signed, unsent = self._sender.signed(member), list(ends)\n",
         "            signed, unsent = self._sender.signed(member), list(ends)[:1]\n",
     ),
@@ -289,10 +289,10 @@ MUTANTS: Final = (
     ),
     Mutant(
         "a run goes on under the instance id of the one before",
-        "coordination/tenure.py",
+        "coordination/claims.py",
         '    return f"{run_id}.{os.urandom(6).hex()}"',
         '    return f"{run_id}.0"',
-        (("delivery/delivery.py", "new_instance_id(self.run_id)", "new_instance_id(self.client)"),),
+        (("batches/session.py", "new_instance_id(self.run_id)", "new_instance_id(self.client)"),),
     ),
     Mutant(
         "a displaced instance claims again",
@@ -384,19 +384,19 @@ MUTANTS: Final = (
     ),
     Mutant(
         "the output takes one of its ranges again",
-        "protocol/ranges.py",
+        "protocol/idempotence.py",
         "    if not wanted.width or stored.overlapping == (wanted.start, wanted.end):\n        return Verdict.SKIP\n",
         "    if not wanted.width or stored.overlapping == (wanted.start, wanted.end):\n        return Verdict.TAKE\n",
     ),
     Mutant(
         "a range is read as far as it was claimed, not as it was planned",
-        "delivery/ranged.py",
+        "batches/range_source.py",
         "            end = claim.end if claim.plan_end is not None else min(claim.end, at.end)\n",
         "            end = claim.end\n",
     ),
     Mutant(
         "ranges are off wherever none are known",
-        "coordination/operator.py",
+        "admin/operator.py",
         "        if unsure := [number for number, one in partitions if not one.certain]:\n",
         "        if unsure := []:\n",
     ),
@@ -519,7 +519,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "members of a Go group date their records by their clock",
-        "coordination/sending.py",
+        "coordination/appender.py",
         "GO_TIME_SHIFT_S: Final = 2",
         "GO_TIME_SHIFT_S: Final = 0",
     ),
@@ -549,7 +549,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "who took a partition back by a heartbeat goes on",
-        "coordination/tenure.py",
+        "coordination/claims.py",
         "owner is not None and owner.epoch == epoch and owner.instance == instance",
         "owner is not None and owner.instance == instance",
     ),
@@ -586,7 +586,7 @@ MUTANTS: Final = (
     ),
     Mutant(
         "ids of the data topic are looked at in a Go group",
-        "delivery/ground.py",
+        "batches/context.py",
         "known = replace(key, data_topic_id=None) if self.is_go else key",
         "known = key",
     ),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeVar
 
-from marshal_dagster.delivery import RangeOptions
+from marshal_dagster.batches import RangeOptions
 from marshal_dagster.protocol.messages import DeliveryMode, RuleSet
 from tests.simulator.broker import AppendFault
 from tests.simulator.checkers import GO_PATIENCE_MS

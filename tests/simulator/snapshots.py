@@ -15,7 +15,7 @@ from marshal_dagster.protocol.snapshots import Record, render
 from marshal_dagster.protocol.world import PartitionWorld
 from marshal_dagster.testing import MemorySnapshotTopic
 from tests.simulator.checkers import SnapshotJudge
-from tests.simulator.scheduling import Process
+from tests.simulator.scheduler import Process
 
 PART_BYTES: Final = (100, 200)
 """Small enough for the few keys of a seed to fill several parts."""

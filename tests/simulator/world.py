@@ -11,26 +11,33 @@ from math import inf
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from marshal_dagster.coordination import heartbeats, keeping, rationalizer, snapshots, tenure
+from marshal_dagster.batches import Advice, BatchRequest, ClaimedBatch, Delivery, RangeOptions
+from marshal_dagster.coordination import (
+    claims as coordination_claims,
+)
+from marshal_dagster.coordination import (
+    heartbeats,
+    rationalizer,
+    snapshot_writer,
+    snapshots,
+)
+from marshal_dagster.coordination.claims import Claim, RangeClaim
 from marshal_dagster.coordination.log import Append
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.coordination.snapshots import Snapshots
-from marshal_dagster.coordination.tenure import Claim, RangeClaim
-from marshal_dagster.delivery import Advice, BatchRequest, ClaimedBatch, Delivery, RangeOptions
 from marshal_dagster.errors import GoGroupError, MarshalError, SettingsDiffer
 from marshal_dagster.kafka.connection import KafkaConnection
 from marshal_dagster.protocol import messages, world
+from marshal_dagster.protocol.batch_planning import ClaimedRange
 from marshal_dagster.protocol.leases import Lease
-from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings, settings_text
-from marshal_dagster.protocol.placement import coordination_partition
-from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.protocol.messages import DeliveryMode, RuleSet, Settings, coordination_partition, settings_text
 from marshal_dagster.protocol.state import RANGES, Group, Owner, Range
 from marshal_dagster.protocol.world import PartitionWorld
-from marshal_dagster.runs import run_of
+from marshal_dagster.runs.names import run_of
 from marshal_dagster.sensors import partitions_left
 from marshal_dagster.testing import MemorySnapshotTopic
-from tests import plain_reader
-from tests.delivering import DataTopics
+from tests import reference_reader
+from tests.batch_fixtures import DataTopics
 from tests.simulator import checkers
 from tests.simulator.broker import EPOCH_MS, LONGEST_WAIT_MS, Cluster, SimulatedClock, SimulatedLog
 from tests.simulator.checkers import (
@@ -56,8 +63,8 @@ from tests.simulator.checkers import (
     ranges_of,
 )
 from tests.simulator.data import Attempt, Output, ProcessTopics, SimulatedSink
+from tests.simulator.environment_faults import Nature
 from tests.simulator.go_members import GoMember, keys_left_by_go, keys_of_former_members
-from tests.simulator.nature import Nature
 from tests.simulator.scenario import (
     GO_CLIENT,
     GO_GROUP,
@@ -71,13 +78,13 @@ from tests.simulator.scenario import (
     Member,
     Scenario,
 )
-from tests.simulator.scheduling import Process, Scheduler, SimulatedRLock, SimulatedThreading
+from tests.simulator.scheduler import Process, Scheduler, SimulatedRLock, SimulatedThreading
 from tests.simulator.snapshots import SimulatedSnapshotTopic, SnapshotFault, render_in_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.kafka.admin_client import Topics
 
 LOOKED_WAITS = 4
 """A look that was over before a heartbeat was sent took at most so many waits since it asked."""
@@ -932,20 +939,20 @@ def _instead_of_threads(scheduler: Scheduler, seed: int) -> Iterator[None]:
     def urandom(size: int) -> bytes:
         return (chance if scheduler.current is None else scheduler.current.process.random).randbytes(size)
 
-    plain_parse = _remembering(plain_reader.parse)
+    plain_parse = _remembering(reference_reader.parse)
     modules: list[tuple[Any, str, Any]] = [
         (heartbeats, "threading", _THREADING),
         (rationalizer, "threading", _THREADING),
         (heartbeats, "random", SimpleNamespace(Random=lambda _: chance)),
-        (tenure, "os", SimpleNamespace(urandom=urandom)),
+        (coordination_claims, "os", SimpleNamespace(urandom=urandom)),
         (snapshots, "render", partial(render_in_parts, chance=parts_chance)),
         (snapshots, "uuid4", lambda: SimpleNamespace(hex=chance.randbytes(8).hex())),
         (rationalizer, "WORTH_A_LOOK", 30),
-        (keeping, "OLD_RECORDS", 15),
-        (plain_reader, "parse", plain_parse),
-        (plain_reader, "coordination_partition", _remembering(plain_reader.coordination_partition)),
-        (plain_reader, "is_name", _remembering(plain_reader.is_name)),
-        (plain_reader, "number", _remembering(plain_reader.number)),
+        (snapshot_writer, "OLD_RECORDS", 15),
+        (reference_reader, "parse", plain_parse),
+        (reference_reader, "coordination_partition", _remembering(reference_reader.coordination_partition)),
+        (reference_reader, "is_name", _remembering(reference_reader.is_name)),
+        (reference_reader, "number", _remembering(reference_reader.number)),
         (checkers, "parse", plain_parse),
         (world, "parse", _remembering(messages.parse)),
     ]

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 import dagster as dg
 
 from marshal_dagster.assets import build_claim_checks, build_topic_asset, marshal_asset
-from marshal_dagster.delivery import ClaimedBatch
-from marshal_dagster.resources import ClaimerResource, KafkaConnectionConfig
+from marshal_dagster.batches import ClaimedBatch
+from marshal_dagster.resources.claimer import ClaimerResource
+from marshal_dagster.resources.connection import KafkaConnectionConfig
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

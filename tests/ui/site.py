@@ -10,9 +10,9 @@ from urllib.request import urlopen
 from confluent_kafka import Producer
 
 from demo.deployment import ROOT, running
+from marshal_dagster._internal.ports import free_port
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.topics import Topics
-from marshal_dagster.ports import free_port
 from tests.conditions import wait_until
 
 FLIGHTS, MAX_RECORDS, BATCHES = 3_000, 1_000, 3

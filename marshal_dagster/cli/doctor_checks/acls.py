@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.inspection import Standing
-from marshal_dagster.kafka.rights import Right, on_topic
 
 NAME = "rights"
 _TOLD = (Right.DESCRIBE, Right.DESCRIBE_CONFIGS, Right.READ, Right.WRITE)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from marshal_dagster.cli import survey
-from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli import world_view
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
 from marshal_dagster.kafka.inspection import Broker, Standing
 
 NO_TOPIC_ID = "A" * 22
@@ -39,7 +39,8 @@ def replicas(standing: Standing, least_in_sync: int, servers: str) -> Finding:
         return Finding(
             "replicas",
             State.PROBLEM,
-            f"coordination partitions {survey.listed(blocked)} of {standing.name} have no leader, or fewer replicas in "
+            f"coordination partitions {world_view.listed(blocked)} of {standing.name} have no leader, or fewer "
+            "replicas in "
             f"sync than min.insync.replicas={least_in_sync}",
             "no record is taken there (acks=all): owners lose their leases, and nothing can be claimed or committed",
             mend,
@@ -48,7 +49,8 @@ def replicas(standing: Standing, least_in_sync: int, servers: str) -> Finding:
         return Finding(
             "replicas",
             State.WARNING,
-            f"coordination partitions {survey.listed(behind)} of {standing.name} have replicas that are not in sync",
+            f"coordination partitions {world_view.listed(behind)} of {standing.name} have replicas that are not in "
+            "sync",
             "it works, but the next broker that fails may stop it",
             mend,
         )

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from marshal_dagster.cli import output, survey
-from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
 from marshal_dagster.coordination.clock import Clock
 from marshal_dagster.coordination.log import CoordinationLog, LogIdentity
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS, Rationalizer
@@ -45,7 +45,7 @@ def missing_topic(error: TopicMissing, topic: str) -> Finding:
 
 def check_world(identity: LogIdentity, world: World, at_ms: int) -> Iterator[Finding]:
     """Check that the log is whole, its time right by the clock `at_ms` (unix ms), and nothing half written."""
-    looked = survey.survey(world, at_ms=at_ms)
+    looked = world_view.survey(world, at_ms=at_ms)
     yield _identity(identity)
     yield _placement(looked, identity)
     yield _certainty(looked, identity)
@@ -68,7 +68,7 @@ def _identity(identity: LogIdentity) -> Finding:
     return Finding("coordination topic", State.OK, found)
 
 
-def _placement(looked: survey.Survey, identity: LogIdentity) -> Finding:
+def _placement(looked: world_view.Survey, identity: LogIdentity) -> Finding:
     """Tell by the records whether the topic was given more partitions: placement changes with their number."""
     misplaced = looked.invalid.get(str(Invalid.MISPLACED), 0)
     if not misplaced:
@@ -85,7 +85,7 @@ def _placement(looked: survey.Survey, identity: LogIdentity) -> Finding:
     )
 
 
-def _certainty(looked: survey.Survey, identity: LogIdentity) -> Finding:
+def _certainty(looked: world_view.Survey, identity: LogIdentity) -> Finding:
     if not looked.observed:
         return Finding(
             "certain", State.OK, "the log is whole from offset 0, or from a snapshot, on: its world state is certain"
@@ -93,7 +93,8 @@ def _certainty(looked: survey.Survey, identity: LogIdentity) -> Finding:
     return Finding(
         "certain",
         State.PROBLEM,
-        f"coordination partitions {survey.listed(looked.observed)} do not begin at offset 0 and no snapshot fits: they "
+        f"coordination partitions {world_view.listed(looked.observed)} do not begin at offset 0 and no snapshot "
+        "fits: they "
         "are only observed",
         "what was deleted may hold a pause, a plan or a live claim, so nothing can be claimed from them",
         "keep all records from now on: kafka-configs.sh --bootstrap-server HOST:PORT --alter --entity-type topics "
@@ -102,7 +103,7 @@ def _certainty(looked: survey.Survey, identity: LogIdentity) -> Finding:
     )
 
 
-def _clocks(looked: survey.Survey) -> Finding:
+def _clocks(looked: world_view.Survey) -> Finding:
     log_time_ms, at_ms = looked.log_time_ms, looked.at_ms
     if log_time_ms is None or at_ms is None:
         return Finding("log time", State.OK, "the log has no record yet")
@@ -114,14 +115,14 @@ def _clocks(looked: survey.Survey) -> Finding:
         "log time",
         State.PROBLEM,
         f"log time {output.utc(log_time_ms)} is {output.duration(ahead_ms)} ahead of this machine's clock ("
-        f"coordination partitions {survey.listed(_ahead(looked, at_ms))})",
+        f"coordination partitions {world_view.listed(_ahead(looked, at_ms))})",
         "a broker's clock has jumped, or this one is slow: owners may be taken for stale too early (fenced, they redo "
         "work) or too late",
         "on the brokers that lead these and here: timedatectl status (the clock must be synchronised)",
     )
 
 
-def _ahead(looked: survey.Survey, at_ms: int) -> list[int]:
+def _ahead(looked: world_view.Survey, at_ms: int) -> list[int]:
     """Give the coordination partitions whose log time is too far ahead: each is that of the broker that leads it."""
     return [
         each.number
@@ -130,7 +131,7 @@ def _ahead(looked: survey.Survey, at_ms: int) -> list[int]:
     ]
 
 
-def _groups(looked: survey.Survey) -> Finding:
+def _groups(looked: world_view.Survey) -> Finding:
     halves = [f"group {group.name}: {each}" for group in looked.groups for each in group.differences]
     if not halves:
         return Finding("groups", State.OK, f"{len(looked.groups)} named in the log; nothing is half written")

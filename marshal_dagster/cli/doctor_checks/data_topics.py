@@ -7,12 +7,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from marshal_dagster.cli import output, survey
-from marshal_dagster.cli.checks import rights
-from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli.doctor_checks import acls
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
 from marshal_dagster.errors import MarshalError, RightMissing, TopicMissing
+from marshal_dagster.kafka.admin_client import OffsetBounds
 from marshal_dagster.kafka.inspection import Inspection, Standing
-from marshal_dagster.kafka.topics import OffsetBounds
 from marshal_dagster.protocol.world import World
 
 RETIRED_MS: Final = 32 * 86_400_000
@@ -82,7 +82,7 @@ def retired(world: World, at_ms: int) -> dict[str, int]:
 
 
 def check_data_topics(
-    cluster: Inspection, world: World, asker: rights.Asker, at_ms: int, *, is_member: bool
+    cluster: Inspection, world: World, asker: acls.Asker, at_ms: int, *, is_member: bool
 ) -> Iterator[Finding]:
     """Check each data topic that the log names, by the clock `at_ms` (unix ms); then say how many there are.
 
@@ -100,7 +100,7 @@ def check_data_topics(
             settings = _settings(cluster, name)
             topic = look(cluster, standing, settings, at, at_ms)
         except RightMissing:
-            yield rights.missing_describe(name, asker, is_needed=False)
+            yield acls.missing_describe(name, asker, is_needed=False)
             continue
         except TopicMissing as error:
             yield _missing(name, at, error)
@@ -109,7 +109,7 @@ def check_data_topics(
             yield Finding("data topics", State.NOT_CHECKED, str(error))
             return
         unseen, held = unseen + (not settings), held + held_back(topic)
-        if (right := rights.of_data_topic(standing, asker, is_member=is_member)) is not None:
+        if (right := acls.of_data_topic(standing, asker, is_member=is_member)) is not None:
             yield right
         yield from judge(topic, at, asker.servers)
     yield from (_retired(group, last_ms, named, at_ms) for group, last_ms in sorted(gone.items()))
@@ -313,7 +313,7 @@ def _where(at: Iterable[Position]) -> str:
     by_group: dict[str, set[int]] = {}
     for each in at:
         by_group.setdefault(each.group, set()).add(each.partition)
-    return "; ".join(f"group {group}: partitions {survey.listed(each)}" for group, each in sorted(by_group.items()))
+    return "; ".join(f"group {group}: partitions {world_view.listed(each)}" for group, each in sorted(by_group.items()))
 
 
 def _alter(topic: DataTopic, servers: str, setting: str) -> str:

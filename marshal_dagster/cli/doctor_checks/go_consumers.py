@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator
 
-from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
 from marshal_dagster.kafka.inspection import FROM_4, Broker
 from marshal_dagster.protocol.state import Group
 from marshal_dagster.protocol.world import World

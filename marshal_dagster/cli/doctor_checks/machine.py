@@ -9,10 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
+from marshal_dagster._internal.java import find_java
 from marshal_dagster._internal.user_folders import cache_folder
-from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.java import find_java
 from marshal_dagster.spark.connector import CONNECTOR, connector_jars
 
 _PACKAGES: Final = ("marshal-dagster", "dagster", "dagster-pyspark", "pyspark", "confluent-kafka", "pydantic")

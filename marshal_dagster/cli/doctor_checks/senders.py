@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from marshal_dagster.cli import output, survey
-from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli import output, world_view
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
+from marshal_dagster.coordination.appender import GO_TIME_SHIFT_S
 from marshal_dagster.coordination.log import CoordinationLog, PositionLost
 from marshal_dagster.coordination.rationalizer import LOG_TIME_AHEAD_MS
-from marshal_dagster.coordination.sending import GO_TIME_SHIFT_S
 from marshal_dagster.protocol.messages import (
     GroupSettings,
     Heartbeat,
@@ -128,7 +128,7 @@ def _apart(client: str, where: dict[int, int]) -> str:
     side = "behind" if most_ms > 0 else "ahead of"
     return (
         f"the clock of client {client} is {output.duration(most_ms)} {side} the broker's (coordination partitions "
-        f"{survey.listed(where)})"
+        f"{world_view.listed(where)})"
     )
 
 
@@ -165,9 +165,9 @@ def _other_settings(sent: Collection[Sent], world: World) -> Iterator[str]:
     for each, message, in_force in asked:
         is_later = each.offset > in_force_from.get((each.partition, message.group), -1)
         if message.settings != in_force and is_later:
-            refused[message.group, message.client, survey.settings_text(message.settings)].add(each.partition)
+            refused[message.group, message.client, world_view.settings_text(message.settings)].add(each.partition)
     for (name, client, settings), numbers in sorted(refused.items()):
-        where = f"in coordination partitions {survey.listed(numbers)}"
+        where = f"in coordination partitions {world_view.listed(numbers)}"
         yield f"group {name}: client {client} asked for settings that are not in force, {settings}, {where}"
 
 

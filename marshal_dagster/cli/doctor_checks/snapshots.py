@@ -4,12 +4,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from marshal_dagster.cli import survey
-from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli import world_view
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
 from marshal_dagster.coordination.log import Bounds, CoordinationLog
 from marshal_dagster.coordination.snapshots import Head, Snapshots, snapshot_topic_of
 from marshal_dagster.errors import MarshalError, TopicMissing
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.admin_client import Topics
 from marshal_dagster.protocol.messages import MAX_VALUE_BYTES
 
 
@@ -63,7 +63,7 @@ def _snapshots(
         return Finding(
             "snapshots",
             State.PROBLEM,
-            f"coordination partitions {survey.listed(overtaken)} have no snapshot from which the log can still be "
+            f"coordination partitions {world_view.listed(overtaken)} have no snapshot from which the log can still be "
             "read for long: its start is, or will soon be, behind the newest one",
             "then they can only be observed, and nothing can be claimed from them",
             f"let a run of any group end well (it writes {snapshot_topic_of(topic)}; its user needs WRITE on that), or "
@@ -75,7 +75,7 @@ def _snapshots(
         return Finding(
             "snapshots",
             State.OK,
-            f"none yet of coordination partitions {survey.listed(missing)}; the next run writes them at its end",
+            f"none yet of coordination partitions {world_view.listed(missing)}; the next run writes them at its end",
         )
     behind = [(bounds[number].end - head.offset, head) for number, head in heads.items() if head is not None]
     most = max((records for records, _ in behind), default=0)

@@ -4,12 +4,17 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from marshal_dagster.cli.checks.finding import Finding, State
+from marshal_dagster.cli.doctor_checks.finding import Finding, State
 from marshal_dagster.cli.topic import with_servers
-from marshal_dagster.coordination.admin import BATCH_BYTES, SNAPSHOT_SETTINGS, Severity, check_coordination_topic
 from marshal_dagster.coordination.snapshots import snapshot_topic_of
+from marshal_dagster.coordination.topic_settings import (
+    BATCH_BYTES,
+    SNAPSHOT_SETTINGS,
+    Severity,
+    check_coordination_topic,
+)
 from marshal_dagster.errors import MarshalError, TopicMissing
-from marshal_dagster.kafka.topics import Topics
+from marshal_dagster.kafka.admin_client import Topics
 
 
 def check_topic_settings(topics: Topics, topic: str, servers: str) -> Iterator[Finding]:

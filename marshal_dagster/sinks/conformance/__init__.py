@@ -6,11 +6,11 @@
 target.
 """
 
-from marshal_dagster.spark.sinks.conformance import any_order, cases, histories, replacing
-from marshal_dagster.spark.sinks.conformance.case import Case
-from marshal_dagster.spark.sinks.conformance.target import LocalFrame, Row, Target
+from marshal_dagster.sinks.conformance import cases, generations, histories, unordered_ranges
+from marshal_dagster.sinks.conformance.case import Case
+from marshal_dagster.sinks.conformance.target import LocalFrame, Row, Target
 
-CASES: tuple[Case, ...] = (*cases.CASES, *replacing.CASES, *any_order.CASES, *histories.CASES)
+CASES: tuple[Case, ...] = (*cases.CASES, *generations.CASES, *unordered_ranges.CASES, *histories.CASES)
 """All cases. Each wants a target of its own, whose output is empty."""
 
 __all__ = ["CASES", "Case", "LocalFrame", "Row", "Target"]

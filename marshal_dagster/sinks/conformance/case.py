@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import getdoc
 
-from marshal_dagster.spark.sinks.conformance.target import Target, ahead, expect_refused
+from marshal_dagster.sinks.conformance.target import Target, ahead, expect_refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
-from marshal_dagster.spark.sinks.conformance.case import case_of
-from marshal_dagster.spark.sinks.conformance.stepping import dies, stalls, steps_of
-from marshal_dagster.spark.sinks.conformance.target import (
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import Verdict
+from marshal_dagster.sinks.conformance.case import case_of
+from marshal_dagster.sinks.conformance.interrupts import dies, stalls, steps_of
+from marshal_dagster.sinks.conformance.target import (
     LocalFrame,
     Target,
     deliver,
@@ -20,7 +21,7 @@ from marshal_dagster.spark.sinks.conformance.target import (
     part,
     rows_of,
 )
-from marshal_dagster.spark.sinks.port import WriteOutcome
+from marshal_dagster.sinks.sink import WriteOutcome
 
 
 def first_batch(target: Target) -> None:

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.spark.sinks.conformance.case import case_of
-from marshal_dagster.spark.sinks.conformance.stepping import dies, steps_of
-from marshal_dagster.spark.sinks.conformance.target import (
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks.conformance.case import case_of
+from marshal_dagster.sinks.conformance.interrupts import dies, steps_of
+from marshal_dagster.sinks.conformance.target import (
     Row,
     Target,
     deliver,
@@ -18,7 +18,7 @@ from marshal_dagster.spark.sinks.conformance.target import (
     part,
     rows_of,
 )
-from marshal_dagster.spark.sinks.port import Intervals
+from marshal_dagster.sinks.sink import Intervals
 
 
 def inside_an_older_range(target: Target) -> None:

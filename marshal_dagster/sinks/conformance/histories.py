@@ -3,18 +3,9 @@
 from random import Random
 
 from marshal_dagster.errors import SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.spark.sinks.conformance.case import case_of
-from marshal_dagster.spark.sinks.conformance.target import (
-    Row,
-    Target,
-    deliver,
-    expect,
-    expect_rows,
-    intervals,
-    part,
-    rows_of,
-)
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks.conformance.case import case_of
+from marshal_dagster.sinks.conformance.target import Row, Target, deliver, expect, expect_rows, intervals, part, rows_of
 
 _SEEDS = 6
 _STEPS = 15

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from marshal_dagster.spark.sinks.conformance.target import Target
+from marshal_dagster.sinks.conformance.target import Target
 
 _DIED, _FAILED = b"died ", b"failed "
 _ENDED = b"ended"

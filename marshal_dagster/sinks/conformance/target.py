@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from marshal_dagster.errors import SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange
-from marshal_dagster.spark.sinks.port import BeforeCommit, Intervals, Sink, WriteOutcome
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks.sink import BeforeCommit, Intervals, Sink, WriteOutcome
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

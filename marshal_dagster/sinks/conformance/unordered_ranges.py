@@ -2,11 +2,11 @@
 
 from functools import partial
 
-from marshal_dagster.protocol.ranges import Verdict
-from marshal_dagster.spark.sinks.conformance.case import case_of
-from marshal_dagster.spark.sinks.conformance.cases import race
-from marshal_dagster.spark.sinks.conformance.replacing import replaced
-from marshal_dagster.spark.sinks.conformance.target import (
+from marshal_dagster.protocol.idempotence import Verdict
+from marshal_dagster.sinks.conformance.case import case_of
+from marshal_dagster.sinks.conformance.cases import race
+from marshal_dagster.sinks.conformance.generations import replaced
+from marshal_dagster.sinks.conformance.target import (
     Target,
     ahead,
     deliver,
@@ -16,7 +16,7 @@ from marshal_dagster.spark.sinks.conformance.target import (
     part,
     rows_of,
 )
-from marshal_dagster.spark.sinks.port import WriteOutcome
+from marshal_dagster.sinks.sink import WriteOutcome
 
 
 def ranges_in_any_order(target: Target) -> None:

@@ -14,11 +14,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, LiteralString, Protocol
 
+from marshal_dagster._internal.postgres import DEFAULT_SCHEMA, Database, Secret, be_only_creator, check_name, identifier
 from marshal_dagster.errors import ConfigurationError, MarshalError, SinkRefused, UnavailableError
-from marshal_dagster.postgres import DEFAULT_SCHEMA, Database, Secret, be_only_creator, check_name, identifier
-from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
-from marshal_dagster.spark.sinks.copy_text import evaluated, postgres_type
-from marshal_dagster.spark.sinks.port import (
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import Verdict
+from marshal_dagster.sinks.database.pg_copy import evaluated, postgres_type
+from marshal_dagster.sinks.database.postgres_ranges import IN_ORDER, VERSION, Hold, JudgeAnew, RangeTables, may_share
+from marshal_dagster.sinks.sink import (
     OFFSET_COLUMN,
     PARTITION_COLUMN,
     BeforeCommit,
@@ -33,7 +35,6 @@ from marshal_dagster.spark.sinks.port import (
     then_checked,
     unreplaceable,
 )
-from marshal_dagster.spark.sinks.postgres_ranges import IN_ORDER, VERSION, Hold, JudgeAnew, RangeTables, may_share
 
 if TYPE_CHECKING:
     import psycopg

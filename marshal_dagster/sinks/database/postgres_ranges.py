@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from marshal_dagster.protocol.ranges import ClaimedRange, StoredRanges
-from marshal_dagster.spark.sinks.port import newer_version
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import StoredRanges
+from marshal_dagster.sinks.sink import newer_version
 
 if TYPE_CHECKING:
     import psycopg

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from marshal_dagster._internal.file_lock import locked
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.protocol.ranges import ClaimedRange
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.sinks.caching import kept, without
+from marshal_dagster.sinks.delta.commit import APPLICATION, MARSHAL_COLUMN, Commit, Rows
+from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
 from marshal_dagster.spark.connector import connector_jars
-from marshal_dagster.spark.sinks.delta import APPLICATION, MARSHAL_COLUMN, Commit, Rows
-from marshal_dagster.spark.sinks.keeping import kept, without
-from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN, Intervals, quoted, within
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -56,7 +56,7 @@ class KeptRows:
 
     def offsets(self) -> Mapping[int, Intervals]:
         """Work out at which offsets of each partition there are rows."""
-        from marshal_dagster.spark.reading import offsets_read
+        from marshal_dagster.spark.reader import offsets_read
 
         return offsets_read(self.frame.where(f"{OFFSET_COLUMN} IS NOT NULL"))
 
@@ -115,7 +115,7 @@ class DeltaTable:
         """Return where rows of older generations are (`Table.older_offsets`)."""
         from pyspark.sql import functions as f
 
-        from marshal_dagster.spark.reading import offsets_read
+        from marshal_dagster.spark.reader import offsets_read
 
         conditions = [f.expr(_rows_at(each, only_older=True)) for each in ranges]
         table = self._spark.read.format("delta").load(self._path)

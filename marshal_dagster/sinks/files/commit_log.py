@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marshal_dagster.errors import SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange, StoredRanges, TakenRanges
-from marshal_dagster.spark.sinks.port import newer_version
-from marshal_dagster.spark.sinks.storage import Storage
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import StoredRanges, TakenRanges
+from marshal_dagster.sinks.files.storage import Storage
+from marshal_dagster.sinks.sink import newer_version
 
 VERSION = 2
 """The newest of the files here; a newer one is refused.

@@ -22,8 +22,8 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar
 
 from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.sinks.files.writer import escaped
 from marshal_dagster.spark import connect
-from marshal_dagster.spark.sinks.file_writing import escaped
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.spark.reading import offsets_read
-from marshal_dagster.spark.sinks.commits import Entry, View
-from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN
+from marshal_dagster.sinks.files.commit_log import Entry, View
+from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
+from marshal_dagster.spark.reader import offsets_read
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

@@ -24,13 +24,15 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from marshal_dagster.errors import ConfigurationError, SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange, Verdict
-from marshal_dagster.spark.sinks import commits
-from marshal_dagster.spark.sinks.commits import Commit, CommitLog, Entry, View, decided
-from marshal_dagster.spark.sinks.file_writing import some_files_at_once
-from marshal_dagster.spark.sinks.hadoop_storage import Exclusive, HadoopStorage
-from marshal_dagster.spark.sinks.keeping import without
-from marshal_dagster.spark.sinks.port import (
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import Verdict
+from marshal_dagster.sinks.caching import without
+from marshal_dagster.sinks.files import commit_log
+from marshal_dagster.sinks.files.commit_log import Commit, CommitLog, Entry, View, decided
+from marshal_dagster.sinks.files.hadoop_storage import Exclusive, HadoopStorage
+from marshal_dagster.sinks.files.storage import LocalStorage, Storage
+from marshal_dagster.sinks.files.writer import some_files_at_once
+from marshal_dagster.sinks.sink import (
     OFFSET_COLUMN,
     PARTITION_COLUMN,
     BeforeCommit,
@@ -45,7 +47,6 @@ from marshal_dagster.spark.sinks.port import (
     unreplaceable,
     within,
 )
-from marshal_dagster.spark.sinks.storage import LocalStorage, Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -187,7 +188,7 @@ class FileSink:
         Columns that only some commits have are null in the others; one whose type has changed is a
         `ConfigurationError`. Raises `SinkRefused` for an output that is damaged or was written by a newer version.
         """
-        from marshal_dagster.spark.sinks.file_reading import read_committed
+        from marshal_dagster.sinks.files.reader import read_committed
 
         self._storage.use(lambda: spark)
         with self._lock:
@@ -245,8 +246,8 @@ class FileSink:
     def _begin(self, wanted: Sequence[ClaimedRange]) -> str:
         """Make a name for an attempt of one's own and note its ranges."""
         attempt = secrets.token_hex(16)
-        note = {"version": commits.version_of(wanted), "ranges": [commits.range_to(each) for each in wanted]}
-        self._storage.write_whole(_note_of(attempt), commits.as_bytes(note))
+        note = {"version": commit_log.version_of(wanted), "ranges": [commit_log.range_to(each) for each in wanted]}
+        self._storage.write_whole(_note_of(attempt), commit_log.as_bytes(note))
         self._reached("attempt noted")
         return attempt
 
@@ -357,7 +358,7 @@ class FileSink:
 
     def _offsets_in(self, frame: "DataFrame", names: Sequence[str]) -> Mapping[int, Intervals]:
         """Work out at which offsets of each partition these files have rows."""
-        from marshal_dagster.spark.sinks.file_reading import offsets_in
+        from marshal_dagster.sinks.files.reader import offsets_in
 
         paths = [self._storage.to_read(name) for name in names]
         return offsets_in(frame.sparkSession, paths, self.format, self.options, frame.schema)
@@ -391,10 +392,10 @@ class FileSink:
         return swept
 
     def _is_decided(self, attempt: str, view: View) -> bool:
-        note = commits.load(self._storage, _note_of(attempt))
+        note = commit_log.load(self._storage, _note_of(attempt))
         if note is None:
             return False  # its writer has just cleared it
-        wanted = [commits.range_from(each) for each in note["ranges"]]
+        wanted = [commit_log.range_from(each) for each in note["ranges"]]
         return all(decided(view.stored(each), each) for each in wanted)
 
     def _clear(self, attempt: str, view: View) -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.spark.sinks.file_writing import check_all_see, hadoop_path, path_to_read
-from marshal_dagster.spark.sinks.footers import parquet_rows
+from marshal_dagster.sinks.files.parquet_footer import parquet_rows
+from marshal_dagster.sinks.files.writer import check_all_see, hadoop_path, path_to_read
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from marshal_dagster.errors import SinkRefused
-from marshal_dagster.protocol.ranges import ClaimedRange, StoredPosition
-from marshal_dagster.spark.sinks.port import newer_version, position_after
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import StoredPosition
+from marshal_dagster.sinks.sink import newer_version, position_after
 
 VERSION: Final = 1
 """The newest of what a note says; a newer one is refused."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.spark.sinks.keeping import kept, without
-from marshal_dagster.spark.sinks.port import OFFSET_COLUMN, PARTITION_COLUMN
+from marshal_dagster.sinks.caching import kept, without
+from marshal_dagster.sinks.sink import OFFSET_COLUMN, PARTITION_COLUMN
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row

@@ -3,7 +3,7 @@
 Every partition of every group has a transactional id, so Kafka lets one writer at a time into it: beginning ends what
 an earlier one has open, and refuses its commit. Behind that the writer reads the newest note of the partition, judges
 its range by it (PROTOCOL.md 6), sends the records and, last, the note that follows (docs/decisions/0010-kafka-sink.md).
-`kafka_records` makes records of the rows; `marshal_dagster.kafka.transactions` speaks with Kafka.
+`records` makes records of the rows; `marshal_dagster.kafka.transactions` speaks with Kafka.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 from typing import TYPE_CHECKING, Final, Protocol
 
-from marshal_dagster.choices import one_of
+from marshal_dagster._internal.enums import one_of
 from marshal_dagster.errors import (
     ConfigurationError,
     MarshalError,
@@ -23,13 +23,14 @@ from marshal_dagster.errors import (
     TopicMissing,
     UnavailableError,
 )
+from marshal_dagster.kafka.acls import Right, on_topic
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.kafka.partitioning import Partitioner
-from marshal_dagster.kafka.rights import Right, on_topic
-from marshal_dagster.protocol.ranges import ClaimedRange, Verdict, judge
-from marshal_dagster.spark.sinks.kafka_notes import Note
-from marshal_dagster.spark.sinks.kafka_records import Record, check_record_columns, evaluated
-from marshal_dagster.spark.sinks.port import (
+from marshal_dagster.kafka.partitioner import Partitioner
+from marshal_dagster.protocol.batch_planning import ClaimedRange
+from marshal_dagster.protocol.idempotence import Verdict, judge
+from marshal_dagster.sinks.kafka.notes import Note
+from marshal_dagster.sinks.kafka.records import Record, check_record_columns, evaluated
+from marshal_dagster.sinks.sink import (
     BeforeCommit,
     OffsetsRead,
     WriteOutcome,
@@ -42,7 +43,7 @@ from marshal_dagster.spark.sinks.port import (
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.kafka.admin_client import Topics
     from marshal_dagster.kafka.transactions import Notes, Transaction
 
 logger = logging.getLogger(__name__)
@@ -457,7 +458,7 @@ class KafkaSink:
             )
 
     def _topics(self) -> "Topics":
-        from marshal_dagster.kafka.topics import Topics
+        from marshal_dagster.kafka.admin_client import Topics
 
         return Topics(self._connection, client_id="marshal-dagster-sink")
 

@@ -5,10 +5,10 @@ only, so that it works in every kind of session. Schemas are fetched here, by th
 registry reaches a plan.
 """
 
-from marshal_dagster.spark.decoding.avro import AVRO_PACKAGE, decode_avro
-from marshal_dagster.spark.decoding.decoded import Decoded, Nulls
-from marshal_dagster.spark.decoding.jsons import decode_json, infer_json_schema
-from marshal_dagster.spark.decoding.protobufs import decode_protobuf
+from marshal_dagster.spark.decoding.avro_codec import AVRO_PACKAGE, decode_avro
+from marshal_dagster.spark.decoding.decoded_batch import Decoded, Nulls
+from marshal_dagster.spark.decoding.json_codec import decode_json, infer_json_schema
+from marshal_dagster.spark.decoding.protobuf_codec import decode_protobuf
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaFiles, SchemaKind, SchemaRegistry, Schemas
 
 __all__ = [

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError, MarshalError
-from marshal_dagster.spark.decoding import framing
-from marshal_dagster.spark.decoding.decoded import Decoded, Nulls, read_once
+from marshal_dagster.spark.decoding import confluent_wire_format
+from marshal_dagster.spark.decoding.decoded_batch import Decoded, Nulls, read_once
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
-from marshal_dagster.spark.telling import first_line
+from marshal_dagster.spark.error_text import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -57,11 +57,13 @@ def decode_avro(
         )
         told: Column = f.lit("it ends too early, or is not of the schema")
     else:
-        known = framing.schemas_of(frame, schemas, SchemaKind.AVRO)
+        known = confluent_wire_format.schemas_of(frame, schemas, SchemaKind.AVRO)
         found = {each: _if_of_reader(each, schema, reader) for each, schema in known.items()}
         value = _read_by_id(found, reader)
-        reason = framing.frame_reason(found, nulls)
-        told = f.concat(f.lit("it ends too early, or is not of schema id "), framing.schema_id().cast("string"))
+        reason = confluent_wire_format.frame_reason(found, nulls)
+        told = f.concat(
+            f.lit("it ends too early, or is not of schema id "), confluent_wire_format.schema_id().cast("string")
+        )
         told = f.concat(told, f.lit(", or that does not fit the schema to read by"))
     try:
         read, value = read_once(frame, value)
@@ -159,11 +161,11 @@ def _takes_no_bytes(node: object, named: Mapping[str, Mapping[str, Any]], within
 def _read_by_id(found: Mapping[int, Schema | str], reader: Mapping[str, Any]) -> "Column":
     from pyspark.sql import functions as f
 
-    number, value = framing.schema_id(), None
+    number, value = confluent_wire_format.schema_id(), None
     for each, schema in found.items():
         if isinstance(schema, str):
             continue
-        read = _read(framing.payload(), json.loads(whole(schema)), reader)
+        read = _read(confluent_wire_format.payload(), json.loads(whole(schema)), reader)
         value = f.when(number == each, read) if value is None else value.when(number == each, read)
     return _read(f.lit(None).cast("binary"), reader, reader) if value is None else value
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Final
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.spark.decoding.decoded import Nulls
+from marshal_dagster.spark.decoding.decoded_batch import Nulls
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from marshal_dagster.errors import ConfigurationError, SchemaDrift
-from marshal_dagster.spark.decoding.decoded import Decoded, Nulls, read_once
-from marshal_dagster.spark.telling import first_line
+from marshal_dagster.spark.decoding.decoded_batch import Decoded, Nulls, read_once
+from marshal_dagster.spark.error_text import first_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from marshal_dagster.errors import ConfigurationError
-from marshal_dagster.spark.decoding import framing
-from marshal_dagster.spark.decoding.decoded import Decoded, Nulls
+from marshal_dagster.spark.decoding import confluent_wire_format
+from marshal_dagster.spark.decoding.decoded_batch import Decoded, Nulls
 from marshal_dagster.spark.decoding.schemas import Schema, SchemaKind, Schemas
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def decode_protobuf(
 
     files = _reader_files(schemas, descriptors, subject)
     descriptor = _message(files, message)
-    found = framing.schemas_of(frame, schemas, SchemaKind.PROTOBUF)
+    found = confluent_wire_format.schemas_of(frame, schemas, SchemaKind.PROTOBUF)
     names = {
         each: _names(_main_file(schema, f"schema id {each}"))
         for each, schema in found.items()
@@ -75,7 +75,7 @@ def decode_protobuf(
     result = t.StructType([t.StructField("value", _struct(descriptor)), t.StructField("reason", t.StringType())])
     # Spark may call what it holds to be deterministic once for each use of its result.
     read = f.udf(_reading(files, message, names), result).asNondeterministic()
-    early = framing.frame_reason(found, nulls)
+    early = confluent_wire_format.frame_reason(found, nulls)
     is_there = early.isNull() & f.col("value").isNotNull()
     both = "_marshal_both"
     framed = frame.withColumn(both, read(f.when(is_there, f.col("value"))))

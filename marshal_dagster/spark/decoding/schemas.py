@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from marshal_dagster.errors import ConfigurationError, UnavailableError
-from marshal_dagster.spark.waiting import within
+from marshal_dagster.spark.time_limit import within
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.delivering import Scene
+from tests.batch_fixtures import Scene
 from tests.members import Site
 
 

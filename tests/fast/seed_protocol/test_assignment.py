@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from marshal_dagster.coordination.admin import settings_for
 from marshal_dagster.coordination.claimer import Claimer
 from marshal_dagster.coordination.rationalizer import Rationalizer
+from marshal_dagster.coordination.topic_settings import settings_for
 from marshal_dagster.errors import MarshalError
 from marshal_dagster.kafka import clients
 from marshal_dagster.kafka.connection import KafkaConnection
-from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat
-from marshal_dagster.protocol.placement import coordination_partition
+from marshal_dagster.protocol.messages import ClaimingPartition, Heartbeat, coordination_partition
 from marshal_dagster.testing import MemoryLog
-from tests.delivering import Scene
+from tests.batch_fixtures import Scene
+from tests.fast.seed_protocol.member_steps import member_named
 from tests.fast.seed_protocol.sentences import sentence
-from tests.fast.seed_protocol.working import member_named
 from tests.faulty_log import Fault
 from tests.members import GROUP, HI_MS, TOPIC, Site, about, faulty, sent_by
 

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from marshal_dagster.coordination.admin import Severity, check_coordination_topic, settings_for
-from marshal_dagster.delivery import ClaimedBatch
+from marshal_dagster.batches import ClaimedBatch
+from marshal_dagster.coordination.topic_settings import Severity, check_coordination_topic, settings_for
 from marshal_dagster.errors import ClaimLost, ConfigurationError, PlanRejected
-from marshal_dagster.kafka.topics import TopicDescription
+from marshal_dagster.kafka.admin_client import TopicDescription
 from marshal_dagster.protocol.messages import DeliveryMode, Heartbeat, RevokingClaim, RuleSet, Settings
-from tests.delivering import HI_MS, MeddledLog, Scene
+from tests.batch_fixtures import HI_MS, MeddledLog, Scene
+from tests.fast.seed_protocol.member_steps import stay
 from tests.fast.seed_protocol.sentences import sentence
-from tests.fast.seed_protocol.working import stay
 from tests.faulty_log import Fault, FaultyLog, of_type
 from tests.members import Site, about
-from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
 
 if TYPE_CHECKING:
-    from marshal_dagster.kafka.topics import Topics
+    from marshal_dagster.kafka.admin_client import Topics
 
 AMO, ALO, FAILURE = "At Most Once", "At Least Once", "Consumer Failure"
 AT_MOST_ONCE, AT_LEAST_ONCE = DeliveryMode.AT_MOST_ONCE, DeliveryMode.AT_LEAST_ONCE

@@ -5,7 +5,7 @@ from uuid import uuid4
 
 import pytest
 
-from marshal_dagster.coordination.operator import Operator
+from marshal_dagster.admin.operator import Operator
 from marshal_dagster.coordination.rationalizer import Rationalizer
 from marshal_dagster.errors import ConfigurationError, GroupPaused
 from marshal_dagster.protocol.messages import (
@@ -17,9 +17,9 @@ from marshal_dagster.protocol.messages import (
     ReleasingPartition,
     parse,
 )
-from tests.delivering import Scene
+from tests.batch_fixtures import Scene
+from tests.fast.seed_protocol.member_steps import beats_ms, member_named, site_of, stay
 from tests.fast.seed_protocol.sentences import sentence
-from tests.fast.seed_protocol.working import beats_ms, member_named, site_of, stay
 from tests.faulty_log import Fault, of_type
 from tests.members import GROUP, HI_MS, TOPIC, Site, about, faulty, sent_by
 

@@ -7,11 +7,11 @@ import pytest
 from marshal_dagster.coordination.log import DEFAULT_COORDINATION_TOPIC
 from marshal_dagster.errors import ClaimLost, LogChanged
 from marshal_dagster.protocol.messages import DeliveryMode, Heartbeat
-from tests.delivering import Scene
+from tests.batch_fixtures import Scene
 from tests.fast.seed_protocol.sentences import sentence
 from tests.faulty_log import Fault
 from tests.members import HI_MS, Site, about, faulty
-from tests.real.killing import KillableLog, Killed, KillPoint, Side
+from tests.real.kill_points import KillableLog, Killed, KillPoint, Side
 
 APPENDS = ("GroupSettings", "ClaimingPartition", "DataTopic", "Heartbeat", "ClaimingMessages", "ReleasingPartition")
 

@@ -1,0 +1,1 @@
+"""Dagster resources: Kafka connections, claiming, reading the coordination log, Spark Connect, outbox."""

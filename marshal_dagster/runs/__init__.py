@@ -1,0 +1,1 @@
+"""What Dagster knows of runs: their status, announcements and logs, and what dead members left."""

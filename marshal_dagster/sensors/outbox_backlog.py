@@ -1,0 +1,67 @@
+"""The sensor that requests a run of the drain job when rows wait in an outbox."""
+
+from typing import Final
+
+from dagster import (
+    DefaultSensorStatus,
+    JobDefinition,
+    RunRequest,
+    RunsFilter,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    SkipReason,
+)
+
+from marshal_dagster.errors import ConfigurationError
+from marshal_dagster.resources.claimer import resource_of
+from marshal_dagster.resources.outbox import OutboxResource, backlog_text
+from marshal_dagster.runs.names import DEFAULT_INTERVAL_S
+from marshal_dagster.runs.status import UNFINISHED
+
+OUTBOX_TAG: Final = "marshal/outbox"
+
+
+def build_outbox_backlog_sensor(
+    drain_job: JobDefinition,
+    *,
+    more_than_rows: int = 0,
+    older_than_s: float | None = None,
+    name: str = "outbox_backlog",
+    minimum_interval_s: int = DEFAULT_INTERVAL_S,
+    outbox_key: str = "outbox",
+    default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
+) -> SensorDefinition:
+    """Build the sensor that asks for a run of `drain_job` when rows wait, and none is under way.
+
+    It asks when more than `more_than_rows` wait, or when the oldest has waited for longer than `older_than_s` seconds.
+    Raises `ConfigurationError`.
+    """
+    if more_than_rows < 0 or (older_than_s is not None and older_than_s < 0):
+        raise ConfigurationError(
+            f"more_than_rows is {more_than_rows}, older_than_s is {older_than_s}; they must be 0 or more"
+        )
+
+    # Dagster hands over resources by keyword too when a test calls the sensor directly.
+    def evaluate(context: SensorEvaluationContext, **_resources: object) -> SensorResult | SkipReason:
+        """Look at the backlog once."""
+        status = resource_of(OutboxResource, context.resources, outbox_key).status()
+        told = backlog_text(status)
+        age_s = status.oldest_age_s or 0.0
+        if status.rows <= more_than_rows and (older_than_s is None or age_s <= older_than_s):
+            return SkipReason(told)
+        under_way = RunsFilter(job_name=drain_job.name, statuses=list(UNFINISHED))
+        if context.instance.get_run_records(under_way, limit=1):
+            return SkipReason(f"{told}; a run of {drain_job.name!r} is under way")
+        context.log.info("%s: asking for a run", told)
+        return SensorResult(run_requests=[RunRequest(tags={OUTBOX_TAG: status.standing.name})])
+
+    return SensorDefinition(
+        name=name,
+        evaluation_fn=evaluate,
+        minimum_interval_seconds=minimum_interval_s,
+        description="Asks for a run that drains the outbox when rows wait.",
+        job=drain_job,
+        default_status=default_status,
+        required_resource_keys={outbox_key},
+    )
