@@ -1,4 +1,4 @@
-"""Seeded logs that lead readers of PROTOCOL.md into deep states.
+"""Seeded logs that lead readers of docs/reference/protocol.md into deep states.
 
 Random records alone are refused nearly always: a plan needs a live owner that knows its offset, a settings
 change needs a pause and stale owners. So the author keeps a plain reader of its own beside the log that it

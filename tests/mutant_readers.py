@@ -1,4 +1,4 @@
-"""Wrong readings of PROTOCOL.md: a piece of the plain reader, and what a mistaken writer might have put there.
+"""Wrong readings of protocol.md: a piece of the plain reader, and what a mistaken writer might have put there.
 
 They show that what the readers are compared over (`log_generator`) tells each of these mistakes from the rules.
 """
@@ -335,7 +335,7 @@ WRONG_RULES: dict[str, tuple[str, str]] = {
     ),
 }  # fmt: skip
 
-# docs/range-claims.md 2 and 3: what range records do, and what ranges keep others from doing.
+# protocol.md, sections 8.2 and 8.3: what range records do, and what ranges keep others from doing.
 WRONG_RANGES: dict[str, tuple[str, str]] = {
     # ClaimingRange
     "ranges need no setting": ("if not self._enables_ranges(group):\n            return False", ""),

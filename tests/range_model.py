@@ -1,6 +1,6 @@
-"""A model check of docs/range-claims.md: random walks of simple members over the library's rules.
+"""A model check of protocol.md, section 8: random walks of simple members over the library's rules.
 
-Members do what section 4 of that page says, one step at a time, in any interleaving; they crash, stand still, lose
+Members do what section 8.4 says, one step at a time, in any interleaving; they crash, stand still, lose
 acknowledgements, and their records come late or twice. Beside them people pause, set positions, revoke, change the
 settings and switch ranges off and on. After each record the state is checked, and what was processed against what it
 says.
@@ -436,7 +436,7 @@ def _whole_batch(walk: Walk, instance: str, sent_ms: int) -> Steps:
 
 
 class _Tenures:
-    """One instance that works by ranges (section 4 of the page)."""
+    """One instance that works by ranges (section 8.4)."""
 
     def __init__(self, walk: Walk, view: View) -> None:
         self.walk, self.view, self.rng = walk, view, walk.rng
@@ -638,7 +638,7 @@ def position_setter(walk: Walk) -> Steps:
 
 
 def settler(walk: Walk) -> Steps:
-    """Write the settings anew, or switch ranges off or on as section 4 of the page says."""
+    """Write the settings anew, or switch ranges off or on as section 8.4 says."""
     instance = walk.new_instance()
     if (yield from _paused(walk, instance)):
         is_on = enables_ranges(walk.view().group.settings)

@@ -1,7 +1,7 @@
-"""A second reader of PROTOCOL.md, plain and slow, from its words alone; it shares nothing with the library.
+"""A second reader of protocol.md, plain and slow, from its words alone; it shares nothing with the library.
 
 It exists to be compared with the library's own reader, record by record. It follows sections 1 to 5 and 7, and
-docs/range-claims.md (R), sentence by sentence; a section's number stands where its sentence is carried out.
+section 8 (R; R3 is section 8.3), sentence by sentence; a section's number stands where its sentence is carried out.
 States are dicts, rules are if-statements, and nothing here is to be made faster or shorter at the cost of being
 obviously what the document says.
 """

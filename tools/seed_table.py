@@ -20,9 +20,9 @@ INTRODUCTION = f"""\
 # The seed protocol, sentence by sentence
 
 This library started from the description of the Marshal protocol that came with the public Go library.
-`PROTOCOL.md`, the project's own statement of it, decides where the two differ. Each sentence of the seed that
+[The protocol](reference/protocol.md) of this project decides where the two differ. Each sentence of the seed that
 promises something or gives a step has a test in `{FOLDER}`, named by section and place. Where
-`PROTOCOL.md` decides otherwise or asks for more, the table names its section and the reason, and the test is of the
+the protocol decides otherwise or requires more, the table names its section and the reason, and the test is of the
 rule that replaces the sentence.
 
 "Sentence" counts a section's prose, plain numbers are its steps, other names the items of its lists; a "b" is the
@@ -78,8 +78,16 @@ def _is_marked(value: object) -> bool:
 
 def _row(test: Test, sentence: Sentence) -> str:
     override = sentence.overridden_by
-    decided = "the seed" if override is None else f"PROTOCOL.md {override.section}: {override.reason}"
+    decided = "the seed" if override is None else f"{_citation(override.section)}: {override.reason}"
     return f"| {sentence.number} | {sentence.says} | {decided} | `{test.__name__}` |"
+
+
+def _citation(section: str) -> str:
+    """Write a section, as "6, Stay and Commit" or "4 and 6", in the form that `check_citations` reads."""
+    number, _, names = section.partition(", ")
+    word = "sections" if " and " in number else "section"
+    quoted = " and ".join(f'"{name}"' for name in names.split(" and ")) if names else ""
+    return f"protocol.md, {word} {number}{', ' if quoted else ''}{quoted}"
 
 
 if __name__ == "__main__":

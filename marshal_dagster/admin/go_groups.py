@@ -1,4 +1,4 @@
-"""What a person decides where Go consumers may be at work: whether they are stopped (PROTOCOL.md 6 and 7)."""
+"""What a person decides where Go consumers may be at work: whether they are stopped (protocol.md, sections 6 and 7)."""
 
 from marshal_dagster.coordination.group_settings import require_no_go_consumers
 from marshal_dagster.errors import ConfigurationError, GoGroupError

@@ -1,4 +1,7 @@
-"""What a person does to a group: pause it, resume it, set its positions, give it settings (PROTOCOL.md 6 and 7)."""
+"""What a person does to a group: pause it, resume it, set its positions, give it settings.
+
+See protocol.md, sections 6 and 7.
+"""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -135,7 +138,7 @@ class Operator:
                     break
             self._put_back(setting)
         except TimestampTypeError:
-            raise  # putting back would be another such record (PROTOCOL.md 2)
+            raise  # putting back would be another such record (protocol.md, section 2)
         except BaseException:
             self._try_to_put_back(setting)
             raise
@@ -147,7 +150,7 @@ class Operator:
             )
 
     def set_go_positions(self, topic: str, offsets: Mapping[int, int], *, wait_ms: float) -> None:
-        """Set partitions of `topic` to `offsets` in a Go group, without a pause (PROTOCOL.md 7).
+        """Set partitions of `topic` to `offsets` in a Go group, without a pause (protocol.md, section 7).
 
         A person says that all consumers of the group are stopped: the next heartbeat of one would move the offset
         again. Only records that Go knows are written. The owners have `wait_ms` to go stale; nothing is revoked.
@@ -200,7 +203,7 @@ class Operator:
     def set_settings(
         self, settings: Settings, *, wait_ms: float, is_dead: Callable[[Owner], bool] = nobody_is_dead
     ) -> None:
-        """Give the group `settings` in place of those in force (PROTOCOL.md 6, "Settings").
+        """Give the group `settings` in place of those in force (protocol.md, section 6, "Settings").
 
         The group is paused meanwhile, as for `set_positions`, unless nothing of it is there yet. The owners, of ranges
         too, have `wait_ms` to leave; what `is_dead` knows to be dead is revoked, but not in a Go group. Where Go
@@ -226,7 +229,7 @@ class Operator:
                     break
             self._put_back(setting)
         except TimestampTypeError:
-            raise  # putting back would be another such record (PROTOCOL.md 2)
+            raise  # putting back would be another such record (protocol.md, section 2)
         except BaseException:
             self._try_to_put_back(setting)
             raise
@@ -318,7 +321,7 @@ class Operator:
                     break
             self._put_back(setting)
         except TimestampTypeError:
-            raise  # putting back would be another such record (PROTOCOL.md 2)
+            raise  # putting back would be another such record (protocol.md, section 2)
         except BaseException:
             self._try_to_put_back(setting)
             raise
@@ -329,7 +332,7 @@ class Operator:
             )
 
     def _try_to_switch_off(self, setting: "_Setting") -> None:
-        """Try once, as an instance of its own, in the order of docs/range-claims.md 4, "Switch off"."""
+        """Try once, as an instance of its own, in the order of protocol.md, section 8.4, "Switch off"."""
         member = replace(self._member, instance=new_instance_id(_SETTING))
         if not self._pause_once(member, setting):
             logger.warning("a pause was not acknowledged and could come back later: switching ranges off begins anew")

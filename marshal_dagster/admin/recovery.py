@@ -1,4 +1,4 @@
-"""Makes a coordination log certain again that was cut without a snapshot (PROTOCOL.md 5, last paragraph).
+"""Makes a coordination log certain again that was cut without a snapshot (protocol.md, section 5, "Recover").
 
 A person decides: what was cut may hold anything. All members of all groups have been stopped. What is known is looked
 at, offsets are confirmed, then two Marks with more than 2 heartbeat intervals of log time between them show that nobody

@@ -63,7 +63,7 @@ class Move:
 
 
 class Way(Enum):
-    """How positions of a group are set (PROTOCOL.md 6 and 7)."""
+    """How positions of a group are set (protocol.md, sections 6 and 7)."""
 
     PAUSE = auto()
     """The group is paused meanwhile."""

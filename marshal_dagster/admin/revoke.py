@@ -1,4 +1,4 @@
-"""Claims are taken from an owner whom a person holds to be dead (PROTOCOL.md 6, "Revoke", and 7)."""
+"""Claims are taken from an owner whom a person holds to be dead (protocol.md, section 6, "Revoke", and 7)."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -91,7 +91,7 @@ def standing(claimer: ClaimerResource, topic: str) -> Standing:
     keys = claimer.group_keys()
 
     def key(number: int) -> Key | None:
-        """Give the partition's, unless it stands in an earlier topic of that name (PROTOCOL.md 6)."""
+        """Give the partition's, unless it stands in an earlier topic of that name (protocol.md, section 6)."""
         found = keys.get((topic, number))
         return found if found is not None and found.data_topic_id in {None, described.topic_id} else None
 

@@ -1,4 +1,4 @@
-"""Claimed batches: exact offset ranges held by a run, in the three delivery modes (PROTOCOL.md 6).
+"""Claimed batches: exact offset ranges held by a run, in the three delivery modes (protocol.md, section 6).
 
 Floor 3: stands on `coordination`, `kafka` and `spark`, knows nothing of Dagster. A `Delivery` is what one process needs
 for batch after batch; each `ClaimedBatch` is a tenure of its own: claim, plan, process, commit, release. It holds whole

@@ -54,7 +54,10 @@ class ClaimGuard:
         return None if self.heartbeats is None else self.heartbeats.error
 
     def start_heartbeats(self) -> None:
-        """Start the heartbeats, once; a key with an offset must have its data topic's id before (PROTOCOL.md 6)."""
+        """Start the heartbeats, once; a key with an offset must have its data topic's id before.
+
+        See protocol.md, section 6.
+        """
         if self.heartbeats is not None:
             return
         self.heartbeats = Heartbeats(self.claimer, self._cancel_lost_jobs, reasons_to_stop=self._reasons_to_stop)

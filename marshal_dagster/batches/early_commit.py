@@ -1,4 +1,4 @@
-"""At most once: what came of the commit before processing (PROTOCOL.md 6, "At most once")."""
+"""At most once: what came of the commit before processing (protocol.md, section 6, "At most once")."""
 
 import logging
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Partitions claimed whole: which, from where, and how far (PROTOCOL.md 6, "Where to start")."""
+"""Partitions claimed whole: which, from where, and how far (protocol.md, section 6, "Where to start")."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence

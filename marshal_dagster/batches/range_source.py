@@ -1,4 +1,4 @@
-"""Ranges of partitions claimed: which, and how far what has come lets them go (docs/range-claims.md 4)."""
+"""Ranges of partitions claimed: which, and how far what has come lets them go (protocol.md, section 8.4)."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence

@@ -253,7 +253,7 @@ def _agreed() -> bool:
 
 
 def warn_of_ranges(observed: Mapping[int, Observed]) -> None:
-    """Say of which groups the offsets heard of may be lower than what is done (docs/range-claims.md 5)."""
+    """Say of which groups the offsets heard of may be lower than what is done (protocol.md, section 8.5)."""
     worlds = [each.world for each in observed.values()]
     for name in sorted({name for world in worlds for name, group in world.groups.items() if _names_ranges(group)}):
         output.note(

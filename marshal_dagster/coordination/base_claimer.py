@@ -1,4 +1,4 @@
-"""What claiming whole partitions and claiming ranges have in common (PROTOCOL.md 6).
+"""What claiming whole partitions and claiming ranges have in common (protocol.md, section 6).
 
 Every step is the same: append, read back past the acknowledged offsets, see what each own record came to. A step that
 was not seen accepted did not happen; one that may have happened is settled by reading before anything else is sent.
@@ -110,7 +110,7 @@ class BaseClaimer(ABC, Generic[H]):
 
     @property
     def is_go(self) -> bool:
-        """Whether this member shares its group with Go consumers (PROTOCOL.md 7)."""
+        """Whether this member shares its group with Go consumers (protocol.md, section 7)."""
         return self._reader.is_go
 
     def check(self, partitions: Collection[int] | None = None) -> None:

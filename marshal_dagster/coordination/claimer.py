@@ -1,4 +1,4 @@
-"""Writes on behalf of one instance: claims, plans, commits, releases (PROTOCOL.md 6)."""
+"""Writes on behalf of one instance: claims, plans, commits, releases (protocol.md, section 6)."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -171,8 +171,9 @@ class Claimer(BaseClaimer[Claim]):
     def commit_before_processing(self, ends: Mapping[int, int]) -> frozenset[int]:
         """Commit plans' ends before their messages are processed; give the partitions that may be processed now.
 
-        Only where this very process's own record moved the offset from the plan's start to its end (PROTOCOL.md 6, "At
-        most once"), and while its lease lasts. The others must be dropped, all of them should this raise.
+        Only where this very process's own record moved the offset from the plan's start to its end (protocol.md,
+        section 6, "At most once"), and while its lease lasts. The others must be dropped, all of them should this
+        raise.
         Raises `PlanRejected` for what is not the end of an open plan, `ClaimLost`, `UnavailableError`, `LogChanged`.
         """
         with self.rationalizer.lock, self._step:
@@ -218,8 +219,8 @@ class Claimer(BaseClaimer[Claim]):
         """Set the position of each claim to where it stands, as the instance that paused the group; give what was set.
 
         The data topic's id is named again before, where there is one: readers that know no ranges may have seen another
-        (docs/range-claims.md 4, "Switch off"). What has no offset, and that of which this was not seen accepted, is not
-        set. Raises as `set_positions`.
+        (protocol.md, section 8.4, "Switch off"). What has no offset, and that of which this was not seen accepted, is
+        not set. Raises as `set_positions`.
         """
         with self.rationalizer.lock, self._step:
             self._check()

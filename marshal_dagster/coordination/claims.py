@@ -1,4 +1,7 @@
-"""What one instance id does: who it is, what it has asked for, holds, and has lost (PROTOCOL.md 6, "Instance id")."""
+"""What one instance id does: who it is, what it has asked for, holds, and has lost.
+
+See protocol.md, section 6, "Instance id".
+"""
 
 import os
 from collections.abc import Callable, Collection, Iterable
@@ -101,7 +104,7 @@ class Claim(Held):
 
 @dataclass(slots=True)
 class RangeClaim(Held):
-    """A range that this instance holds, as it is by the log as last read (docs/range-claims.md 2).
+    """A range that this instance holds, as it is by the log as last read (protocol.md, section 8.2).
 
     `plan_end` is there once it is planned, and then equals `end`. A done one stays as it was when it was done.
     """

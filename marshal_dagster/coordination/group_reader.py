@@ -1,4 +1,4 @@
-"""What the log shows of one group and data topic, and whether a member may claim by it (PROTOCOL.md 6)."""
+"""What the log shows of one group and data topic, and whether a member may claim by it (protocol.md, section 6)."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the members of a group must agree on before one claims: its settings (PROTOCOL.md 6, "Settings")."""
+"""What the members of a group must agree on before one claims: its settings (protocol.md, section 6, "Settings")."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -20,13 +20,13 @@ from marshal_dagster.protocol.state import RANGES, Group, Place
 from marshal_dagster.protocol.world import World
 
 KNOWN_FEATURES: Final = frozenset({RANGES})
-"""Features of a group (PROTOCOL.md 1) that this version knows; any other keeps it from claiming."""
+"""Features of a group (protocol.md, section 1) that this version knows; any other keeps it from claiming."""
 SETTINGS_TRIES: Final = 10
 """How often a group's first settings are sent: on a young cluster the first records of a producer can take seconds."""
 
 
 def check_settings(settings: Settings, log_delivery_timeout_ms: int) -> None:
-    """Raise `ConfigurationError` for settings that a member cannot keep (PROTOCOL.md 1, 6 and 7).
+    """Raise `ConfigurationError` for settings that a member cannot keep (protocol.md, sections 1, 6 and 7).
 
     `log_delivery_timeout_ms` is how long a record may wait in the log that it was given.
     """
@@ -95,7 +95,9 @@ def give_settings(rationalizer: Rationalizer, sender: Sender, member: Member, se
 
 
 def require_no_go_consumers(world: World, name: str) -> None:
-    """Raise `GoGroupError` unless group `name` may be given settings without a person's decision (PROTOCOL.md 1, 6).
+    """Raise `GoGroupError` unless group `name` may be given settings without a person's decision.
+
+    See protocol.md, sections 1, 6.
 
     `world` follows every coordination partition.
     """

@@ -1,4 +1,4 @@
-"""Keeps the claims of one claimer alive from threads of its own (PROTOCOL.md 6, "Stay")."""
+"""Keeps the claims of one claimer alive from threads of its own (protocol.md, section 6, "Stay")."""
 
 import logging
 import random

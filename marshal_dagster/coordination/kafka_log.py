@@ -1,4 +1,4 @@
-"""The coordination log over Kafka (PROTOCOL.md 6: idempotent, acks=all, read by position)."""
+"""The coordination log over Kafka (protocol.md, section 6: idempotent, acks=all, read by position)."""
 
 import time
 from collections import defaultdict
@@ -232,7 +232,7 @@ class KafkaLog:
                 self._connection,
                 delivery_timeout_ms=self._delivery_timeout_ms,
                 client_id=CLIENT_ID,
-                compression="none",  # Go consumers stop at lz4 and zstd (PROTOCOL.md 1)
+                compression="none",  # Go consumers stop at lz4 and zstd (protocol.md, section 1)
             )
             if self._is_reached:
                 with suppress(UnavailableError):

@@ -1,6 +1,6 @@
 """Claims ranges of partitions on behalf of one instance: many of these work on one partition at once.
 
-What each step must be is in docs/range-claims.md 4.
+What each step must be is in protocol.md, section 8.4.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Reads the coordination log into the world state (PROTOCOL.md 2 to 5)."""
+"""Reads the coordination log into the world state (protocol.md, sections 2 to 5)."""
 
 import logging
 import threading
@@ -372,7 +372,7 @@ class Rationalizer:
         return latest_ms - self._clock.wall_ms()
 
     def _report_clock(self) -> None:
-        """Say once that log time is ahead, until it is not any more (PROTOCOL.md 6)."""
+        """Say once that log time is ahead, until it is not any more (protocol.md, section 6)."""
         ahead_ms = self._log_time_ahead_ms()
         is_ahead = ahead_ms > LOG_TIME_AHEAD_MS
         if is_ahead and not self._is_clock_reported:
@@ -386,7 +386,7 @@ class Rationalizer:
 
 
 def sender_timed_error(topic: str, where: tuple[int, int]) -> TimestampTypeError:
-    """Return the error for an own record at this coordination partition and log offset (PROTOCOL.md 2)."""
+    """Return the error for an own record at this coordination partition and log offset (protocol.md, section 2)."""
     partition, offset = where
     return TimestampTypeError(
         f"coordination topic {topic!r} stored record {offset} of partition {partition} with its sender's timestamp, so "

@@ -1,4 +1,4 @@
-"""Snapshots beside the coordination log: where a reader may start, and who writes them (PROTOCOL.md 5).
+"""Snapshots beside the coordination log: where a reader may start, and who writes them (protocol.md, section 5).
 
 They lie in a compacted topic, those of a coordination partition in the partition with its number. It is read from its
 end, a little further back each time, until a snapshot is found: what was written before is of no interest. Two

@@ -19,7 +19,7 @@ NOT_TOLD: Final = "not told by the broker"
 NO_TOPIC_ID: Final = "A" * 22
 """The id that a broker reports which gives topics none."""
 LEAST_MESSAGE_BYTES: Final = 4_096
-"""More than the largest valid record (PROTOCOL.md 1) with Kafka's own overhead."""
+"""More than the largest valid record (protocol.md, section 1) with Kafka's own overhead."""
 LEAST_RETENTION: Final[Mapping[str, int]] = {"retention.ms": 86_400_000, "retention.bytes": 1_073_741_824}
 """Where there are snapshots a log may be cut that keeps a day of records at least, and a GiB."""
 BATCH_BYTES: Final = 1_048_588
@@ -49,7 +49,7 @@ class Severity(StrEnum):
     """How much a problem matters."""
 
     UNUSABLE = "unusable"
-    """No member and no command works with such a topic, and no option allows it (PROTOCOL.md 2)."""
+    """No member and no command works with such a topic, and no option allows it (protocol.md, section 2)."""
     DANGER = "danger"
     """The protocol's promises do not hold."""
     WARNING = "warning"

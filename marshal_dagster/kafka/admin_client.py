@@ -53,7 +53,7 @@ _API: Final[Any] = confluent_kafka.admin
 class TopicDescription:
     """A topic as the cluster has it at present.
 
-    `topic_id` is Kafka's id of this very incarnation, 22 characters of URL-safe base64 (PROTOCOL.md 1);
+    `topic_id` is Kafka's id of this very incarnation, 22 characters of URL-safe base64 (protocol.md, section 1);
     `replication` is the number of replicas of the partition that has the fewest.
     """
 
@@ -251,7 +251,9 @@ class Topics:
             return held.read(topic, partitions)
 
     def commit_group_offsets(self, group: str, topic: str, offsets: Mapping[int, int]) -> str | None:
-        """Set `group`'s committed offsets in Kafka without joining it, for tools that show lag (PROTOCOL.md 6).
+        """Set `group`'s committed offsets in Kafka without joining it, for tools that show lag.
+
+        See protocol.md, section 6.
 
         Best effort: gives None when they are set, else that and why they are not, in one line, and raises nothing.
         """
@@ -625,7 +627,7 @@ def authorized(described: Any) -> frozenset[Right] | None:  # noqa: ANN401 - as 
 
 
 def url_safe(topic_id: Uuid) -> str:
-    """Write a topic's id as the log does (PROTOCOL.md 1)."""
+    """Write a topic's id as the log does (protocol.md, section 1)."""
     return str(topic_id).translate(_URL_SAFE).rstrip("=")
 
 

@@ -155,7 +155,7 @@ def error_in(raised: KafkaException) -> KafkaError:
 def producer(
     connection: KafkaConnection, *, delivery_timeout_ms: int, client_id: str, compression: str | None = None
 ) -> tuple[Producer, ClientLog]:
-    """Make an idempotent producer with acks=all that sends at once (PROTOCOL.md 6, "Instance id").
+    """Make an idempotent producer with acks=all that sends at once (protocol.md, section 6, "Instance id").
 
     `delivery_timeout_ms` (milliseconds) is how long a record may wait for its acknowledgement before it is
     given up. The queue takes 1,000,000 records. `reach` it before the first record: one sent earlier may wait

@@ -1,4 +1,4 @@
-"""Which offsets a batch takes: where it starts, how far its plan goes (PROTOCOL.md 6, "Where to start")."""
+"""Which offsets a batch takes: where it starts, how far its plan goes (protocol.md, section 6, "Where to start")."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -99,7 +99,7 @@ class ClaimedRange:
 
     `epoch` is the claim's fencing token; with the coordination topic's id it orders all writers. `first_readable` is
     the first offset of the range that retention has left: `start`, unless messages were lost. `in_any_order`: members
-    of the group claim ranges, so its neighbours may be done before it or after (docs/range-claims.md).
+    of the group claim ranges, so its neighbours may be done before it or after (protocol.md, section 8).
     """
 
     coordination_topic_id: str

@@ -1,4 +1,4 @@
-"""How an output takes each range once (PROTOCOL.md 6).
+"""How an output takes each range once (protocol.md, section 6).
 
 Every range is half open: `start` is the first offset, `end` the next one to read after it.
 """
@@ -108,7 +108,9 @@ class Verdict(StrEnum):
 
 
 def judge(stored: StoredPosition | None, wanted: ClaimedRange) -> Verdict:
-    """Say what an output that has got as far as `stored` does with `wanted` (PROTOCOL.md 6, "Effectively once").
+    """Say what an output that has got as far as `stored` does with `wanted`.
+
+    See protocol.md, section 6, "Effectively once".
 
     Raises `SinkRefused` for a lower token or generation, another coordination log, a data topic made anew without a new
     generation, a position that is neither the range's start nor its end, and ranges in any order: a position cannot
@@ -132,7 +134,9 @@ def judge(stored: StoredPosition | None, wanted: ClaimedRange) -> Verdict:
 
 
 def judge_ranges(stored: StoredRanges | None, wanted: ClaimedRange) -> Verdict:
-    """Say what an output that knows each of its ranges does with `wanted` (docs/range-claims.md 4, "Effectively once").
+    """Say what an output that knows each of its ranges does with `wanted`.
+
+    See protocol.md, section 8.4, "Effectively once".
 
     Where members claim ranges they come in any order, so tokens of different ranges are not compared; one without
     offsets is there already. In other groups all is as with `judge`, and what was taken in any order before must leave

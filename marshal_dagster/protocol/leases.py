@@ -1,4 +1,4 @@
-"""How long an owner may believe in its own claim (PROTOCOL.md 6, "Stay").
+"""How long an owner may believe in its own claim (protocol.md, section 6, "Stay").
 
 All times are milliseconds of one clock that neither jumps nor stops while the machine sleeps; it is read by the
 caller and arrives here as a number.

@@ -1,4 +1,4 @@
-"""The records of the coordination log as values, parsed and rendered (PROTOCOL.md 1).
+"""The records of the coordination log as values, parsed and rendered (protocol.md, section 1).
 
 A record's value is text, its fields joined with `/`:
 
@@ -44,14 +44,14 @@ _NOT_IN_NAMES: Final = frozenset({"Cc", "Cs"})
 
 
 class RuleSet(StrEnum):
-    """By which rules a group's records are judged (PROTOCOL.md 4 and 7)."""
+    """By which rules a group's records are judged (protocol.md, sections 4 and 7)."""
 
     NATIVE = "native"
     GO = "go"
 
 
 class DeliveryMode(StrEnum):
-    """What a group promises for each message (PROTOCOL.md 6)."""
+    """What a group promises for each message (protocol.md, section 6)."""
 
     AT_MOST_ONCE = "at_most_once"
     AT_LEAST_ONCE = "at_least_once"
@@ -75,7 +75,10 @@ class Settings:
 DEFAULT_SETTINGS: Final = Settings(10_000)
 """What a member is configured with unless its user says otherwise."""
 WITHOUT_SETTINGS: Final = Settings(GO_HEARTBEAT_INTERVAL_MS, RuleSet.GO)
-"""What holds in a group until a `GroupSettings` record is accepted: its members are Go consumers (PROTOCOL.md 3)."""
+"""What holds in a group until a `GroupSettings` record is accepted: its members are Go consumers.
+
+See protocol.md, section 3.
+"""
 
 
 @record_type
@@ -206,7 +209,7 @@ GROUP_MESSAGES: Final[frozenset[type[Message]]] = frozenset({ReleaseGroup, Group
 GO_MESSAGES: Final[frozenset[type[Message]]] = frozenset(
     {ClaimingPartition, Heartbeat, ReleasingPartition, ClaimingMessages}
 )
-"""The types that every Go consumer knows: members of Go groups write no other (PROTOCOL.md 7)."""
+"""The types that every Go consumer knows: members of Go groups write no other (protocol.md, section 7)."""
 
 
 class Invalid(StrEnum):

@@ -1,4 +1,4 @@
-"""What a member had better claim of a partition that is held by ranges: advice (docs/range-claims.md 4, "Claim")."""
+"""What a member had better claim of a partition that is held by ranges: advice (protocol.md, section 8.4, "Claim")."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass

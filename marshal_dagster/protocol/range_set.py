@@ -1,4 +1,4 @@
-"""The ranges by which a partition is held, and what becomes of them (docs/range-claims.md 2).
+"""The ranges by which a partition is held, and what becomes of them (protocol.md, section 8.2).
 
 All are values: an accepted record gives a key another tuple of them, ordered and without overlap.
 """

@@ -1,4 +1,4 @@
-"""The tables of PROTOCOL.md 4 and of docs/range-claims.md 3, as a table.
+"""The tables of protocol.md, sections 4 and 8.3, as a table.
 
 For each type of record: the conditions under which it is accepted, the reason that is named when one fails, its effect.
 

@@ -1,4 +1,4 @@
-"""The whole state of a coordination partition as numbered records, and back (PROTOCOL.md 5).
+"""The whole state of a coordination partition as numbered records, and back (protocol.md, section 5).
 
 A snapshot is a text of JSON lines, cut into parts that fit into records, and a closing part that counts them and
 carries the checksum of all. The record's key names the snapshot and the part:

@@ -1,4 +1,4 @@
-"""The values that the log's records change: keys, their owners, and groups (PROTOCOL.md 3)."""
+"""The values that the log's records change: keys, their owners, and groups (protocol.md, section 3)."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +13,10 @@ Place = tuple[str, int]
 RANGES: Final = "ranges"
 """The feature that lets a group's members claim ranges of a partition's offsets."""
 GO_ALLOWANCE_MS: Final = 1_000
-"""How much longer than the rules require a member waits in a Go group: Go judges by wall clocks (PROTOCOL.md 7)."""
+"""How much longer than the rules require a member waits in a Go group: Go judges by wall clocks.
+
+See protocol.md, section 7.
+"""
 
 
 class Freshness(StrEnum):
@@ -85,7 +88,7 @@ class Key:
     """The state of one partition of a data topic for one group.
 
     `offset` is the next to read; `plan_end` (exclusive) is there while a plan is open; `last_beat_ms` is log time and
-    means something only while there is an owner. `ranges` are ordered and do not overlap (docs/range-claims.md 2).
+    means something only while there is an owner. `ranges` are ordered and do not overlap (protocol.md, section 8.2).
     """
 
     offset: int | None = None
@@ -159,7 +162,7 @@ class Group:
     def advice_time_ms(self, log_time_ms: int | None, wall_ms: int) -> int:
         """Return the time at which a member judges between records who is stale: advice, never a state.
 
-        It is the later of log time and the member's clock (PROTOCOL.md 2), less the allowance in a Go group.
+        It is the later of log time and the member's clock (protocol.md, section 2), less the allowance in a Go group.
         """
         return max(log_time_ms or 0, wall_ms) - (GO_ALLOWANCE_MS if self.is_go else 0)
 

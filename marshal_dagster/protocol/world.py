@@ -1,4 +1,4 @@
-"""The world state: what every certain reader computes from the same log (PROTOCOL.md 2, 3 and 5).
+"""The world state: what every certain reader computes from the same log (protocol.md, sections 2, 3 and 5).
 
 `World` holds one `PartitionWorld` for each coordination partition; that holds the `Group`s named in it, and each
 group its `Key`s, one for each (topic, partition). All of these change as the log is followed, and only by
@@ -80,7 +80,7 @@ class PartitionWorld:
     `certain` tells whether it was read from the log's start or a snapshot; if not, every key is provisional and nobody
     claims from it. `next_offset` is the log offset of the next record to apply. `log_time_ms` is the largest broker
     timestamp so far, None before the first record.
-    `had_ranges` tells whether a group's settings ever named the feature (docs/range-claims.md 5).
+    `had_ranges` tells whether a group's settings ever named the feature (protocol.md, section 8.5).
     """
 
     def __init__(self, number: int, coordination_partitions: int, defaults: Settings, start: int) -> None:
@@ -323,7 +323,7 @@ class World:
         return world.group(group).advice_time_ms(world.log_time_ms, wall_ms)
 
     def go_groups(self) -> dict[str, list[Place]]:
-        """Return the groups that Go consumers use, each with the keys that show it (PROTOCOL.md 6)."""
+        """Return the groups that Go consumers use, each with the keys that show it (protocol.md, section 6)."""
         found: dict[str, list[Place]] = {}
         for world in self.partitions.values():
             for name, group in world.groups.items():

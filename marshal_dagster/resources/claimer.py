@@ -61,7 +61,7 @@ _PAUSE_S: Final = 0.5
 """How often a revocation is tried, and the seconds in between."""
 _NO_NAME: Final = "cannot be a name: use 1 to 255 characters, no '/' and no control characters"
 _LONGEST_NAMES: Final = 1_600
-"""So many bytes of group and client id leave room for all else in the longest record (PROTOCOL.md 1)."""
+"""So many bytes of group and client id leave room for all else in the longest record (protocol.md, section 1)."""
 
 
 class BatchOptions(TypedDict, total=False):
@@ -221,7 +221,7 @@ class ClaimerResource(CheckedResource):
 
     @property
     def settings(self) -> Settings:
-        """What this member expects its group to have agreed on (PROTOCOL.md 3)."""
+        """What this member expects its group to have agreed on (protocol.md, section 3)."""
         return Settings(
             heartbeat_interval_ms=round(self.heartbeat_interval_s * 1_000),
             rule_set=RuleSet(self.rule_set),
@@ -280,7 +280,9 @@ class ClaimerResource(CheckedResource):
         return self.revoke_runs([run_id])
 
     def revoke_runs(self, run_ids: Collection[str]) -> "Revocation":
-        """Take from the group's members what runs held that are over, with one append (PROTOCOL.md 6, "Revoke").
+        """Take from the group's members what runs held that are over, with one append.
+
+        See protocol.md, section 6, "Revoke".
 
         Should the runs' processes still live, they are fenced. What is not acknowledged is tried again, three times at
         most and within the connection's time-out. Where Go consumers share the group nothing is revoked. Raises

@@ -64,7 +64,7 @@ def partitions_left(world: World, group: str, topic: str, wall_ms: int) -> list[
 
     And each planned range without a live owner; one that was merely claimed keeps nobody from its offsets. Stale by the
     larger of the log's time and `wall_ms` (unix milliseconds): advice, as every answer between records is
-    (PROTOCOL.md 2).
+    (protocol.md, section 2).
     """
     state = world.group_of(group, topic)
     now_ms = world.advice_time_ms(group, topic, wall_ms)

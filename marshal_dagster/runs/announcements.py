@@ -54,7 +54,10 @@ _COLUMNS: Final = ("group", "topic", "partition", "epoch", "start", "end")
 
 
 def announcer(context: "RunContext") -> Callable[[Sequence[ClaimedRange]], None]:
-    """Give what writes an at-most-once batch's ranges into the run, where they outlive this process (PROTOCOL.md 6)."""
+    """Give what writes an at-most-once batch's ranges into the run, where they outlive this process.
+
+    See protocol.md, section 6.
+    """
 
     def announce(ranges: Sequence[ClaimedRange]) -> None:
         """Write and read back; raises `BatchAborted`, before anything is committed, when it cannot be read back."""

@@ -1,7 +1,7 @@
 """What at-most-once runs possibly dropped: what they announced and committed, but for what they recorded as processed.
 
-Announcements are observations of the data topic in Dagster's event log (PROTOCOL.md 6, "At most once"), so they are
-found whoever holds the partitions by now. Reports are observations too, so that no sensor repeats another's.
+Announcements are observations of the data topic in Dagster's event log (protocol.md, section 6, "At most once"), so
+they are found whoever holds the partitions by now. Reports are observations too, so that no sensor repeats another's.
 """
 
 import time

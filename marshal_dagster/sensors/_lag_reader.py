@@ -67,7 +67,10 @@ class Lag:
     given_up: Sequence[int]
     """The partitions whose plan was tried too often."""
     made_anew: Sequence[int]
-    """The partitions whose offset belongs to an earlier topic of that name, or lies beyond the end (PROTOCOL.md 6)."""
+    """The partitions whose offset belongs to an earlier topic of that name, or lies beyond the end.
+
+    See protocol.md, section 6.
+    """
 
     @property
     def due(self) -> list[Unread]:

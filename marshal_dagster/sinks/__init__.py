@@ -1,4 +1,4 @@
-"""Outputs that take each offset range once per generation, however often it is delivered (PROTOCOL.md 6).
+"""Outputs that take each offset range once per generation, however often it is delivered (protocol.md, section 6).
 
 `sink` says what a sink is, `files.sink`, `database.postgres`, `delta.sink` and `kafka.sink` are some, `conformance` is
 what each must do. `files.commit_log` holds the files' commit log, which needs no Spark, `database.postgres_ranges` what

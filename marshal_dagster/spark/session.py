@@ -200,7 +200,9 @@ def check_session(spark: "SparkSession") -> None:
 
 
 def check_single_execution(spark: "SparkSession") -> None:
-    """Raise `ConfigurationError` when `spark` could run a task twice, as at most once must not (PROTOCOL.md 6).
+    """Raise `ConfigurationError` when `spark` could run a task twice, as at most once must not.
+
+    See protocol.md, section 6.
 
     On a cluster an executor that is lost for a reason outside the application (a machine switched off) is not covered
     by any setting: there the tasks themselves refuse a second attempt (`reading.run_once`). Of a Connect server all

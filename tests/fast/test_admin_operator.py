@@ -322,7 +322,7 @@ def test_no_position_is_set_from_a_log_that_was_cut(site: Site) -> None:
         operator_on(site).set_positions(TOPIC, {0: 10}, TOPIC_ID, wait_ms=0)
 
 
-# Where members hold ranges (docs/range-claims.md 4)
+# Where members hold ranges (protocol.md, section 8.4)
 
 
 def test_positions_wait_for_ranges_too(site: Site) -> None:

@@ -1,4 +1,4 @@
-"""A log that was cut without a snapshot is made certain again (PROTOCOL.md 5)."""
+"""A log that was cut without a snapshot is made certain again (protocol.md, section 5)."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Where the owner of a partition starts to read (PROTOCOL.md 6, "Where to start")."""
+"""Where the owner of a partition starts to read (protocol.md, section 6, "Where to start")."""
 
 import pytest
 

@@ -1,5 +1,8 @@
 # ruff: noqa: PT012 - what raises is the block of a batch
-"""A claimed batch from its claim to its end: pauses, rivals, worn-out plans, errors, limits (PROTOCOL.md 6)."""
+"""A claimed batch from its claim to its end: pauses, rivals, worn-out plans, errors, limits.
+
+See protocol.md, section 6.
+"""
 
 import logging
 import threading

@@ -1,5 +1,8 @@
 # ruff: noqa: PT012 - what raises is the block of a batch
-"""What each delivery mode promises, with members that die at every step and records that go astray (PROTOCOL.md 6)."""
+"""What each delivery mode promises, with members that die at every step and records that go astray.
+
+See protocol.md, section 6.
+"""
 
 import logging
 from collections import Counter

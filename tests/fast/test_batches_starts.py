@@ -1,5 +1,8 @@
 # ruff: noqa: PT012 - what raises is the block of a batch
-"""Where a claimed batch starts, and what it takes: positions, retention, topics made anew, limits (PROTOCOL.md 6)."""
+"""Where a claimed batch starts, and what it takes: positions, retention, topics made anew, limits.
+
+See protocol.md, section 6.
+"""
 
 import logging
 import threading

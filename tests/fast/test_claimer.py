@@ -1,4 +1,4 @@
-"""How a claimer comes to hold partitions: settings, claims, dead owners, the data topic's id (PROTOCOL.md 6).
+"""How a claimer comes to hold partitions: settings, claims, dead owners, the data topic's id (protocol.md, section 6).
 
 On a log in memory whose faults a test chooses.
 """

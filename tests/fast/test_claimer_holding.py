@@ -1,4 +1,4 @@
-"""How a claimer keeps what it holds, plans, commits and leaves (PROTOCOL.md 6).
+"""How a claimer keeps what it holds, plans, commits and leaves (protocol.md, section 6).
 
 On a log in memory whose faults a test chooses.
 """

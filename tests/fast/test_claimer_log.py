@@ -1,4 +1,4 @@
-"""What a claimer does on a log that changed, or that Go consumers share (PROTOCOL.md 6 and 7).
+"""What a claimer does on a log that changed, or that Go consumers share (protocol.md, sections 6 and 7).
 
 On a log in memory whose faults a test chooses.
 """

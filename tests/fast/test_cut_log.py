@@ -1,4 +1,6 @@
-"""A coordination log that is cut, loses records or is made anew, at each moment of each step (PROTOCOL.md 5 and 6).
+"""A coordination log that is cut, loses records or is made anew, at each moment of each step.
+
+See protocol.md, sections 5 and 6.
 
 Whatever happens, the errors are the library's, nothing is held of a log that is another one or can only be observed,
 and nothing is told of it as if it were certain.

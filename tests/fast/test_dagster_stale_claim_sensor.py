@@ -1429,7 +1429,7 @@ def test_the_interval_is_that_of_the_group(watch: Watch) -> None:
     assert len(watch.requests()) == 1
 
 
-# Ranges of partitions (docs/range-claims.md 4)
+# Ranges of partitions (protocol.md, section 8.4)
 
 
 def _range_settings(watch: Watch) -> Settings:

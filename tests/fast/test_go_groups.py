@@ -1,4 +1,7 @@
-"""What a person does where Go consumers are at work: positions, pauses, settings, revocation (PROTOCOL.md 6 and 7)."""
+"""What a person does where Go consumers are at work: positions, pauses, settings, revocation.
+
+See protocol.md, sections 6 and 7.
+"""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""What keeps claims alive, and what ends the work when they are no longer sure (PROTOCOL.md 6, "Stay").
+"""What keeps claims alive, and what ends the work when they are no longer sure (protocol.md, section 6, "Stay").
 
 `step`, `watch` and `ask` are what the threads repeat; most tests call them with a clock that stands still.
 """

@@ -1,4 +1,4 @@
-"""The arithmetic of ranges: how far plans go, and what an output does with a range (PROTOCOL.md 6)."""
+"""The arithmetic of ranges: how far plans go, and what an output does with a range (protocol.md, section 6)."""
 
 import dataclasses
 import itertools

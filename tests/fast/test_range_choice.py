@@ -1,4 +1,4 @@
-"""What a member is advised to claim of a partition (docs/range-claims.md 4, "Claim")."""
+"""What a member is advised to claim of a partition (protocol.md, section 8.4, "Claim")."""
 
 from dataclasses import replace
 

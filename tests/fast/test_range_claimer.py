@@ -1,4 +1,4 @@
-"""How a claimer holds ranges of partitions, plans, commits and leaves (docs/range-claims.md 4).
+"""How a claimer holds ranges of partitions, plans, commits and leaves (protocol.md, section 8.4).
 
 On a log in memory whose faults a test chooses.
 """

@@ -1,4 +1,4 @@
-"""One test for each sentence of docs/range-claims.md that says what a record or a state is."""
+"""One test for each sentence of protocol.md, section 8, that says what a record or a state is."""
 
 from dataclasses import fields
 from typing import Any

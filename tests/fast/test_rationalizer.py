@@ -1,4 +1,4 @@
-"""How the coordination log is read into the world state, and what ends that (PROTOCOL.md 5 and 6)."""
+"""How the coordination log is read into the world state, and what ends that (protocol.md, sections 5 and 6)."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping

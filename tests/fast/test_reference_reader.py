@@ -1,4 +1,4 @@
-"""The plain reader, sentence by sentence of PROTOCOL.md, on logs of a few records written by hand."""
+"""The plain reader, sentence by sentence of docs/reference/protocol.md, on logs of a few records written by hand."""
 
 import copy
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Where a reader starts, and what writers leave in the snapshot topic (PROTOCOL.md 5)."""
+"""Where a reader starts, and what writers leave in the snapshot topic (protocol.md, section 5)."""
 
 import logging
 from collections.abc import Collection, Mapping, Sequence

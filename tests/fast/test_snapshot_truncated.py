@@ -1,4 +1,4 @@
-"""Snapshots of a log that loses its newest records, and grows again, while it is looked at (PROTOCOL.md 5)."""
+"""Snapshots of a log that loses its newest records, and grows again, while it is looked at (protocol.md, section 5)."""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""Who writes snapshots, and when (PROTOCOL.md 5)."""
+"""Who writes snapshots, and when (protocol.md, section 5)."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""The state of a coordination partition as records, and back (PROTOCOL.md 5)."""
+"""The state of a coordination partition as records, and back (protocol.md, section 5)."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -315,7 +315,7 @@ def test_a_topic_of_another_coordination_partition_is_malformed() -> None:
     assert reasons(read(records, world, partitions=4)) == {Misfit.MALFORMED}
 
 
-# Range claims (docs/range-claims.md 5)
+# Range claims (protocol.md, section 8.5)
 
 WITH_RANGES = {**GROUP, "settings": "9/native/at_least_once/ranges"}
 SWITCHED_OFF = {**GROUP, "settings": "9/native/at_least_once/-"}

@@ -1,4 +1,7 @@
-"""What every target holds its subject to: no record may stop, crash, slow down or grow a reader (PROTOCOL.md 1)."""
+"""What every target holds its subject to: no record may stop, crash, slow down or grow a reader.
+
+See protocol.md, section 1.
+"""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""Several members on one partition of a real log, by ranges: one dies, and all gets done (docs/range-claims.md 4)."""
+"""Several members on one partition of a real log, by ranges: one dies, and all gets done (protocol.md, section 8.4)."""
 
 import threading
 import time

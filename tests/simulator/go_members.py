@@ -1,4 +1,4 @@
-"""Members that do as the Go library does (PROTOCOL.md 7).
+"""Members that do as the Go library does (protocol.md, section 7).
 
 Each process reads the log by the rules of that library: it judges staleness by its own clock and the senders' times, in
 whole seconds, and at exactly two intervals calls a claim stale. It takes a claim back by a heartbeat in the name of its

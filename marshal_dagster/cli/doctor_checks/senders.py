@@ -33,7 +33,7 @@ _LEAST_BEHIND: Final = 3
 """How many records must agree that their sender's clock is slow: one may only have waited to be sent."""
 _LEAST_BEATS: Final = 3
 _LATE: Final = 1.25
-"""A heartbeat waits for a quarter of the interval at most, then it is given up (PROTOCOL.md 6)."""
+"""A heartbeat waits for a quarter of the interval at most, then it is given up (protocol.md, section 6)."""
 _SECOND_MS: Final = 1_000
 _SHOWN: Final = 5
 
@@ -191,7 +191,7 @@ def _other_intervals(sent: Iterable[Sent], world: World) -> Iterator[str]:
 
 
 def _other_rules(world: World, at_ms: int) -> Iterator[str]:
-    """Find owners that named no data topic before their first heartbeat, as members do (PROTOCOL.md 6)."""
+    """Find owners that named no data topic before their first heartbeat, as members do (protocol.md, section 6)."""
     held: dict[tuple[str, str], int] = defaultdict(int)
     for name, _, group, key in world.keys():  # noqa: SIM118 - no mapping
         is_unnamed = key.offset is not None and key.data_topic_id is None and not key.provisional

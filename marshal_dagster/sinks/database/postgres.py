@@ -3,8 +3,9 @@
 Two tables stand beside the rows': `marshal_ranges` says how far the output has got with each partition, in which
 generation; `marshal_taken_ranges` lists each range that was taken, and each row names its entry there. A writer copies
 its rows to a temporary table first; only then does it lock its partitions in `marshal_ranges`, judge its ranges
-(PROTOCOL.md 6, "Effectively once"), move the rows over and set the positions. So a writer that stalls holds nobody up,
-and one that was overtaken finds that out before a row of its own is seen; `postgres_ranges` says who holds what.
+(protocol.md, section 6, "Effectively once"), move the rows over and set the positions. So a writer that stalls holds
+nobody up, and one that was overtaken finds that out before a row of its own is seen; `postgres_ranges` says who holds
+what.
 """
 
 import itertools

@@ -8,8 +8,8 @@ Below the output's path stands only `_marshal`, so that whoever reads the path i
     _marshal/checkpoints/<n>.json                            the same, all up to n
 
 A writer writes its attempt, judges its ranges by all commits, and adds the next commit with the names of its files;
-when another was first it judges again (PROTOCOL.md 6, "Effectively once"). Nothing is ever overwritten, so what a
-process adds that is no longer wanted, or a task that ends late, is named nowhere and does not count.
+when another was first it judges again (protocol.md, section 6, "Effectively once"). Nothing is ever overwritten, so
+what a process adds that is no longer wanted, or a task that ends late, is named nowhere and does not count.
 """
 
 import logging

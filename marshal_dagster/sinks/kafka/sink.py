@@ -2,8 +2,9 @@
 
 Every partition of every group has a transactional id, so Kafka lets one writer at a time into it: beginning ends what
 an earlier one has open, and refuses its commit. Behind that the writer reads the newest note of the partition, judges
-its range by it (PROTOCOL.md 6), sends the records and, last, the note that follows (docs/decisions/0010-kafka-sink.md).
-`records` makes records of the rows; `marshal_dagster.kafka.transactions` speaks with Kafka.
+its range by it (protocol.md, section 6), sends the records and, last, the note that follows
+(docs/decisions/0010-kafka-sink.md). `records` makes records of the rows; `marshal_dagster.kafka.transactions` speaks
+with Kafka.
 """
 
 import itertools

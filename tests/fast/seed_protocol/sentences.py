@@ -10,7 +10,7 @@ Test = Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """The section of PROTOCOL.md that decides otherwise than a sentence, or more, and why."""
+    """The section of docs/reference/protocol.md that decides otherwise than a sentence, or more, and why."""
 
     section: str
     reason: str
@@ -42,7 +42,7 @@ SENTENCES: Final[dict[Test, Sentence]] = {}
 def sentence(
     section: str, number: str, says: str, *, overridden_by: tuple[str, str] | None = None
 ) -> Callable[[Test], Test]:
-    """Mark the test of a sentence; `overridden_by` is a section of PROTOCOL.md and the reason."""
+    """Mark the test of a sentence; `overridden_by` is a section of docs/reference/protocol.md and the reason."""
 
     def mark(test: Test) -> Test:
         override = None if overridden_by is None else Override(*overridden_by)
@@ -86,7 +86,7 @@ NO_PROMISE: Final = (
     Sentence("Partition Assignment for Consumption", "sentence 2", "Says that the problem is not trivial"),
     Sentence("Consuming a New Partition", "sentence 1", "Says when the steps apply"),
     Sentence("Consuming Recently Used Partitions on Restart", "sentence 1", "Says what the optimization is for"),
-    Sentence("Consumption", "sentence 1", "Introduces two flows (PROTOCOL.md has a third, effectively once)"),
+    Sentence("Consumption", "sentence 1", "Introduces two flows (the protocol has a third, effectively once)"),
     Sentence("At Least Once", "sentence 1", "Repeats that there is a claim, see Consumption, sentence 2"),
     Sentence("TODO", "sentence 2", "Says the wish of sentence 1 as an example"),
     Sentence("TODO", "sentence 3", "Asks what else the wish of sentence 1 would make possible"),
