@@ -23,7 +23,6 @@ from marshal_dagster.errors import (
     NotCertain,
     PositionNotSet,
     SettingsNotSetError,
-    TimestampTypeError,
     UnavailableError,
 )
 from marshal_dagster.protocol.messages import (
@@ -137,8 +136,6 @@ class Operator:
                 if not unset:
                     break
             self._put_back(setting)
-        except TimestampTypeError:
-            raise  # putting back would be another such record (protocol.md, section 2)
         except BaseException:
             self._try_to_put_back(setting)
             raise
@@ -228,8 +225,6 @@ class Operator:
                 if not self._with_other_settings(settings):
                     break
             self._put_back(setting)
-        except TimestampTypeError:
-            raise  # putting back would be another such record (protocol.md, section 2)
         except BaseException:
             self._try_to_put_back(setting)
             raise
@@ -320,8 +315,6 @@ class Operator:
                 if not self._with_ranges():
                     break
             self._put_back(setting)
-        except TimestampTypeError:
-            raise  # putting back would be another such record (protocol.md, section 2)
         except BaseException:
             self._try_to_put_back(setting)
             raise

@@ -109,13 +109,12 @@ class Observed:
         message = parse(value)
         verdict = self.world.apply(offset, timestamp_ms, value)
         self.world.note_last((offset, timestamp_ms, value))
-        is_own = isinstance(message, Message) and message.instance == self.by
-        if offset == self.awaited and is_own:
+        if offset == self.awaited and isinstance(message, Message) and message.instance == self.by:
             self.mark_ms, self.mark = self.world.log_time_ms, LastRecord.of(offset, timestamp_ms, value)
         what = self._disturbance(message)
         if is_quiet and what is not None and self.disturbed_by is None:
             self.disturbed_by = f"{what} at offset {offset} of coordination partition {self.world.number}"
-        if verdict.kind is not VerdictKind.ACCEPTED or is_own:
+        if verdict.kind is not VerdictKind.ACCEPTED:
             return
         if isinstance(message, Heartbeat | ReleasingPartition):
             whose = (message.group, (message.topic, message.partition))

@@ -511,16 +511,17 @@ GO_CONFIRMED = {KEY: Confirmed(9, None)}
 
 
 def test_where_go_consumers_are_a_release_stands_for_a_mark(topic: MemorySnapshotTopic) -> None:
-    """For a key and at the offset shown, by an instance that owns nothing; the group stays one of Go consumers."""
+    """For a key and at the offset shown, by an instance that owns nothing, dated back as members do in such a group."""
     site = go_site()
     before = len(site.values())
-    begun = recovery(site, topic)
+    clock = Waiting(site)
+    begun = recovery(site, topic, clock)
     assert begun.go_groups() == {GROUP}
     begun.recover(GO_CONFIRMED)
     written = site.values()[before:]
+    assert {int(value.split("/")[2]) for value in written} == {clock.wall_ms() // 1_000 - 2}
     assert [value.split("/")[0] for value in written] == ["ReleasingPartition"] * 2
     assert {tuple(value.split("/")[5:]) for value in written} == {(GROUP, TOPIC, "0", "9")}
-    assert begun.observed[site.home].said == {KEY: Said(9, 9)}
     world = started(site, topic).world
     assert (world.go_groups(), world.key(GROUP, TOPIC, 0).owner) == ({GROUP: [(TOPIC, 0)]}, None)
     assert not world.group_of(GROUP, TOPIC).settings_accepted

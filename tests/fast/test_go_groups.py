@@ -466,6 +466,14 @@ def test_where_go_consumers_are_settings_need_a_persons_word(
         assert (site.key(0).offset, site.owner(), "ReleaseGroup" in types(site)) == (50, None, True)
 
 
+def test_nothing_is_revoked_in_a_go_group_before_it_gets_settings(site: Site) -> None:
+    """Though it is known that its owner is dead: Go consumers do not know the record."""
+    go_owner(site, 0)
+    with pytest.raises(SettingsNotSetError, match="orders/0 is still held"):
+        operator_on(site).set_settings(SETTINGS, wait_ms=0, is_dead=lambda _: True)
+    assert "RevokingClaim" not in types(site)
+
+
 def test_a_group_goes_back_to_the_rules_of_go(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
     """With Go's heartbeat interval; a group without settings has them already."""
     site.owner_of(0, at=50).release()

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer
@@ -24,9 +24,14 @@ Call = Callable[..., Answer]
 
 @pytest.fixture
 def call(kafka: str, coordination_topic: str) -> Call:
-    """Calls the command line with the environment naming the suite's broker and the test's coordination topic."""
+    """Calls the command line on the suite's broker and the test's coordination topic, where the group has settings."""
     environment = {"MARSHAL_BOOTSTRAP_SERVERS": kafka, "MARSHAL_COORDINATION_TOPIC": coordination_topic}
-    return lambda *arguments: start(*arguments, environment=environment)
+
+    def call(*arguments: Any) -> Answer:  # noqa: ANN401 - words
+        return start(*arguments, environment=environment)
+
+    assert call("settings", "set", GROUP, "--new-group", "--yes").code == 0
+    return call
 
 
 @pytest.fixture
