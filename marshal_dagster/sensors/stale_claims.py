@@ -141,8 +141,10 @@ def build_stale_claim_sensor(
     `nothing_given_up_<group>` (`build_given_up_check`) of the topic's asset, `kafka/<topic>` unless `translator` gives
     it another key, and to `on_given_up` (see `AlertHook`).
     In at most once nothing that was committed is redone: what a run that is over, or has vanished, possibly dropped is
-    reported instead, in the tick's log and as an observation of the topic. Default name: `<group>_stale_claims` (of
-    dashes `_` is made; other characters that Dagster does not allow put a digest behind). Raises `ConfigurationError`.
+    reported instead, in the tick's log and as an observation of the topic. Where Go consumers share the group, or it
+    has no settings, an owner is stale two minutes and a second after its last heartbeat, and nothing is revoked.
+    Default name: `<group>_stale_claims` (of dashes `_` is made; other characters that Dagster does not allow put a
+    digest behind). Raises `ConfigurationError`.
     """
     if not is_name(group):
         raise ConfigurationError(f"group {group!r} cannot be a name: use 1 to 255 characters, no '/', no control ones")
